@@ -1,6 +1,7 @@
-"""The server's answers about itself, and its two own tools.
+"""The MCP server's answers about itself, and its own two tools.
 
-Used by `server.py`, and by `stdio.py` if no daemon answers: the standard library is all it needs.
+Used by `server.py`, and by `stdio.py` if no daemon answers. It needs only the standard library, so
+that the bridge starts quickly.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ OWN_TOOLS: list[JsonObject] = [
                         "openWorldHint": True},
     },
 ]  # fmt: skip
-"""The server's own tools, which hide an engine's tool of the same name. `run_tool` still runs
-that."""
+"""The server's own tools. An engine's tool with the same name is hidden; `run_tool` can still run
+it."""
 
 UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
 """Tells clients not to cache lists, which change at any time and differ between callers."""
@@ -57,8 +58,9 @@ _CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
 
 
 def handshake_version(wanted: object) -> str:
-    """Return the protocol version for the answer to `initialize`: the requested one if supported,
-    or the newest with a handshake.
+    """Return the protocol version for the answer to `initialize`.
+
+    It is the requested one if it is supported, otherwise the newest one with a handshake.
     """
     return wanted if isinstance(wanted, str) and wanted in HANDSHAKES else HANDSHAKES[-1]
 
@@ -84,7 +86,7 @@ def discovered() -> JsonObject:
 
 
 def failed(words: str) -> JsonObject:
-    """Return the result of a `tools/call` that reached no tool. `words` is the error text."""
+    """Return the result of a `tools/call` that did not reach a tool. `words` is the error text."""
     return {"content": [{"type": "text", "text": words}], "isError": True}
 
 

@@ -1,7 +1,7 @@
 """JSON-RPC messages of the Model Context Protocol, read and written by the server and the bridge.
 
-Used by `server.py` in the daemon and by `stdio.py` in a client's process, which must start quickly:
-the standard library and strict JSON are all that it needs. Invariant: an invalid message is
+Used by `server.py` in the daemon, and by `stdio.py` in a client's process, which must start
+quickly. So it needs only the standard library and strict JSON. Invariant: an invalid message is
 answered with an error, and no part of it reaches a tool.
 """
 
@@ -36,10 +36,10 @@ HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Bytes of one message. Equal to the daemon's limit for every HTTP request."""
+"""Maximum size of one message in bytes. It equals the daemon's limit for every HTTP request."""
 
 MAX_ID_CHARACTERS = 200
-"""Characters of a request id or progress token."""
+"""Maximum length of a request id or progress token in characters."""
 
 TOOLS_CHANGED = "notifications/tools/list_changed"
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
@@ -112,8 +112,9 @@ def meta_of(message: JsonObject) -> JsonObject:
 
 
 def is_id(value: Any) -> TypeGuard[str | int]:
-    """Whether the value is valid as a request id or progress token. The limit keeps it short,
-    because every progress notification repeats the token.
+    """Whether the value is valid as a request id or progress token.
+
+    Its length is limited, because every progress notification repeats the token.
     """
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS

@@ -68,7 +68,8 @@ from fumehood.protocol import strict_json
 from fumehood.protocol.blob_urls import parse_blob_url
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Characters of one text in a result. Longer ones are shortened for the model (mission P11)."""
+"""Maximum characters of one text in a result. Longer texts are shortened for the model (mission
+P11)."""
 
 LOOK_S = 3.0
 """Seconds to wait for the approver's decision after the client's user answered "accept"."""
@@ -80,14 +81,15 @@ CHANGES_S = 0.5
 """Seconds between two checks whether a subscribed client's list of tools has changed."""
 
 MAX_LISTS = 16
-"""The most cached lists of tools, one per kind of client (agent, session, protocol version). The
-least recently used is dropped."""
+"""Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
+version). The least recently used one is dropped."""
 
 MAX_RESOURCE_BYTES = 8 << 20
-"""Bytes of a resource that `resources/read` returns. Larger ones must be fetched over HTTP."""
+"""Maximum size in bytes of a resource that `resources/read` returns. Larger ones must be fetched
+over HTTP."""
 
 MAX_FOUND = 50
-"""The most tools in one result of `list_tools`."""
+"""Maximum number of tools in one result of `list_tools`."""
 
 RESOURCE_MISSING = -32002
 """Error code for a missing resource in versions with a handshake; later ones use INVALID_PARAMS."""
@@ -99,7 +101,7 @@ FILE_LISTS = ("images", "files")
 """Keys of a result's data that list files."""
 
 QUESTION = "approval"
-"""The key of our only question in `inputRequests` and `inputResponses`."""
+"""The key of the server's only question in `inputRequests` and `inputResponses`."""
 
 NO_STATE = "This requestState is not of this call. Send the call again without it."
 
@@ -116,7 +118,9 @@ class Client:
     """The id of its MCP session. Empty in the version without a handshake."""
     agent_id: str | None = None
     session_id: str | None = None
+    """The engine's session in which its calls run, or None."""
     wait_s: float | None = None
+    """Seconds that its calls wait for an approval, or None for no wait."""
 
     @property
     def is_modern(self) -> bool:
@@ -124,8 +128,9 @@ class Client:
 
 
 class Exchange(Protocol):
-    """The channel to the client while one request is answered. Messages sent on it arrive before
-    the response.
+    """The channel to the client while one request is answered.
+
+    Messages sent on it arrive before the response.
     """
 
     on_cancel: Callable[[], bool] | None
@@ -197,8 +202,9 @@ class McpServer:
                 answered.set_result(result if isinstance(result, dict) else {})
 
     async def follow_changes(self, client: Client, exchange: Exchange) -> None:
-        """Notify a client (of a version with a handshake) of changed tools, until the engine
-        stops.
+        """Notify a client of changed tools until the engine stops.
+
+        This is for protocol versions with a handshake.
         """
         await self._tell_changes(client, exchange, None)
 
@@ -305,7 +311,7 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> Envelope:  # fmt: skip
-        """Make the call. It is cancelled together with its request."""
+        """Run the call. It is cancelled together with its request."""
         engine = self._engine
         try:
             body = self._body(name, arguments, client)
@@ -350,8 +356,9 @@ class McpServer:
     # -- approvals -----------------------------------------------------------------------
 
     async def _ask(self, question: JsonObject, client: Client, exchange: Exchange) -> JsonObject:
-        """Ask the client's user over the request's own stream. Returns the answer, or an empty
-        object if none arrives in time.
+        """Send a question to the client's user over the request's own stream.
+
+        Return the answer, or an empty object if none arrives in time.
         """
         asked_id = f"fumehood-{secrets.token_hex(16)}"
         answered: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
@@ -369,8 +376,9 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """Return the state or answer of a call that waits for approval, when its client repeats the
-        request with `requestState`. This never runs the call.
+        """Return the state or answer of a call that needed approval, without running it.
+
+        Its client repeats the request with `requestState`.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -391,8 +399,9 @@ class McpServer:
         return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
-        """Return the answer of a call that waits for approval, or `waiting` if nobody decides in
-        time.
+        """Wait up to `LOOK_S` for an approver's decision, and then for the call to end.
+
+        Return the call's answer, or `waiting` if nobody has decided in time.
         """
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S
@@ -462,7 +471,7 @@ class McpServer:
         while not self._engine.is_draining:
             await anyio.sleep(CHANGES_S)
             if token_id and tokens.principal_of_id(token_id, self._engine.now()) is None:
-                return  # it has expired or was revoked since
+                return  # the client's token has expired or was revoked
             now = self._state(client)
             if now != known and is_followed:
                 await exchange.send(encode_call(TOOLS_CHANGED, params))
@@ -476,11 +485,14 @@ class McpServer:
 
 
 _DECIDED = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
+"""States of an approval whose call runs or is about to run."""
 
 
 def _named(params: JsonObject) -> tuple[str, JsonObject]:
-    """Return the tool's name and arguments from a call's parameters. Raises RpcError if they are
-    invalid.
+    """Return the tool's name and arguments from a call's parameters.
+
+    Raises:
+        RpcError: they are invalid.
     """
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_CHARACTERS:
@@ -491,9 +503,7 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
 
 
 async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) -> Envelope:
-    """Send a call's progress (only increasing values) to the client, and return the call's
-    answer.
-    """
+    """Send a call's progress (only increasing values) to the client, and return its answer."""
     last = -1.0
     async for event in events_of(call):
         if isinstance(event, ResultEvent | ErrorEvent):
@@ -508,7 +518,7 @@ async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) ->
 
 
 def _waiting_call(envelope: Envelope) -> str | None:
-    """Return the id of the approval that a call waits for, or None if it waits for none."""
+    """Return the id of the approval that a call waits for, or None if it does not wait."""
     error = envelope.error
     if error is None or error.code != RequiresHumanApproval.code:
         return None
@@ -516,8 +526,9 @@ def _waiting_call(envelope: Envelope) -> str | None:
 
 
 def _is_underway(envelope: Envelope) -> bool:
-    """Whether the call was approved and still runs. The server then waits, because an MCP client
-    cannot fetch the answer later.
+    """Whether the call was approved and is still running.
+
+    The server then waits, because an MCP client cannot fetch the answer later.
     """
     error = envelope.error
     return error is not None and error.code == CallInProgress.code and error.approval_id is not None
@@ -534,9 +545,7 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """Return a digest of the call for `requestState`, so that a state is refused with another
-    call.
-    """
+    """Return a digest of a call for `requestState`, which must not be used for another call."""
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
@@ -583,9 +592,7 @@ def _readable(data: JsonObject) -> str:
 
 
 def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> str:
-    """Describe an error: code, message, approval and call ids, and the program's traceback and
-    output.
-    """
+    """Describe an error: code, message, ids, and the program's traceback and output."""
     parts = [f"{error['code']}: {error['message']}"]
     if error.get("approval_id") is not None:
         parts.append(f"Approval: {error['approval_id']}. Call: {metadata['call_id']}.")

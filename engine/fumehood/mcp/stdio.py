@@ -1,11 +1,11 @@
 """`fumehood mcp`: a client's standard input and output on one side, a daemon's `/mcp` on the other.
 
-Client side, in a process of its own, which must answer within half a second of its start: the
-standard library is all that it needs. The thread that reads a line also answers it, while another
-thread reads the next line. A request has a connection of its own while it is answered; idle
-connections are reused. Without a daemon, this process answers what it can, and calls fail with the
-reason. Invariants: a request is sent once; a request that the client has cancelled has no response,
-and its connection is closed, which ends the call; nothing but messages is written.
+Client side, in its own process, which must answer within half a second of its start. So it needs
+only the standard library. The thread that reads a line also answers it, while another thread reads
+the next line. Each request has its own connection while it is answered; idle connections are
+reused. Without a daemon, this process answers some requests itself, and calls fail with the reason.
+Invariants: a request is sent once; a request that the client has cancelled gets no response, and
+its connection is closed, which ends the call; only messages are written to standard output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fumehood.mcp.messages import (
 from fumehood.protocol import strict_json
 
 MAX_REQUESTS = 256
-"""The most requests in progress at once, including subscriptions. More are refused."""
+"""Maximum number of concurrent requests, including subscriptions. More are refused."""
 
 RESTART_S = 3.0
 """Seconds that a request waits for a daemon that was reachable before, since it may be
@@ -53,13 +53,14 @@ PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
 LAST_ANSWERS_S = 1.0
-"""Seconds for requests to finish after the client has closed its output."""
+"""Seconds that requests have to finish after the client has closed its output."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_MESSAGE_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
 """The first bytes of every response (and of nothing else) that `messages.py` encodes."""
 
 ANSWER_TO_NOBODY = ANSWER + b"null"
+"""The first bytes of a response to a message whose id could not be read."""
 
 JSON = {"content-type": "application/json"}
 
@@ -68,7 +69,7 @@ LATER = "later"
 session, because lists look up no session."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""Quick test for an ended session. Every answer about one contains it, but some others do also."""
+"""A quick test for an ended session: every answer about one contains it, but so do some others."""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -82,8 +83,9 @@ class Unavailable(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """One message of the client that is forwarded to the daemon: a request, or the response to a
-    request of the daemon.
+    """One message of the client that is forwarded to the daemon.
+
+    It is a request, or the response to a request of the daemon.
     """
 
     message: JsonObject
@@ -114,8 +116,9 @@ class _Flight:
 
 @dataclass(eq=False)
 class Bridge:
-    """Connects one client to one daemon. `path` is the daemon's socket; `query` is added to each
-    request.
+    """Connects one client to one daemon.
+
+    `path` is the daemon's socket; `query` is added to the URL of each request.
     """
 
     path: Path
@@ -124,7 +127,7 @@ class Bridge:
     """Whether calls run in a session of the client's own, created by the first call."""
     reading: BinaryIO
     writing: FileIO
-    """Unbuffered: a thread could hold a buffer's lock when the process ends."""
+    """The client's input, unbuffered: a thread could hold a buffer's lock when the process ends."""
 
     _session: str = ""
     """The MCP session's id, from the daemon's answer to `initialize`."""
@@ -141,7 +144,7 @@ class Bridge:
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
     _read_lock: threading.Lock = field(default_factory=threading.Lock)
     _followers: int = 0
-    """Threads that wait to read the next line."""
+    """Number of threads that wait to read the next line."""
     _listens: bool = False
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -187,16 +190,15 @@ class Bridge:
             except Exception as error:  # whatever happens on the socket, the client gets a response
                 self._fail(flight, error)
             with self._lock:
-                if self._flights.get(flight.key) is flight:  # not a later one with its id
+                # A later request may already have the same id.
+                if self._flights.get(flight.key) is flight:
                     del self._flights[flight.key]
                 self._followers += 1
 
     # -- messages from the client ---------------------------------------------------------
 
     def _next_flight(self) -> _Flight | None:
-        """Read until a message must be forwarded to the daemon. Returns None at the end of
-        input.
-        """
+        """Read until a message must be forwarded to the daemon. Return None at the end of input."""
         for line in self._lines:
             try:
                 if line is None:
@@ -246,8 +248,11 @@ class Bridge:
     # -- one exchange --------------------------------------------------------------------
 
     def _exchange(self, flight: _Flight) -> None:
-        """Forward a message and write the daemon's answer. Raises OSError, ValueError,
-        Unavailable.
+        """Forward a message and write the daemon's answer.
+
+        Raises:
+            Unavailable: no daemon answers.
+            OSError, ValueError: the connection broke off, or the answer is invalid.
         """
         if self.has_own_session and flight.method == "tools/call":
             flight.session = self._own_session()
@@ -282,7 +287,7 @@ class Bridge:
         return f"/mcp?{urlencode(options)}" if options else "/mcp"
 
     def _own_session(self) -> str:
-        """Return the client's own session id. Creates the session if there is none.
+        """Return the id of the client's own session, and create the session if there is none.
 
         The id is empty if the engine has no containers.
 
@@ -309,7 +314,11 @@ class Bridge:
         response.read()
 
     def _pass_on(self, response: Response, flight: _Flight) -> None:
-        """Write each event of a stream as it arrives. The response must be among them."""
+        """Write each event of a stream as it arrives.
+
+        Raises:
+            ConnectionError: the response is not among them.
+        """
         is_answered = False
         for event in response.events():
             is_answered = event.startswith(ANSWER)
@@ -389,8 +398,9 @@ class Bridge:
     # -- notifications of changes ----------------------------------------------------------
 
     def _listen(self) -> None:
-        """Forward the daemon's own notifications. After a reconnection, report that tools may have
-        changed.
+        """Forward the daemon's own notifications.
+
+        After a reconnection, report that the tools may have changed.
         """
         has_followed = bool(self._unsent)
         while True:
@@ -483,9 +493,7 @@ def is_without_session(answer: bytes) -> bool:
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
-    """Yield each line, or None for a line over `MAX_MESSAGE_BYTES`, whose rest is read and
-    discarded.
-    """
+    """Yield each line, or None for a line over `MAX_MESSAGE_BYTES`, which is discarded."""
     while line := reading.readline(MAX_MESSAGE_BYTES + 1):
         if len(line) <= MAX_MESSAGE_BYTES:
             yield line

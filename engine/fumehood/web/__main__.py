@@ -10,7 +10,7 @@ from fumehood.web.server import protect, run
 
 
 def main() -> None:
-    """Serve on a socket that the parent listens on."""
+    """Serve on the listening socket that was inherited from the parent process."""
     descriptor, control, callers = sys.argv[1:]
     protect(ends_with_parent=True)
     with socket.socket(fileno=int(descriptor)) as listener:

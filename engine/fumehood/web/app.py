@@ -1,4 +1,4 @@
-"""The console: its addresses, the way of a request to its handler, and login and logout."""
+"""The console: its routes, the checks before each handler, and login and logout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fumehood.web.view import (
 
 HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
-"""Bytes of a login form, which any process on this machine may send."""
+"""Maximum size of a login form in bytes. Any process on this machine may send one."""
 
 LINK_OVER = (
     "This link was used already, or its five minutes are over. Enter a credential, or start "
@@ -50,7 +50,7 @@ class Console:
     def __init__(
         self, connect: Connect, caller: AsyncClient, port: int, pages: Sequence[Page] = PAGES
     ) -> None:
-        """`connect` reaches the control socket; `caller` is for reading on the callers' one."""
+        """`connect` makes clients of the control socket; `caller` reads at the callers' socket."""
         self.port = port
         self.logins = Logins(connect)
         self.live = Live(self.logins)
@@ -76,11 +76,12 @@ class Console:
 
     @property
     def cookie_name(self) -> str:
-        """Cookies know no ports, so that two consoles need two names."""
+        """The name of the login's cookie. It contains the port, because browsers send a cookie to
+        all ports of a host."""
         return f"fumehood_{self.port}"
 
     def link(self, credential: str) -> str:
-        """Return an address that logs in once."""
+        """Return a URL that logs in with this credential, once."""
         return f"http://127.0.0.1:{self.port}/login?token={self.logins.new_link(credential)}"
 
     def render(
@@ -109,7 +110,7 @@ class Console:
         return Route(address.path, endpoint, methods=[address.method])
 
     async def _guarded(self, request: Request, address: Address) -> Response:
-        """Run a handler for a logged-in user; its errors become pages."""
+        """Run a handler for a logged-in user. Errors become pages."""
         login = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
         if login is None:
             return go(request, "/login")

@@ -23,12 +23,16 @@ from fumehood.protocol import strict_json
 from fumehood.web.view import MAX_FORM_FIELDS, Form, Problem
 
 Kind = Literal["text", "number", "choice", "json"]
+
 LONG_TEXT = 60
+"""Characters above which a text gets an input field with several lines."""
+
 MAX_TEXT = 200_000
-"""The length of all arguments together, in characters of JSON."""
+"""Maximum length of all arguments together, in characters of JSON."""
 
 MAX_FIELDS = (MAX_FORM_FIELDS - 10) // 2
-"""Arguments in a form: each needs two fields, the value and the mark that it is given."""
+"""Maximum number of arguments in a form. Each needs two fields: the value, and the mark that it is
+given."""
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -65,7 +69,8 @@ def fields_of(
     """Return the fields of a call: those of the schema, then arguments that it does not name.
 
     Raises:
-        Problem: they are too long or too many for a form, or a browser would change a name.
+        Problem: the arguments are too long or too many for a form, or a browser would change the
+            name of one.
     """
     properties = _object(_object(schema).get("properties"))
     required = _object(schema).get("required")
@@ -89,7 +94,7 @@ def fields_of(
 
 
 def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) -> Any:
-    """Return the fields with the submitted texts and their errors."""
+    """Return the fields as the user submitted them, with their errors."""
     return [
         ArgumentField(
             one.name, one.kind, _typed(form, one), f"given:{one.name}" in dict(form.fields),
@@ -100,7 +105,7 @@ def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) 
 
 
 def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
-    """Parse the arguments of a form; also return the errors by argument."""
+    """Parse the arguments of a form. Also return the errors by argument."""
     given = {name[6:] for name, _ in form.fields if name.startswith("given:")}
     arguments: JsonObject = {}
     errors: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Figures and words for the templates: bars, plots, and the filters of pages that watch.
+"""Bars, plots and formatted values for the templates.
 
-Lengths are numbers and SVG attributes only. Text beside a figure is HTML, so that it is read,
-selected and enlarged like any other.
+Lengths are numbers that become SVG attributes. Text beside a figure is HTML, so that it can be
+read aloud, selected and enlarged like other text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fumehood.answers import CallDetails
 from fumehood.core.tool import ToolDefinition
 
 SERIES = 5
-"""Named series of a plot. The rest is summed up as `others`."""
+"""Maximum number of named series in a plot. The rest is summed up as `others`."""
 
 OTHERS = "others"
 
@@ -62,7 +62,7 @@ class Plot:
 
 
 def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
-    """Return one bar for each stage, one after another."""
+    """Return one bar for each stage, each beginning where the one before it ends."""
     total = sum(stages_ms.values()) or 1.0
     bars, passed = [], 0.0
     for name, ms in stages_ms.items():
@@ -77,7 +77,7 @@ def share(amount: float, whole: float) -> float:
 
 
 def columns_of(names: Sequence[str], cells: Iterable[tuple[str, str, float]]) -> Plot:
-    """Make a plot of (column, series, amount), with a column for each name."""
+    """Return a plot of cells (column, series, amount), with a column for each of the names."""
     table: dict[str, dict[str, float]] = {name: {} for name in names}
     totals: dict[str, float] = {}
     for column, series, amount in cells:
@@ -85,7 +85,7 @@ def columns_of(names: Sequence[str], cells: Iterable[tuple[str, str, float]]) ->
             table[column][series] = table[column].get(series, 0.0) + amount
             totals[series] = totals.get(series, 0.0) + amount
     ranked = sorted(totals, key=lambda one: (-totals[one], one))
-    # One more series needs no name of its own if it is the only other one.
+    # If only one more series is left, it is shown itself instead of as "others".
     shown = ranked if len(ranked) <= SERIES + 1 else [*ranked[:SERIES], OTHERS]
     most = max((sum(row.values()) for row in table.values()), default=0.0)
     step = 100 / max(len(names), 1)
@@ -156,7 +156,7 @@ def instant(text: str) -> datetime | None:
 
 
 def percent(part: float, whole: float) -> str:
-    """Format a rounded percentage; 100 % is only shown for all."""
+    """Format a rounded percentage. 100 % is only shown if it is exact."""
     if not whole:
         return "–"
     rounded = round(100 * part / whole, 1)
@@ -170,12 +170,12 @@ def health_of(part: float, whole: float) -> str:
 
 
 def size_of(number: Any) -> str:
-    """Format a number of bytes; anything else becomes an empty text."""
+    """Format a number of bytes. Any other value becomes an empty text."""
     return _bytes(number) if type(number) is int else ""
 
 
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
-    """Return the place in which a tool runs, and the reason."""
+    """Return where a tool runs, and the reason."""
     kind = tool.executor
     if kind in ("expression", "restricted_python"):
         return "interpreter", "Small programs run in a locked process without network or files."

@@ -1,8 +1,8 @@
 """The guard before every page: it checks a request's origin, and sets the headers of every answer.
 
 Invariants: a request with another host name or another origin is refused; a request that changes
-anything must have this server's origin; every answer, errors included, has the headers below, so
-that a browser runs scripts and loads content only from here, whatever text a page shows.
+anything must have this server's origin; every answer, including errors, has the headers below. So a
+browser runs scripts and loads content only from this server, whatever text a page shows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ HEADERS = {
 }
 
 SAFE = frozenset({"GET", "HEAD"})
+"""Methods that change nothing, so that they need no `Origin` header."""
 
 
 class Guard:

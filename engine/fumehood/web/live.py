@@ -28,20 +28,28 @@ from fumehood.protocol import strict_json
 from fumehood.web.logins import Login, Logins
 
 TICK_S = 2.0
+"""Seconds between two `tick` events."""
+
 POLL_S = 20.0
+"""Seconds that one request to the engine waits for a change."""
+
 RETRY_S = 0.5
+"""Seconds after a failed request before the next one."""
+
 TOGETHER_S = 0.1
-"""Changes within this time make one event."""
+"""Seconds within which changes are combined into one event."""
 
 MAX_STREAMS = 4
-"""Event streams of one login. Browsers open six connections to a server; pages need the others."""
+"""Maximum number of event streams of one login. Browsers open only six connections to a server, and
+pages need the others."""
 
 LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
+"""Codes of the engine's errors after which a login is ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The last event."""
+    """The last event about approvals or the engine, which new streams also receive."""
 
     event: str
     data: JsonObject = field(default_factory=dict)
@@ -93,7 +101,7 @@ class Live:
             stream.woken.set()
 
     def stop(self) -> None:
-        """End every stream; the browsers reconnect."""
+        """End every stream. Browsers reconnect by themselves."""
         self._is_stopping = True
         self.wake()
 
@@ -117,7 +125,7 @@ class Live:
     async def _watch(self) -> None:
         after, turn = -1, 0
         while True:
-            # Each in turn, so that a login whose credential is revoked is told no more.
+            # The logins take turns, so that one whose credential was revoked is noticed.
             turn += 1
             login = self._streams[-turn % len(self._streams)].login
             try:

@@ -1,9 +1,8 @@
-"""Logins: the approver behind a browser's cookie, and links that log in once.
+"""Logins: which approver a browser's cookie stands for, and links that log in once.
 
-A login keeps its approver's credential, in this process's memory only, within the client that
-sends it. Invariants: cookies and links are kept as hashes; a link works once; a login ends after
-`IDLE_S` without a request, `LONGEST_S` after its start, and when the engine refuses its
-credential.
+A login's credential is kept only in this process's memory, within the client that sends it.
+Invariants: cookies and links are stored as hashes; a link works once; a login ends after `IDLE_S`
+without a request, `LONGEST_S` after its start, or when the engine refuses its credential.
 """
 
 from __future__ import annotations
@@ -18,15 +17,22 @@ from fumehood.client.async_control import AsyncControlClient
 from fumehood.core.identity import Scope
 
 IDLE_S = 8 * 3600.0
+"""Seconds without a request after which a login ends."""
+
 LONGEST_S = 24 * 3600.0
+"""Seconds after which a login ends in any case."""
+
 LINK_S = 300.0
+"""Seconds for which a login link is valid."""
+
 MAX_LOGINS = 100
-"""Logins at once. A new one ends the oldest."""
+"""Maximum number of logins. A new one beyond it ends the oldest."""
 
 TOKEN_BYTES = 32
+"""Length of a random cookie, form token or link, in bytes."""
 
 Connect = Callable[[str], AsyncControlClient]
-"""Makes a client with a credential. Raises ValueError if it cannot be a credential."""
+"""Returns a client with a credential. Raises ValueError if the text cannot be a credential."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +63,7 @@ class Login:
         return Scope.ADMIN in self.scopes
 
     def is_csrf(self, given: str) -> bool:
-        """Whether a form's token is this login's."""
+        """Whether a form's token belongs to this login."""
         return secrets.compare_digest(self.csrf.encode(), given.encode())
 
 
@@ -71,11 +77,12 @@ class Logins:
         self._links: dict[str, tuple[str, float]] = {}
 
     async def open(self, credential: str) -> tuple[str, Login]:
-        """Log in; returns the cookie's value.
+        """Log in. Return the cookie's value and the login.
 
         Raises:
-            ValueError: this cannot be a credential.
-            Refused, DaemonUnavailable: from the engine, which checks it.
+            ValueError: the text cannot be a credential.
+            Refused: the engine refuses the credential.
+            DaemonUnavailable: the engine does not answer.
         """
         control = self._connect(credential)
         try:
@@ -102,7 +109,7 @@ class Logins:
         return login
 
     async def is_open(self, login: Login) -> bool:
-        """Whether a login is valid. One whose time has passed is ended."""
+        """Whether a login is still valid. An expired login is ended."""
         now = self._clock()
         if now - login.seen_at > IDLE_S or now - login.started_at > LONGEST_S:
             await self.close(login)
@@ -120,7 +127,7 @@ class Logins:
             await self.close(login)
 
     def new_link(self, credential: str) -> str:
-        """Make the token of a link that logs in once, within `LINK_S`."""
+        """Create the token of a link that logs in once, within `LINK_S` seconds."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._links[_hash(token)] = (credential, self._clock() + LINK_S)
         return token

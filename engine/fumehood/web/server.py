@@ -1,7 +1,7 @@
-"""The process of the web console: listening, logging in by link, stopping.
+"""The process of the web console: listen, serve and stop.
 
-Invariant: it listens on a loopback address only, and other processes of its user cannot read its
-memory, where credentials are.
+Invariants: it listens only on a loopback address; other processes of its user cannot read its
+memory, which contains credentials.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from fumehood.web.app import Console
 
 HOST = "127.0.0.1"
 LAST_ANSWERS_S = 1
+"""Seconds for running requests to end when the console stops."""
+
 MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
-"""Below the limit on descriptors, at which asyncio would log thousands of errors a second."""
+"""Maximum number of connections, and of connections that are accepted at once. Together they are
+below the limit on descriptors, at which asyncio would log thousands of errors a second."""
 
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -37,12 +40,18 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
 def listen(port: int) -> socket.socket:
-    """Listen on a port of this machine; 0 chooses one. Raises OSError."""
+    """Listen on a port of this machine, or on a free one for 0. Raises OSError if that fails."""
     return listen_on(HOST, port)
 
 
 def protect(*, ends_with_parent: bool = False) -> None:
-    """Keep debuggers and core dumps away from this process."""
+    """Forbid debugging and core dumps of this process, whose memory contains credentials.
+
+    With `ends_with_parent`, the process gets SIGTERM when its parent ends.
+
+    Raises:
+        OSError: the kernel refused it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the process cannot be protected")
@@ -58,13 +67,14 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. When `on_ready` is called, both end it in good order."""
+    """Serve until SIGTERM or Ctrl-C. From the call of `on_ready` on, both end it cleanly."""
     console = Console(
         lambda credential: AsyncControlClient(control, credential=credential),
         AsyncClient(callers),
         listener.getsockname()[1],
     )
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anybody can cause its warnings
+    # Any user of this machine can cause uvicorn's warnings.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     config = uvicorn.Config(
         console.app,
         loop="asyncio",
@@ -99,7 +109,7 @@ def _is_idle(one: Any) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends the streams that would otherwise keep it."""
+    """uvicorn's server. When it stops, it first ends the event streams, which never end alone."""
 
     def __init__(
         self, config: uvicorn.Config, console: Console, on_ready: Callable[[Console], None]
@@ -110,7 +120,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a stop by a signal is a success."""
+        """Handle signals as uvicorn does, except that stopping by a signal is a success."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()

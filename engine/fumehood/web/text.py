@@ -1,9 +1,10 @@
 """Text in pages: the output of templates is escaped, for HTML and for readers.
 
-Invariant: the environment made here escapes every printed value twice: characters that are
-invisible or change the direction of text become `\\u{202e}`, and HTML's own are quoted. Only markup
-made in this package (`Markup`) passes as it is, and it is never made of untrusted text. The filter
-`exact` quotes for HTML alone, for values that a form sends back.
+Invariant: the environment made here escapes every printed value twice: invisible characters, and
+those that change the direction of text, become codes such as `\\u{202e}`, and HTML's special
+characters are quoted. Only markup made in this package (`Markup`) is not escaped, and it never
+contains untrusted text. The filter `exact` escapes for HTML only, for values that a form sends
+back.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 
 MAX_SHOWN = 20_000
-"""Characters of one text on a page. The rest can be downloaded."""
+"""Maximum characters of one text on a page. The whole text can be downloaded."""
 
 MAX_LINES = 400
+"""Maximum lines of one text on a page."""
 
 SEEN_LINES, SEEN_CHARACTERS = 12, 600
 """Size of a text that a box shows without scrolling, even on a phone: `.code` in `app.css`."""
 
 _DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
+"""First character of a line in a diff → its CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Shown:
     text: str
     is_cut: bool
     length: int | None
-    """Characters of the whole text. None for other values, which are only encoded in part."""
+    """Number of characters of the whole text. None for other values, of which only the beginning is
+    encoded."""
 
     is_scrolled: bool
     """Whether its end may need scrolling."""
@@ -68,7 +72,7 @@ class Shown:
 
 @cache
 def make_environment() -> Environment:
-    """Make the environment of all templates, once: compiling them takes a while."""
+    """Return the environment of all templates. Cached, because compiling them takes a while."""
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -106,7 +110,7 @@ def make_environment() -> Environment:
 
 
 def age(then: datetime | None, now: datetime | None = None) -> Markup:
-    """Format a distance in time, such as `2 m ago`, which the page keeps up to date."""
+    """Format the time since `then`, such as `2 m ago`. The page keeps it up to date."""
     if then is None:
         return Markup("")
     words = words_of_age(then, now or datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""A page and its requests.
+"""Pages of the console, and the requests that they handle.
 
 How to add a page:
 
@@ -21,9 +21,9 @@ How to add a page:
    `parts.html` has the macros: `badge`, `fields`, `block` (long text), `empty`, `csrf`.
 3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. That is also the order of the navigation.
 
-What a handler need not do: it runs for logged-in users only; a POST has passed its checks of
-origin and token; `Refused` and `DaemonUnavailable` become a page or, for a part, a notice; whatever
-a template prints is escaped. A handler raises `Problem` for a fault of the request.
+What a handler need not do: it runs for logged-in users only; the origin and the token of a POST
+have been checked; `Refused` and `DaemonUnavailable` become a page or, for a part, a notice;
+everything that a template prints is escaped. A handler raises `Problem` for a fault of the request.
 
 Rules: a GET changes nothing. No `style=`, no `<script>`, no `hx-on`, no `hx-vals='js:…'`, no filter
 in `hx-trigger`: the content policy forbids them, and `tests/acceptance/test_web.py` fails. Widths
@@ -56,12 +56,21 @@ if TYPE_CHECKING:
     from fumehood.web.app import Console
 
 MAX_FORM_BYTES = 4_000_000
+"""Maximum size of a form in bytes."""
+
 MAX_FORM_FIELDS = 2000
+"""Maximum number of fields in a form."""
+
 FORM_S = 30.0
+"""Seconds for a form to arrive."""
+
 FORM = "application/x-www-form-urlencoded"
+
 CSRF_HEADER = "x-csrf-token"
+"""The header in which scripts send the login's token; forms send it in a field."""
+
 NAME = re.compile(r"[!-.0-~]{1,100}", re.ASCII)
-"""Printable ASCII without spaces and slashes."""
+"""An id or a name in a URL: printable ASCII without spaces and slashes."""
 
 
 class Problem(Exception):
@@ -84,7 +93,7 @@ def in_words(refused: Exception) -> str:
 
 
 class Form:
-    """The fields of a form, or of a query; a field may be given several times."""
+    """The fields of a form or of a query. A field may occur several times."""
 
     def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
         self.fields = fields
@@ -107,7 +116,11 @@ class Form:
         return int(given)
 
     def json(self, name: str) -> JsonObject:
-        """Return a field as a JSON object, empty if blank. Raises Problem for other values."""
+        """Return a field as a JSON object, which is empty if the field is blank.
+
+        Raises:
+            Problem: the field has another value.
+        """
         try:
             found = strict_json.loads(self.get(name).strip().encode() or b"{}")
         except ValueError:
@@ -194,7 +207,7 @@ Handler = Callable[[View], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One method at one address."""
+    """One route: a method, a path and its handler."""
 
     method: str
     path: str
@@ -203,7 +216,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page with its parts."""
+    """One page of the navigation, with its routes."""
 
     title: str
     path: str
@@ -211,12 +224,12 @@ class Page:
 
 
 def get(path: str, handler: Handler) -> Address:
-    """Declare a page or a part, which changes nothing."""
+    """Declare a route that shows a page or a part of one, and changes nothing."""
     return Address("GET", path, handler)
 
 
 def post(path: str, handler: Handler) -> Address:
-    """Declare a change."""
+    """Declare a route that changes something."""
     return Address("POST", path, handler)
 
 

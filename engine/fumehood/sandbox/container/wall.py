@@ -453,8 +453,7 @@ class HeldContainer:
 
 
 def _in_words(why: str) -> str:
-    """Phrase the reason of a container's end for the session's owner. The guest's text is
-    quoted."""
+    """Phrase why a container ended, for its session's owner. The guest's text is in parentheses."""
     if why.startswith(DIRTY):
         claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
         return (

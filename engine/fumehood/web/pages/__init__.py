@@ -1,4 +1,4 @@
-"""The pages, in the order of the navigation."""
+"""The pages of the console, in the order of the navigation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody's calls: a live list with filters and search, and one call in full.
+"""The calls of all principals: a live list with filters and search, and one call in full.
 
 The answer of a call is untrusted. Pictures get a content type determined here, from their first
 bytes; everything else is shown as text or downloaded.
@@ -22,10 +22,14 @@ from fumehood.web.guard import SANDBOX
 from fumehood.web.view import Page, Problem, View, get, in_words, is_name, post
 
 PAGE_SIZE = 50
+"""Number of calls in the list."""
+
 PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
 FILTERS = ("q", "tool", "agent", "code", "principal", "session", "trace", "hours", "cursor")
 
 MAX_ROWS, MAX_COLUMNS = 50, 12
+"""Maximum size of a table in an answer; the rest is not shown."""
+
 PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif", b"GIF89a": "image/gif",
@@ -34,7 +38,7 @@ PICTURES = {
 
 
 async def show(view: View) -> Response:
-    """Show the whole page. A search for a call id leads to that call."""
+    """Show the whole page. A search for a call id redirects to that call."""
     wanted = view.query.get("q").strip()
     if wanted.startswith("call_") and is_name(wanted):
         return view.go(f"/calls/{wanted}")
@@ -51,7 +55,7 @@ async def show_list(view: View) -> Response:
 
 
 async def show_one(view: View) -> Response:
-    """Show one call with everything that is kept of it."""
+    """Show one call with everything that is stored about it."""
     details = await view.control.calls.show(view.path["call_id"])
     answer = details.envelope
     return view.render(
@@ -122,7 +126,7 @@ async def _list(view: View) -> dict[str, Any]:
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
-    """Make the query from the filters; the form of the search text decides its meaning."""
+    """Build the query from the filters. The form of the search text determines its meaning."""
     names = ("tool", "agent", "principal", "session", "trace", "cursor")
     query: dict[str, Any] = {name: given[name] for name in names if given[name]}
     if given["code"]:

@@ -13,7 +13,10 @@ from starlette.responses import Response
 from fumehood.web.view import Page, View, get, post
 
 CHECK_S = 120.0
+"""Seconds for the checks of the host."""
+
 MAX_CHANGES = 10
+"""Maximum number of changes of authority on the page."""
 
 Finding = dict[str, str]
 
@@ -45,8 +48,8 @@ async def _values(view: View) -> dict[str, Any]:
 
 async def _doctor() -> tuple[list[Finding], str]:
     """Return the findings of the doctor, or an error message."""
-    # -P: nothing is imported from the current directory, which stays because paths in the
-    # environment may be relative.
+    # With -P, nothing is imported from the current directory. The directory is not changed, because
+    # paths in the environment may be relative.
     command = [sys.executable, "-P", "-m", "fumehood.cli.main", "doctor", "--json"]
     try:
         with anyio.fail_after(CHECK_S):

@@ -32,12 +32,24 @@ from fumehood.web.figures import limits_in_words, money
 from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name, post
 
 PAGE_SIZE = 50
+"""Number of approvals that are shown first, and that "more" adds."""
+
 MAX_LISTED = 500
+"""Maximum number of approvals in the list."""
+
 DECIDED_EACH = 20
+"""Number of approvals of each state that are requested for the list of decided ones."""
+
 NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
+
 MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
+"""Codes of the engine's errors if an approval has changed since it was shown."""
+
 PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
+"""Value of a form field → its label, and how many hours a remembered rule is valid."""
+
 SESSION = "session"
+"""The value of that field for a rule that is valid until its session ends."""
 
 
 async def show(view: View) -> Response:
@@ -265,7 +277,9 @@ async def _decide(view: View, decision: NewDecision) -> Response:
 
 
 async def _next(view: View, decided: Approval) -> Approval | None:
-    """Return the call after a decided one in the list, else the first, or None if none is left."""
+    """Return the call after a decided one in the list, or the first one, or None if all are
+    decided.
+    """
     if decided.state is ApprovalState.PENDING:  # it needs more approvers
         return None
     approvals = view.control.approvals

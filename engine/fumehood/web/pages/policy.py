@@ -1,4 +1,5 @@
-"""The policy: its rules with their counts, a call explained, and rules tried on the log."""
+"""The policy: its rules with their counts, the decision on one call explained, and new rules tried
+on past calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody's sessions, and for administrators the files in them.
+"""The sessions of all principals and, for administrators, the files in them.
 
 Files and their names are untrusted: they are shown as text, and downloaded as plain text.
 """
@@ -16,12 +16,15 @@ from fumehood.core.arguments import MAX_LIMIT
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 MAX_PREVIEW_BYTES = 200_000
+"""Maximum bytes of a file that the page shows."""
+
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
-"""Bytes of a file that is held in memory while it is sent. Larger: `fumehood sessions get`."""
+"""Maximum size of a download in bytes, because the file is held in memory. `fumehood sessions get`
+downloads larger ones."""
 
 
 class _TooLarge(Exception):
-    """Enough of a file was read."""
+    """More bytes of a file have arrived than are needed, so reading stops."""
 
 
 async def show(view: View) -> Response:
@@ -71,7 +74,7 @@ async def end(view: View) -> Response:
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
-    """Return a file; of a longer one only the beginning, at least one byte more than `most`."""
+    """Return a file. If it is longer than `most` bytes, return a beginning longer than `most`."""
     content = bytearray()
 
     def take(piece: bytes) -> None:

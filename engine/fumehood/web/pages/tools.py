@@ -1,4 +1,4 @@
-"""The tools with their places and figures; and the agents with their tools."""
+"""The tools, with where they run and their statistics, and the agents with their tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERIODS = {"24": "last day", "168": "last 7 days"}
 
 
 async def show(view: View) -> Response:
-    """Show every tool with its figures."""
+    """Show every tool with its statistics."""
     hours = view.query.get("hours", "24")
     hours = hours if hours in PERIODS else "24"
     wanted = view.query.get("q").strip().lower()

@@ -14,6 +14,7 @@ from fumehood.web.view import Page, View, get
 PERIODS = {"7": "7 days", "30": "30 days"}
 GROUPS = {"tool": "tool", "agent": "agent", "principal": "caller"}
 NOBODY = "without one"
+"""The name of the group of calls that have no agent."""
 
 
 async def show(view: View) -> Response:
@@ -75,7 +76,7 @@ def _money(row: UsageRow, currency: str) -> float:
 
 
 def _spent(one: BudgetStanding) -> tuple[float, float]:
-    """Return what is spent, and what is spent or reserved, as percentages of the limit."""
+    """Return the amount spent, and the amount spent or reserved, as percentages of the limit."""
     return share(float(one.spent), float(one.limit)), share(
         float(one.spent) + float(one.held), float(one.limit)
     )
