@@ -1,9 +1,10 @@
 """The audit chain: rows that cannot be changed, removed or reordered unnoticed.
 
 Host side. Each row's mac is an HMAC-SHA-256 over the mac of the previous row, its own number and
-its body, with a key outside the database (`audit/keys`; `audit/verify` checks it). Rows are
-appended in the transaction of the change they record, by the one writer, so the order of rows is
-the order of commits. Only keys are kept in memory; the head and its key come from the database.
+its body, with a key that is kept outside the database (`audit/keys`). `audit/verify` checks it. The
+database's only writer appends rows in the transaction of the change that they record, so the order
+of rows is the order of commits. Only keys are kept in memory; the newest row, the head, is read
+from the database.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""Rows kept of a chain that ends with its process."""
+"""Number of newest rows that are kept of a chain in memory, which ends with its process."""
 
 READ_AT_ONCE = 2000
+"""Number of rows that are read from the database at a time."""
 
 _INSERT = insert(AUDIT)
-# As bytes: invalid text must be reported, not fail to be read.
+# Columns are read as bytes, so that invalid text is reported instead of failing to be read.
 _COLUMNS = (
     AUDIT.c.seq,
     cast(AUDIT.c.key_id, LargeBinary).label("key_id"),
@@ -46,7 +48,7 @@ _HEAD = select(*_COLUMNS).order_by(AUDIT.c.seq.desc()).limit(1)
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """The content of one row. `kind` is like `approval.created`; `at` is UTC, ISO 8601."""
+    """The content of one row. `kind` is a name like `approval.created`; `at` is UTC in ISO 8601."""
 
     kind: str
     at: str
@@ -54,10 +56,10 @@ class AuditEntry:
 
 
 class AuditChain:
-    """Appends rows. The head is read from the database each time, so a rollback needs no undo.
+    """Appends rows. It reads the head from the database each time, so a rollback needs no undo.
 
-    `kept` is the number of newest rows that stay; None keeps all. `on_growth` is called on the
-    writer's thread with the number of appended rows, including those of a rollback.
+    `kept` is the number of newest rows to keep, or None to keep all. `on_growth` is called on the
+    writer's thread with the number of appended rows, even if they are rolled back.
     """
 
     def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
@@ -77,11 +79,11 @@ class AuditChain:
         return self._kept is None
 
     def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
-        """Append a row in the caller's transaction, on the writer's thread; returns its number."""
+        """Append a row in the caller's transaction, on the writer's thread. Return its number."""
         return self.append_all(connection, [AuditEntry(kind, at, fields)])
 
     def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
-        """Append rows in order; returns the last number."""
+        """Append rows in order. Return the last one's number."""
         head = head_of(connection)
         key = self._key_after(head)
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
@@ -102,7 +104,10 @@ class AuditChain:
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
-        """Announce an added key in the last row under the old key; returns the row's number."""
+        """Announce a key, added by `learn`, in the last row under the old key.
+
+        Return that row's number.
+        """
         announced = {
             "next_key_id": key.id,
             "commitment": commitment_to(key.secret),
@@ -124,18 +129,18 @@ class AuditChain:
 
 
 def head_of(connection: Connection) -> AuditRow | None:
-    """The newest row."""
+    """Return the newest row, or None."""
     return next(_linked(connection.execute(_HEAD).all(), None), None)
 
 
 def key_id_after(head: AuditRow) -> str:
-    """The id of the key for the next row."""
+    """Return the id of the key for the row after `head`."""
     announced = next_key_of(head.body)
     return announced[0] if announced is not None else head.key_id
 
 
 def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]:
-    """The rows after row `after`, each with the previous mac if that row exists."""
+    """Return at most `limit` rows after row `after`, each with the previous row's mac if known."""
     found = connection.execute(
         select(*_COLUMNS).where(AUDIT.c.seq > after).order_by(AUDIT.c.seq).limit(limit)
     ).all()
@@ -149,8 +154,8 @@ def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]
 
 
 def all_rows(connection: Connection) -> Iterator[AuditRow]:
-    """Every row in order, read in parts, including rows added meanwhile."""
-    # Below every possible number, so that a row before the first one is seen.
+    """Yield every row in order, read in parts, including rows that are added meanwhile."""
+    # Start below every possible number, so that a row with an invalid, negative one is also found.
     after = -(2**63)
     while rows := rows_after(connection, after, READ_AT_ONCE):
         yield from rows
@@ -166,13 +171,16 @@ def attach_chain(engine: Engine, chain: AuditChain) -> None:
 
 
 def chain_of(connection: Connection) -> AuditChain:
-    """The chain of the database that a job writes to."""
+    """Return the chain of the database to which a connection belongs."""
     chain: AuditChain = connection.info["audit"]
     return chain
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Read a row by position: access by name would take half the time of a full verification."""
+    """Yield rows with the mac of the row before each of them.
+
+    Columns are read by position: access by name would double the time of a full verification.
+    """
     follows = None
     for seq, key_id, body, mac in found:
         linked = before if follows is None or seq == follows else None

@@ -1,8 +1,8 @@
 """The keys of the audit chain: files beside the database, never in it.
 
-Host side. `audit.key` is the current key; earlier keys stay as `audit-<id>.key`, because their rows
-are verified with them. Invariants: a key is durable before the first row under it; a chain with
-rows never continues under a key that it did not announce.
+Host side. `audit.key` is the current key. Earlier keys are kept as `audit-<id>.key`, to verify
+their rows. Invariants: a key is durable before the first row under it is written; a chain with rows
+never continues under a key that it did not announce.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from fumehood.storage.directory import write_private
 from fumehood.storage.errors import AuditKeyLost
 
 CURRENT = "audit.key"
+"""The file name of the current key."""
+
 MAX_FILE_BYTES = 1024
+"""Bytes that are read of a key file."""
+
 KEPT = re.compile(rf"audit-([0-9a-f]{{{KEY_ID_DIGITS}}})\.key")
 
 
@@ -35,12 +39,13 @@ def new_key() -> AuditKey:
 
 
 def open_key(state: Path, wanted: str | None) -> AuditKey:
-    """The key for the next row: the one with the id `wanted`, or a new one if `wanted` is None.
+    """Return the key for the next row, which must have the id `wanted`.
 
-    Completes a rotation that a crash interrupted: the chain says which key is next.
+    If `wanted` is None, the chain is empty, and any current key or a new one is used. If a crash
+    interrupted a rotation, this completes it, because the chain tells which key is next.
 
     Raises:
-        AuditKeyLost: it is missing or unusable. No new one is made in its place.
+        AuditKeyLost: the key is missing or unusable. No new one replaces it.
     """
     with _in_words(state):
         current = _read(state / CURRENT)
@@ -56,7 +61,7 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
 
 
 def all_keys(state: Path) -> dict[str, bytes]:
-    """The secrets of every key file, by id.
+    """Return the secrets of all key files, by the keys' ids.
 
     Raises:
         AuditKeyLost: a file cannot be read.
@@ -68,14 +73,14 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Write a key beside the current one, durable when this returns. Raises OSError."""
+    """Write a key beside the current one. It is durable when this returns. Raises OSError."""
     path = state / kept_name(key.id)
     if not path.exists():
         _write(path, key)
 
 
 def make_current(state: Path, key: AuditKey) -> None:
-    """Make a kept key the current one; the previous one is kept. Raises OSError."""
+    """Make a kept key the current one, and keep the previous one. Raises OSError."""
     before = _read(state / CURRENT)
     if before is not None:
         keep_key(state, before)
@@ -83,7 +88,7 @@ def make_current(state: Path, key: AuditKey) -> None:
 
 
 def kept_name(key_id: str) -> str:
-    """The file name of a key that is not current."""
+    """Return the file name of a key that is not current."""
     return f"audit-{key_id}.key"
 
 
@@ -98,9 +103,9 @@ def _write(path: Path, key: AuditKey) -> None:
 
 
 def _read(path: Path) -> AuditKey | None:
-    """The key in a file, or None if it does not exist. Raises AuditKeyLost, OSError."""
+    """Return the key in a file, or None if the file is missing. Raises AuditKeyLost or OSError."""
     try:
-        # Non-blocking, because the path may be a pipe.
+        # Non-blocking, because the path may be a pipe, on which opening would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None

@@ -1,10 +1,12 @@
-"""The audit chain's settings, and the chain as administrators see it. Values only."""
+"""The audit chain's settings, and the chain in the form that administrators see, as plain
+values."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_AUDIT_PAGE = 1000
+"""Maximum number of rows in one page."""
 
 
 class _Value(BaseModel):

@@ -1,11 +1,11 @@
-"""The audit chain of an engine: anchored while it runs, verified and given a new key on request.
+"""The audit chain of an engine: anchor it, and verify it or rotate its key on request.
 
-Host side. Above it `compose` and the faces; below it the chain, its keys, and the database. Anchors
-are appended to a file beside the database, one line each. Whoever can write the state directory can
-also write that file, so anchors that must withstand such a person are kept elsewhere. The functions
-at the end read a state directory beside a running engine or without one, and write nothing.
-Invariant: an anchor is written after the row that it names is on the disk, so that a loss of power
-never leaves it pointing beyond the end of the chain.
+Host side. Above it `compose` and HTTP; below it the chain, its keys, and the database. Anchors are
+appended to a file beside the database, one line each. Whoever can write to the state directory can
+also change that file, so keep copies of anchors elsewhere to detect such a person's changes. The
+functions at the end only read a state directory, with or without a running engine. Invariant: an
+anchor is written after the row that it names is on disk, so a power failure never leaves an anchor
+beyond the end of the chain.
 """
 
 from __future__ import annotations
@@ -39,15 +39,20 @@ from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteF
 ANCHORED = "audit.anchored"
 
 ANCHORS_NAME = "audit-anchors.jsonl"
+"""The file of anchors beside the database."""
+
 TAIL_BYTES = 4096
-"""About twenty lines of that file."""
+"""Bytes of the end of that file that are read to find the last anchor: about twenty lines."""
 
 Tell = Callable[[Connection, JsonObject, datetime], None]
 """Queues a message about an anchor, in the transaction that writes the anchor's row."""
 
 
 class AuditService:
-    """The chain of one database. A chain in memory needs no anchors: it ends with the engine."""
+    """Anchors, verifies and rotates the chain of one database.
+
+    A chain in memory is not anchored, because it ends with the engine.
+    """
 
     def __init__(
         self, database: Database, settings: AuditSettings, log: Logger, now: Callable[[], datetime]
@@ -65,12 +70,13 @@ class AuditService:
         self._is_due = asyncio.Event()
 
     def connect(self, tell: Tell, on_told: Callable[[], None]) -> None:
-        """Queue a message for each anchor; `on_told` is called after the commit."""
+        """From now on, call `tell` in the transaction of each anchor, and `on_told` after its
+        commit."""
         self._tell, self._on_told = tell, on_told
 
     @asynccontextmanager
     async def anchored(self) -> AsyncIterator[None]:
-        """Anchor at the start, whenever it is due, and at the end."""
+        """Anchor the chain when the context begins, whenever it is due, and when it ends."""
         if self._state is None:
             yield
             return
@@ -97,7 +103,7 @@ class AuditService:
                 await self.anchor("stop")
 
     async def anchor(self, why: str) -> Anchor | None:
-        """Anchor the head of the chain; on failure, log the reason and return None."""
+        """Append a row to the chain and anchor it. On failure, log the reason and return None."""
         if self._state is None:
             return None
         async with self._lock:
@@ -127,7 +133,7 @@ class AuditService:
         return anchor
 
     async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:
-        """The rows that follow row `after`, oldest first. Raises ReadFailed."""
+        """Return the rows that follow row `after`, oldest first. Raises ReadFailed."""
         await self._database.flush()
         rows = await self._database.read(lambda connection: rows_after(connection, after, limit))
         return tuple(_record(row) for row in rows)
@@ -154,10 +160,10 @@ class AuditService:
         return verify(all_rows(connection), keys, anchors, whole=self._chain.is_whole)
 
     async def rotate(self, by: Principal) -> AuditRotation:
-        """Continue under a new key; the old one stays for verification.
+        """Continue the chain under a new key. The old key is kept for verification.
 
         Raises:
-            WriteFailed: nothing has changed.
+            WriteFailed: the new key or its row could not be written, so the old key stays in use.
         """
         with anyio.CancelScope(shield=True):
             async with self._lock:
@@ -217,7 +223,7 @@ class AuditService:
 
 
 def shown_verdict(verdict: Verdict) -> AuditVerdict:
-    """A verdict as faces show it."""
+    """Convert a verdict to the form that is shown to administrators."""
     return AuditVerdict(intact=verdict.is_intact, **asdict(verdict))
 
 
@@ -242,12 +248,12 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
 
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
-    """Append one line, durable when this returns. Raises OSError."""
+    """Append an anchor to the file. It is durable when this returns. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(state / ANCHORS_NAME, flags, PRIVATE_FILE)
     try:
         end = os.lseek(descriptor, 0, os.SEEK_END)
-        # A crash may have torn the last line; the new one must start a line of its own.
+        # A crash may have cut the last line off. The new anchor must begin a new line.
         is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
         line = f"{json.dumps(shown(anchor))}\n".encode()
         os.write(descriptor, b"\n" + line if is_torn else line)
@@ -257,13 +263,13 @@ def add_anchor(state: Path, anchor: Anchor) -> None:
 
 
 def load_anchors(path: Path) -> list[Anchor]:
-    """The anchors in a file of this kind, or in a log of JSON lines. Raises OSError."""
+    """Return the anchors in a file of anchors, or in a log of JSON lines. Raises OSError."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         return read_anchors(lines)
 
 
 def own_anchors(state: Path) -> list[Anchor]:
-    """The anchors beside the database; empty if the file does not exist. Raises OSError."""
+    """Return the anchors beside the database, or none if the file is missing. Raises OSError."""
     try:
         return load_anchors(state / ANCHORS_NAME)
     except FileNotFoundError:
@@ -271,7 +277,7 @@ def own_anchors(state: Path) -> list[Anchor]:
 
 
 def last_own_anchor(state: Path) -> Anchor | None:
-    """The newest anchor beside the database. Raises OSError."""
+    """Return the newest anchor beside the database, or None. Raises OSError."""
     try:
         with (state / ANCHORS_NAME).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -283,7 +289,7 @@ def last_own_anchor(state: Path) -> Anchor | None:
 
 
 def shown(anchor: Anchor) -> dict[str, int | str]:
-    """An anchor as JSON."""
+    """Convert an anchor to JSON."""
     return {
         "seq": anchor.seq,
         "key_id": anchor.key_id,
@@ -298,10 +304,10 @@ def shown(anchor: Anchor) -> dict[str, int | str]:
 def verify_state(
     state: Path, anchors: Iterable[Anchor], keys: Mapping[str, bytes] | None = None
 ) -> Verdict:
-    """Verify the chain of a state directory; by default with its own keys.
+    """Verify the chain of a state directory, by default with the keys in it.
 
     Raises:
-        StoreError: database or keys cannot be read.
+        StoreError: the database or the keys cannot be read.
     """
     known = keys if keys is not None else all_keys(state)
     with reading(state) as connection:
@@ -312,9 +318,9 @@ def verify_state(
 def exported(
     state: Path, since: datetime | None = None, until: datetime | None = None
 ) -> Iterator[Iterator[AuditRow]]:
-    """The rows from the first one at or after `since` to the last before one at or after `until`.
+    """Yield the rows from the first one at or after `since`, up to the first at or after `until`.
 
-    Contiguous even if the clock jumped, so that it can be verified as a part.
+    They are contiguous even if the clock jumped, so that they can be verified as a part.
 
     Raises:
         StoreError: the database cannot be read.
@@ -329,7 +335,7 @@ def exported(
 
 
 def _is_before(row: AuditRow, moment: datetime) -> bool:
-    """Whether the row is earlier; a row without a time is not."""
+    """Whether a row is earlier than a moment. A row without a valid time is not."""
     try:
         return datetime.fromisoformat(json.loads(row.body)["at"]) < moment
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -1,17 +1,17 @@
-"""Verify an audit chain: every row follows from the one before it, as far as the keys reach.
+"""Verify an audit chain: check that every row follows from the row before it.
 
-Needs Python's standard library and nothing else, on purpose: the engine uses it, and a copy of
-this very file checks an export where no engine is (`audit export --with-verifier`):
+This module needs only Python's standard library, on purpose: the engine uses it, and a copy of this
+file can check an export without an engine (`audit export --with-verifier`):
 
     python3 audit_verify.py audit.jsonl --key audit.key --anchors audit-anchors.jsonl
 
 A row's mac is HMAC-SHA-256, keyed, over the mac of the row before it (32 zero bytes before the
 first), the row's number (8 bytes, big endian) and the bytes of its body. A key's id is the
-beginning of SHA-256 over `fumehood audit key`, a zero byte and the key. The last row under a
-key has the kind `audit.rotated` and names the next one. An anchor is a row's mac, kept elsewhere.
+beginning of SHA-256 over `fumehood audit key`, a zero byte and the key. The last row under a key
+has the kind `audit.rotated` and names the next key. An anchor is a row's mac, kept elsewhere.
 
-Verification finds where a chain breaks. Only an anchor shows that the end was cut off. Whoever has
-the key can forge a whole chain, which also only anchors show.
+Verification finds where a chain breaks. Rows whose key is missing cannot be checked. Only an anchor
+shows that the end was cut off, or that somebody who has the key forged the whole chain.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ GENESIS = bytes(32)
 """The mac before the first row."""
 
 SECRET_BYTES = 32
+"""Length of a key in bytes."""
+
 KEY_ID_DIGITS = 16
+"""Number of hexadecimal digits of a key's id."""
+
 ROTATED = "audit.rotated"
+"""The kind of a row that announces the next key."""
+
 MAX_FINDINGS = 100
-"""Findings that are listed; all are counted."""
+"""Maximum number of findings that are listed; all are counted."""
 
 _ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
 _MAX_SEQ = 2**63 - 1
@@ -40,20 +46,20 @@ _MAX_SEQ = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
-    """The key of a part of a chain; rows name it by `id`."""
+    """The key of a part of a chain. Rows name it by its `id`."""
 
     id: str
     secret: bytes = field(repr=False)
 
     @classmethod
     def of(cls, secret: bytes) -> AuditKey:
-        """The key with this secret; the id is derived from it."""
+        """Return the key with this secret, from which its id is derived."""
         return cls(commitment_to(secret)[:KEY_ID_DIGITS], secret)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One stored row; `before` is the previous mac according to an export."""
+    """One row. `before` is the mac of the row before it, as stored or exported, if it is known."""
 
     seq: int
     key_id: str
@@ -64,7 +70,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The mac of a row, recorded outside the chain."""
+    """The mac of a row, recorded outside the chain at the time `at`."""
 
     seq: int
     key_id: str
@@ -86,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result. `anchored_to` is the newest row that an anchor confirms."""
+    """The result of a verification. `anchored_to` is the newest row that an anchor confirms."""
 
     rows: int
     first_seq: int | None
@@ -105,17 +111,17 @@ class Verdict:
 
 
 def commitment_to(secret: bytes) -> str:
-    """Identifies a key without revealing it."""
+    """Return a hash that identifies a key without revealing it."""
     return hashlib.sha256(b"fumehood audit key\0" + secret).hexdigest()
 
 
 def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
-    """The mac of one row."""
+    """Return the mac of a row, given the mac of the row before it."""
     return hmac.digest(secret, before + seq.to_bytes(8, "big") + body, "sha256")
 
 
 def next_key_of(body: bytes) -> tuple[str, str] | None:
-    """Id and commitment of the next key, if the row with this body announces one."""
+    """Return the id and the commitment of the next key if a row announces one, otherwise None."""
     if not body.startswith(_ROTATED_BODY):
         return None
     try:
@@ -134,7 +140,8 @@ def verify(
 ) -> Verdict:
     """Verify a chain. `keys` are secrets by id.
 
-    With `whole` it must begin with row 1 and reach every anchor; otherwise it is a part.
+    With `whole`, the chain must begin with row 1 and reach every anchor. Otherwise it may be a part
+    of a chain.
     """
     walk = _Walk(keys, anchors, whole=whole)
     for row in rows:
@@ -144,7 +151,7 @@ def verify(
 
 @dataclass(slots=True)
 class _Unchecked:
-    """Rows whose key is missing, and the position of their finding."""
+    """The rows under one missing key, and the position of their finding in the list."""
 
     finding: int
     first: int
@@ -161,7 +168,7 @@ class _Unchecked:
 
 
 class _Walk:
-    """The state of a verification: what the next row must be."""
+    """A verification in progress, which knows what the next row must be."""
 
     def __init__(
         self, keys: Mapping[str, bytes], anchors: Iterable[Anchor], *, whole: bool
@@ -199,7 +206,7 @@ class _Walk:
             self._compare(row, self._anchors[row.seq])
 
     def end(self) -> Verdict:
-        """Finish: return all findings, including rows missing at the end."""
+        """Finish the verification, and return the result with rows that are missing at the end."""
         self._tell_unchecked()
         beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
         if self._whole and beyond is not None:
@@ -222,7 +229,7 @@ class _Walk:
         )
 
     def _step_over(self, row: AuditRow) -> bool:
-        """Report a wrong row number; returns whether verification can continue."""
+        """Report a wrong row number. Return whether verification can continue with this row."""
         if row.seq <= self._last or row.seq < 1:
             self._find(row.seq, "order", f"row {row.seq} stands after row {self._last}")
             return False
@@ -254,7 +261,7 @@ class _Walk:
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
-        """Report a missing key once; the range of its rows is known at the end."""
+        """Report a missing key only once. The range of its rows is known at the end."""
         lacking = self._unchecked.get(row.key_id)
         if lacking is None:
             if len(self._findings) < MAX_FINDINGS:
@@ -296,11 +303,11 @@ class _Walk:
 
 
 class Unreadable(ValueError):
-    """A file has the wrong format. The message says where."""
+    """A file has the wrong format. The message tells where."""
 
 
 def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
-    """Iterate over the rows of an export. Raises Unreadable."""
+    """Yield the rows of an export. Raises Unreadable if a line is invalid."""
     for number, line in enumerate(lines, start=1):
         try:
             yield _row_of(json.loads(line))
@@ -311,7 +318,7 @@ def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
 
 
 def read_anchors(lines: Iterable[str]) -> list[Anchor]:
-    """The anchors in a file of anchors or in a log."""
+    """Return the anchors in the lines of a file of anchors or of a log."""
     found = []
     for line in lines:
         try:
@@ -320,12 +327,12 @@ def read_anchors(lines: Iterable[str]) -> list[Anchor]:
                 mac = bytes.fromhex(said["mac"])
                 found.append(Anchor(_seq(said["seq"]), str(said["key_id"]), mac, str(said["at"])))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # another line of a log, or one that a crash has torn
+            continue  # another line of a log, or a line that a crash cut off
     return found
 
 
 def read_key(text: str) -> AuditKey:
-    """Parse a key file. Raises Unreadable."""
+    """Parse the text of a key file. Raises Unreadable if it is not a key."""
     try:
         secret = bytes.fromhex(text.strip())
     except ValueError:
@@ -348,7 +355,7 @@ def export_line(row: AuditRow) -> str:
 
 
 def report(verdict: Verdict) -> list[str]:
-    """The result as text, one line for each fact."""
+    """Return the result as text, one line for each fact."""
     if verdict.first_seq is None:
         lines = ["The chain has no rows."]
     else:
@@ -388,8 +395,8 @@ def _seq(value: Any) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check an export; returns 0 if it is intact, 1 if not, 2 if it cannot be read."""
-    import argparse  # the engine never needs it
+    """Check an export. Return 0 if it is intact, 1 if it is not, 2 if a file cannot be read."""
+    import argparse  # not at the top, because the engine never needs it
 
     parser = argparse.ArgumentParser(description="Verify an export of an audit chain.")
     parser.add_argument("export", type=Path, help="JSON Lines of `fumehood audit export`")

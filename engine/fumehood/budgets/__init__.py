@@ -1,6 +1,7 @@
 """Budgets and rate limits: limits on spending and on how often tools run, and usage reports.
 
-Host side. `ledger.py` reserves before a call runs and settles afterwards; `limiter.py` decides when
-a call may start; `store.py` has the counters of both, `usage.py` the sums of past calls. Invariant:
-a crash can make a budget smaller, never larger.
+Host side. `ledger.py` reserves a call's expected cost before it runs and settles the actual cost
+afterwards; `limiter.py` decides when a call may start; `store.py` stores the counters of both;
+`usage.py` sums up past calls. Invariant: a crash can reduce what is left of a budget, but never
+increase it.
 """

@@ -1,12 +1,13 @@
 """The ledger: reserve the expected cost of a call before it runs, settle the actual cost after.
 
-Called by the pipeline; below it is `budgets/store`. Decisions are made in memory between two
-awaits, so concurrent calls cannot share the last of a budget. Invariant: the sum of spent and held
-is at most the durable mark, unless a call has just cost more than expected. A mark is one block
-ahead, so most calls write nothing; after a restart the reserved amount counts as spent. So a crash
-can make a budget smaller, by two blocks and the held amount, and never larger.
+Called by the pipeline; below it is `budgets/store`. Each counter has a durable mark: the amount up
+to which spending is stored. Decisions are made in memory without an `await` in between, so two
+concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most the
+mark, unless a call has just cost more than expected. A mark is one block ahead of the use, so most
+calls write nothing. After a restart, everything up to the mark counts as spent. So a crash can
+reduce what is left of a budget, by up to two blocks and the held amount, but never increase it.
 
-Figures are integers here: calls, tokens, millionths of money.
+Amounts are integers here: calls, tokens, millionths of money.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from fumehood.core.usage import TextKind, TokenCounter, money
 from fumehood.protocol import strict_json
 
 BLOCKS = 20
-"""Blocks of one budget. A mark is one block ahead of the use, so a whole budget takes this many
-durable writes, and a crash can lose one or two blocks."""
+"""Number of blocks in one budget. A mark is one block ahead of the use, so a whole budget takes
+this many durable writes, and a crash can lose one or two blocks."""
 
 MICROS = 6
 """Decimal places of money, as in envelopes."""
@@ -63,7 +64,7 @@ class LimitedRule:
 
     @classmethod
     def all_of(cls, rule: BudgetRule) -> list[LimitedRule]:
-        """The limits of a rule."""
+        """Return the limits of a budget rule, one for each unit that it limits."""
         allowed = None if rule.money is None else _micros(rule.money, ROUND_FLOOR)
         limits = (rule.calls, rule.tokens, allowed)
         return [cls(rule, place, limit) for place, limit in enumerate(limits) if limit is not None]
@@ -73,18 +74,18 @@ class LimitedRule:
         return UNITS[self.place]
 
     def key(self, subject: Subject, day: str) -> CounterKey:
-        """The key of today's counter."""
+        """Return the key of the subject's counter for today."""
         period = TOTAL if self.rule.period is Period.TOTAL else day
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether a stored counter belongs to this rule; its `per` or period may have changed."""
+        """Whether a stored counter belongs to this rule, whose `per` or period may have changed."""
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
         return key == self.key(subject_of(spender, self.rule.per), day)
 
     def covers(self, tool: str, agent_id: str | None) -> bool:
-        """Whether it counts calls of this tool by this agent."""
+        """Whether the rule counts calls of this tool by this agent."""
         if self.rule.tools and not any_matches(self.rule.tools, tool):
             return False
         return not self.rule.agents or (
@@ -94,19 +95,20 @@ class LimitedRule:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One limit of a budget, for one subject and period."""
+    """The counter of one limit of a budget, for one subject and period."""
 
     rule: LimitedRule
     key: CounterKey
     spent: int = 0
     held: int = 0
     mark: int = 0
-    """The figure up to which spending is durable."""
+    """The amount up to which spending is durable."""
     was_used: bool = True
+    """Whether a call used it since `prune` last checked it."""
     writing: int = 0
     """Number of higher marks that are being written."""
     is_unsure: bool = False
-    """The stored mark may be higher, because the write was cancelled."""
+    """Whether the stored mark may be higher, because a write failed or was cancelled."""
 
     @property
     def used(self) -> int:
@@ -120,7 +122,7 @@ class Account:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether more is reserved than spent, or may be."""
+        """Whether more is, or may be, reserved in the database than is spent."""
         return self.is_unsure or self.mark != self.spent
 
     @property
@@ -130,7 +132,7 @@ class Account:
 
     @property
     def resets_at(self) -> datetime | None:
-        """The end of its day."""
+        """The end of its day, or None if the budget does not reset."""
         if self.key.period == TOTAL:
             return None
         day = date.fromisoformat(self.key.period)
@@ -159,12 +161,12 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """One block ahead of the use, but not beyond the limit."""
+        """The mark one block ahead of the use, but not beyond the limit unless more is used."""
         limit = self.rule.limit
         return max(self.used, min(limit, self.used + limit // BLOCKS))
 
     def row(self, reserved: int) -> CounterRow:
-        """The row for the database."""
+        """Return the row for the database with this mark."""
         return CounterRow(self.key, self.spent, reserved)
 
     def exceeded(self, needed: Figures) -> Exceeded | None:
@@ -224,11 +226,11 @@ class Reservation:
 
 
 class Budgets:
-    """All budgets with their counters. `now` is in UTC.
+    """All budgets with their counters. `now` returns the time in UTC.
 
-    Raises:
+    Raises (from the constructor):
         ReadFailed: the counters cannot be read.
-        ValueError: a counter was not written by an engine.
+        ValueError: a counter in the database is invalid.
     """
 
     def __init__(
@@ -245,9 +247,10 @@ class Budgets:
             self._load(counters.load_now(day, TOTAL), day)
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
-        """The budget that has too little left for the call; of several, the last to reset.
+        """Return the budget that has too little left for a call, or None.
 
-        Reads memory only. A session without a counter since the start has spent nothing.
+        If there are several, it is the one that resets last. This reads memory only, so a session
+        that has no counter there counts as having spent nothing.
         """
         keys = self._keys(spender)
         known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
@@ -256,11 +259,12 @@ class Budgets:
     async def reserve(
         self, spender: Spender, estimate: Amounts, *, force: bool = False
     ) -> Reservation:
-        """Hold the expected cost; with `force` even if too little is left.
+        """Hold the expected cost of a call, with `force` even if too little is left.
 
         Raises:
-            QuotaExceeded: with the remaining amount and the time of the reset.
-            WriteFailed, ReadFailed: not durable, so nothing is held.
+            QuotaExceeded: a budget has too little left. The error has the remaining amount and the
+                time of the reset.
+            WriteFailed, ReadFailed: it could not be made durable, so nothing is held.
         """
         if self.is_empty:
             return Reservation(self, (), (0, 0, 0))
@@ -280,28 +284,28 @@ class Budgets:
         return reservation
 
     def spend(self, accounts: Sequence[Account], held: Figures, taken: Figures) -> None:
-        """Replace the held amount by the actual cost. Neither waits nor fails."""
+        """Replace the held amount by the actual cost. This neither waits nor fails."""
         for account in accounts:
             account.settle(held, taken)
         short = [account for account in accounts if account.is_short]
-        if short:  # it took more than anybody expected
+        if short:  # the call cost more than expected
             rows = [account.row(account.used) for account in short]
             self._table.reserve_soon(rows, self._now())
         self._lower(accounts)
 
     def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
-        """Release the held amount. Neither waits nor fails."""
+        """Release the held amount. This neither waits nor fails."""
         for account in accounts:
             account.settle(held, (0, 0, 0))
             is_known = self._accounts.get(account.key) is account
             if is_known and not account.used and account.key.subject.session is not None:
-                # Made-up session names are free, and would fill the table.
+                # Callers can invent session ids, which would fill the table.
                 del self._accounts[account.key]
                 self._table.forget_soon(account.key)
         self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
-        """The remaining amount of every budget, or of those that limit one principal."""
+        """Return what is left of every budget, or of those that limit one principal."""
         current = {key: account for key, account in self._accounts.items() if self._is_now(key)}
         day = day_of(self._now())
         for rule in self._rules:
@@ -313,7 +317,7 @@ class Budgets:
         return [account.standing() for account in ordered]
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Names of budgets that cover no registered tool, for example because of a typo."""
+        """Return the names of budgets that cover no registered tool, for example due to a typo."""
         names = list(tools)
         return [
             rule.name
@@ -324,10 +328,10 @@ class Budgets:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Forget expired counters and delete long expired rows; returns the number of rows.
+        """Forget expired counters, and delete old rows. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the rest stays until the next run.
+            WriteFailed: the remaining rows stay until the next run.
         """
         if self.is_empty:
             return 0
@@ -335,22 +339,24 @@ class Budgets:
         if idle:
             await self._give_back(idle)
         for account in idle:
-            if not account.was_used:  # nor since it was looked at
+            if not account.was_used:  # also not during the write
                 self._accounts.pop(account.key, None)
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Give unused reservations back, which would count as spent after the next start.
+        """Lower the marks to what is spent. Otherwise the rest would count as spent after a
+        restart.
 
         Raises:
-            WriteFailed: they could not be given back, and will count as spent.
+            WriteFailed: the marks could not be lowered.
         """
         if not self.is_empty:
-            # Also with nothing to give back: it waits for pending writes.
+            # Called even if there is nothing to lower, because it waits for pending writes.
             await self._give_back([one for one in self._accounts.values() if not one.held])
 
     def _load(self, rows: Iterable[CounterRow], day: str) -> None:
-        """Reserved amounts count as spent, because they may have been."""
+        """Create the accounts of stored counters. Reserved amounts may be spent, so they count as
+        spent."""
         rules = {(rule.rule.name, rule.unit.value): rule for rule in self._rules}
         for key, _, reserved in rows:
             rule = rules.get((key.name, key.unit))
@@ -368,7 +374,7 @@ class Budgets:
         return tuple(rule for rule in self._rules if rule.covers(tool, agent_id))
 
     async def _accounts_of(self, spender: Spender) -> list[Account]:
-        """The counters of a call; those not in memory are read from the disk."""
+        """Return the counters of a call. Those not in memory are read from the database."""
         keys = self._keys(spender)
         # Check again after each wait: other accounts may have been dropped meanwhile.
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
@@ -386,7 +392,7 @@ class Budgets:
             account.writing += 1
         try:
             await self._table.reserve(rows, self._now())
-        except BaseException:  # it may be written all the same
+        except BaseException:  # the write may still succeed
             for account in accounts:
                 account.is_unsure = True
             raise
@@ -397,17 +403,18 @@ class Budgets:
             account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Lower marks that are far ahead, so that a crash does not cost too much."""
+        """Lower marks that are far ahead, so that a crash does not lose too much."""
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
-            for account in ahead:  # in memory first, as when it is given back
+            for account in ahead:  # in memory first, for the reason that `_give_back` explains
                 account.mark = account.next_mark
             rows = [account.row(account.mark) for account in ahead]
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks of idle accounts. Memory first, so that spending from now on writes after
-        this.
+        """Lower the marks of idle accounts to what is spent.
+
+        The marks in memory are lowered first, so that later spending writes its mark after this.
         """
         rows: list[CounterRow] = []
         for account in accounts:
@@ -432,23 +439,23 @@ class Budgets:
 
 
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
-    """The expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
+    """Return the expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
 
-    `arguments` are those that the caller sees, because those are accounted. The cost of the answer,
-    of the tool itself and of resources is known only afterwards.
+    `arguments` are those that the caller sees, because only those are accounted for. The cost of
+    the answer, of the tool itself and of resources is known only afterwards.
     """
     text = strict_json.dumps(arguments).decode()
     return Amounts(1, counter.count(text, TextKind.JSON), tool.cost_per_use)
 
 
 def taken_by(usage: UsageReport) -> Amounts:
-    """The actual cost of a call, from its envelope."""
+    """Return the actual cost of a call, from the usage in its envelope."""
     tokens = usage.input_tokens + usage.output_tokens + usage.tokens_used
     return Amounts(1, tokens, Decimal(usage.cost))
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """The error with the remaining amount and the time of the reset."""
+    """Return the error that tells the remaining amount and the time of the reset."""
     resets_at = exceeded.resets_at
     if resets_at is None:
         when, wait_ms = "It does not reset: its owner has to raise it. Do not retry.", None
@@ -465,7 +472,7 @@ def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
 
 
 def details_of(exceeded: Exceeded) -> JsonObject:
-    """The budget, its remaining amount and limit, and the time of its reset."""
+    """Return the budget, its limit, the remaining amount and the time of its reset as JSON."""
     resets_at = exceeded.resets_at
     return {
         "budget": exceeded.budget,
@@ -503,7 +510,7 @@ def _micros(amount: Decimal, rounding: str) -> int:
 
 
 def _shown(rule: LimitedRule, figure: int) -> int | str:
-    """A figure as users see it."""
+    """Return an amount in the form for users: money as a text with decimal places."""
     return money(Decimal(figure).scaleb(-MICROS)) if rule.unit is Unit.MONEY else figure
 
 

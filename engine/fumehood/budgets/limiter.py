@@ -1,17 +1,17 @@
-"""The limiter: whether a call may start now, and if not, when.
+"""The limiter: decides whether a call may start now and, if not, when.
 
-Called by the pipeline; below it is `budgets/store`, whose rows are written behind the answers of
-calls, like the call log: a crash may lose those of the last second. Each count is one number
-(GCRA): the moment from which on its whole burst is free. A start moves it by one interval,
-`period / limit`, and is allowed while it is at most `burst - 1` intervals ahead. Decisions are made
-in memory between two awaits, on all limits of a call together.
+Called by the pipeline; below it is `budgets/store`. Rows are written after the answers of calls,
+like the call log, so a crash may lose those of the last second. Each count is one number (GCRA, the
+generic cell rate algorithm): the time from which on its whole burst is free. Each start moves it by
+one interval, `period / limit`. A start is allowed while the count is at most `burst - 1` intervals
+ahead of now. A decision covers all limits of a call, in memory without an `await` in between.
 
-A call *holds* its intervals until it starts (`take`) or ends before (`release`), so a call that is
-refused later uses nothing up. Invariant: `max(now, free) + held <= now + interval * burst`, so in
-any time at most `burst + time / interval` calls start.
+A call *holds* its intervals until it starts (`take`) or ends without starting (`release`), so a
+call that is refused later uses nothing. Invariant: `max(now, free) + held <= now + interval *
+burst`, so within any time at most `burst + time / interval` calls start.
 
-Counts run on the monotonic clock, which no one sets; the wall clock only carries them across a
-restart, and then no count is farther ahead than a whole burst. Figures are integers in nanoseconds.
+Counts use the monotonic clock, which is never set. The wall clock is only used to keep them across
+a restart; then no count is further ahead than a whole burst. Times are integers in nanoseconds.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from fumehood.observe.clock import Clock
 
 SECOND_NS = 1_000_000_000
 MINUTE_S = 60
+
 DEFINITION = "definition:"
-"""Prefix of the ids of definitions' limits. Those of rules begin with `rule:`."""
+"""Prefix of the ids of definitions' limits. The ids of rules begin with `rule:`."""
 
 PERIOD, UNIT = "rate", "free_at"
-"""Period and unit of stored counts: the time when they are free, in Unix nanoseconds."""
+"""The period and the unit of stored counts. Their value is the time from which on they are free, in
+Unix nanoseconds."""
 
 MAX_SESSIONS = 10_000
-"""Sessions of one principal that one limit counts separately. Callers can invent session names, so
-further sessions share one count."""
+"""Maximum number of a principal's sessions that one limit counts separately. Callers can invent
+session ids, so further sessions share one count."""
 
 FIRST_SWEEP = 1024
 """Number of counts in memory at which free ones are dropped for the first time."""
@@ -81,8 +83,8 @@ class Limit:
 
     @classmethod
     def of_definition(cls, tool: str, per_minute: int) -> Limit:
-        """The limit of a definition. All versions of a tool share one count, each with its own
-        rate."""
+        """Return the limit of a tool's definition. All versions of a tool share one count, but each
+        has its own rate."""
         interval_ns = _interval_ns(MINUTE_S, per_minute)
         return cls(
             f"{DEFINITION}{tool}", tool, "all", per_minute, MINUTE_S, per_minute, interval_ns,
@@ -91,11 +93,11 @@ class Limit:
 
     @property
     def tolerance_ns(self) -> int:
-        """How far ahead a count may be for a start now."""
+        """How far ahead of now, in nanoseconds, a count may be for a call to start."""
         return self.interval_ns * (self.burst - 1)
 
     def subject(self, caller: Spender) -> Subject:
-        """The owner of the count of a call."""
+        """Return the owner of the count against which a call counts."""
         return EVERYBODY if self.per == "all" else subject_of(caller, (self.per,))
 
     @property
@@ -107,7 +109,7 @@ class Limit:
 
     @property
     def details(self) -> JsonObject:
-        """The limit in an error's details and in dry runs. It names no caller."""
+        """The limit in the form of error details and dry runs. It does not name the caller."""
         return {
             "limit": "definition" if self.is_of_definition else "configuration",
             "tool": self.tool,
@@ -119,21 +121,22 @@ class Limit:
 
 
 EVERYBODY = Subject()
+"""The owner of a count that all callers share."""
 
 
 class Exceeded(NamedTuple):
-    """The limit that prevents a call from starting now; of several, the one that is free last."""
+    """The limit that prevents a call from starting now. Of several, it is the last to be free."""
 
     limit: Limit
     retry_after_ms: int
 
     @property
     def details(self) -> JsonObject:
-        """The limit, without the caller that it counts."""
+        """The details of the limit, which do not name the caller."""
         return self.limit.details
 
     def refusal(self) -> RateLimited:
-        """The error that the caller gets."""
+        """Return the error for the caller."""
         return RateLimited(
             f"Too many calls: the rate limit of {self.limit.in_words}. Repeat the call after "
             f"{self.retry_after_ms / 1000:.15g} s.",
@@ -144,7 +147,7 @@ class Exceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiting call. Older ones start first."""
+    """A waiting call. The one with the lowest number arrived first, and starts first."""
 
     number: int
     turn: asyncio.Event = field(default_factory=asyncio.Event)
@@ -152,7 +155,7 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """One limit for one subject. `free_ns` is on the monotonic clock."""
+    """The count of one limit for one subject. `free_ns` is a time of the monotonic clock."""
 
     key: CounterKey
     free_ns: int = 0
@@ -160,7 +163,11 @@ class _Count:
     waiters: list[_Waiter] = field(default_factory=list)
 
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
-        """When one more call may start, after those that hold a place or wait (before `before`)."""
+        """Return when one more call may start, by the monotonic clock in nanoseconds.
+
+        It starts after calls that hold a place and after waiting calls, of which only those with a
+        number below `before` count, if it is given.
+        """
         ahead_ns = self.held_ns
         if self.waiters:
             older = sum(before is None or one.number < before for one in self.waiters)
@@ -168,11 +175,11 @@ class _Count:
         return max(now_ns, self.free_ns) + ahead_ns - limit.tolerance_ns
 
     def is_idle(self, now_ns: int) -> bool:
-        """Whether dropping it changes nothing."""
+        """Whether the count can be dropped without any effect."""
         return self.free_ns <= now_ns and not self.held_ns and not self.waiters
 
     def wake(self) -> None:
-        """Let the first waiter check again."""
+        """Let the first waiting call check again."""
         if self.waiters:
             self.waiters[0].turn.set()
 
@@ -193,7 +200,7 @@ class RateHold:
             count.held_ns += limit.interval_ns
 
     def take(self) -> None:
-        """Count the call: it starts now. Neither waits nor fails."""
+        """Count the call, which starts now. This neither waits nor fails."""
         if self._is_open:
             self._is_open = False
             self._limits.count(self._counts)
@@ -210,9 +217,9 @@ class RateHold:
 class RateLimits:
     """All rate limits with their counts.
 
-    Raises:
+    Raises (from the constructor):
         ReadFailed: the counts cannot be read.
-        ValueError, TypeError: a count was not written by an engine.
+        ValueError, TypeError: a count in the database is invalid.
     """
 
     def __init__(self, rules: Sequence[RateLimitRule], table: CounterTable, clock: Clock) -> None:
@@ -230,9 +237,9 @@ class RateLimits:
         self._load()
 
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
-        """The limit that would refuse the call now, even after its longest wait. Takes nothing.
+        """Return the limit that would refuse a call now, even after its longest wait, or None.
 
-        `per_minute` is the rate of the tool's definition.
+        This takes no place. `per_minute` is the rate in the tool's definition.
         """
         now_ns = self._now_ns()
         over: list[tuple[int, Limit]] = []
@@ -243,12 +250,12 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold a place in every limit of the call, or in none. Returns None without limits.
+        """Hold a place in every limit of the call, or in none. Return None if it has no limits.
 
-        Waits at most as long as the exceeded limits allow, after the calls that came before.
+        Wait at most as long as the exceeded limits allow, behind calls that arrived before.
 
         Raises:
-            RateLimited: with the time after which the call would be let through.
+            RateLimited: a limit is exceeded for longer. The error tells when to repeat the call.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:
@@ -261,7 +268,8 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Turn held places into taken ones. They are stored soon, those of many calls at once."""
+        """Turn held places into taken ones. Soon afterwards, those of many calls are stored
+        together."""
         now_ns = self._now_ns()
         if not self._unwritten:
             asyncio.get_running_loop().call_later(GATHER_S, self.write)
@@ -280,7 +288,7 @@ class RateLimits:
         self._unwritten.clear()
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Patterns of limits that cover no registered tool, for example because of a typo."""
+        """Return the patterns of limits that cover no registered tool, for example after a typo."""
         names = list(tools)
         return [
             rule.tool
@@ -290,10 +298,10 @@ class RateLimits:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Drop counts that are free again, and their rows; returns the number of rows.
+        """Drop counts that are free again, and delete old rows. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the rest stays until the next run.
+            WriteFailed: the remaining rows stay until the next run.
         """
         self._sweep()
         return await self._table.prune(now)
@@ -309,12 +317,12 @@ class RateLimits:
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
     async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
-        """Wait for the last of the exceeded limits, and again if another is exceeded then."""
+        """Wait for the exceeded limit that is free last, and again if one is still exceeded."""
         self._arrivals += 1
         me = _Waiter(self._arrivals)
         while True:
             now_ns = self._now_ns()
-            # Looked up again after each wait: idle counts may have been dropped.
+            # Look up again after each wait, because idle counts may have been dropped.
             counts = self._counts_of(limits, caller)
             over = [
                 (count.allows_at(limit, now_ns, before=me.number), limit) for limit, count in counts
@@ -351,7 +359,7 @@ class RateLimits:
         return key._replace(subject=Subject(principal=key.subject.principal))
 
     def _counts_of(self, limits: Sequence[Limit], caller: Spender) -> list[tuple[Limit, _Count]]:
-        if len(self._counts) >= self._sweep_at:  # only here: no count that is in use may go
+        if len(self._counts) >= self._sweep_at:  # only here, where no count is used by a caller
             self._sweep()
         keys = [(limit, self._key(limit, caller)) for limit in limits]
         return [(limit, self._counts.get(key) or self._add(key)) for limit, key in keys]
@@ -369,7 +377,7 @@ class RateLimits:
             del self._counts[count.key]
             if count.key.subject.session is not None:
                 self._sessions[_owner(count.key)] -= 1
-        self._sessions += Counter()  # without those that have none
+        self._sessions += Counter()  # removes entries that are zero
         self._sweep_at = max(FIRST_SWEEP, 2 * len(self._counts))
 
     def _now_ns(self) -> int:
@@ -395,7 +403,8 @@ async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
 
 
 def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
-    """The refusal, if a limit is exceeded for longer than it lets a call wait."""
+    """Return the limit that refuses a call, because it is exceeded for longer than it lets calls
+    wait, or None."""
     late = [one for one in over if one[0] > now_ns]
     if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):
         return None
@@ -404,7 +413,7 @@ def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) ->
 
 
 def _interval_ns(period_s: float, calls: int) -> int:
-    """Rounded up, so that no more calls than allowed fit in."""
+    """Return the interval, rounded up, so that no more calls than allowed fit into the period."""
     return -(-round(period_s * SECOND_NS) // calls)
 
 

@@ -1,8 +1,8 @@
-"""Budgets and usage: limits, standings, and the sums of past calls. Values only.
+"""Budgets and usage as plain values: limits, what is left of them, and sums of past calls.
 
 Money is decimal, and sums are exact. A budget has one counter for each combination of its `per`
-keys: with `per = ("agent",)` one for each agent, and with the period `day` a new one every day
-(UTC). Fields of usage have the same names as in envelopes.
+keys: with `per = ("agent",)`, one for each agent. With the period `day`, new counters begin every
+day (UTC). Fields of usage have the same names as in envelopes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Spender:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """The cost of a call, expected or actual."""
+    """What a call takes from budgets, expected or actual."""
 
     calls: int = 1
     tokens: int = 0
@@ -65,23 +65,23 @@ class Subject(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As stored: `agent=a;tool=b`."""
+        """The subject as it is stored, such as `agent=a;tool=b`."""
         return ";".join(f"{name}={quote(value, safe=':@')}" for name, value in self.parts.items())
 
     @property
     def parts(self) -> dict[str, str]:
-        """Its keys and values."""
+        """The keys that are set, with their values."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """The reverse of `text`. Raises ValueError or TypeError for other text."""
+        """Parse a text that `text` returned. Raises ValueError or TypeError for other texts."""
         pairs = (part.split("=") for part in text.split(";") if part)
         return cls(**{name: unquote(value) for name, value in pairs})
 
 
 def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
-    """The owner of the counter for a call."""
+    """Return the owner of the counter against which a call counts."""
     by_agent = "agent" in per
     by_session = "session" in per
     needs_principal = (
@@ -99,8 +99,8 @@ def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
 class Exceeded:
     """A budget that has too little left for a call.
 
-    Figures are integers, money a text with six decimal places. `left` is neither spent nor held for
-    running calls.
+    Amounts are integers, except money, which is a text with six decimal places. `left` is neither
+    spent nor held for running calls; `needed` is what the call would take.
     """
 
     budget: str
@@ -143,7 +143,7 @@ Group = Literal["principal", "agent", "session", "tool", "day"]
 GROUPS: tuple[Group, ...] = ("principal", "agent", "session", "tool", "day")
 
 MAX_ROWS = 5000
-"""Rows of a table of usage, and budgets beside it."""
+"""Maximum number of rows in a table of usage, and of budgets beside it."""
 
 _ONE = f"({'|'.join(GROUPS)})"
 
@@ -171,7 +171,7 @@ class UsageQuery(BaseModel):
     @field_validator("by", mode="before")
     @classmethod
     def _joined(cls, value: Any) -> Any:
-        """Programs may pass a list."""
+        """Accept a list of names, which programs may pass, as well as a text."""
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("by")
@@ -228,7 +228,7 @@ class UsageTable(_Value):
     """Currency of the budgets. Past calls may have had others."""
 
     def with_budgets(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
-        """The same table with these budgets, up to a limit."""
+        """Return the same table with these budgets, at most `MAX_ROWS` of them."""
         has_more = self.has_more or len(standings) > MAX_ROWS
         shown = tuple(standings[:MAX_ROWS])
         return self.model_copy(

@@ -1,4 +1,4 @@
-"""The operator's settings of budgets and rate limits. Values only."""
+"""The operator's settings of budgets and rate limits, as plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Period(StrEnum):
 
 
 class BudgetRule(BaseModel):
-    """One budget: its limits, for each of what `per` names. At least one limit is given.
+    """One budget. Its limits hold for each combination of the keys in `per`; one must be given.
 
     A call without an agent is covered only if `agents` is empty.
     """
@@ -31,9 +31,9 @@ class BudgetRule(BaseModel):
     per: tuple[Per, ...] = ()
     period: Period = Period.DAY
     tools: tuple[str, ...] = ()
-    """The tools that it counts, by name or with a written `*`; empty means all of them."""
+    """The tools whose calls it counts: names, or patterns with `*`. Empty means all tools."""
     agents: tuple[str, ...] = ()
-    """The agents that it counts, in the same way."""
+    """The agents whose calls it counts: ids, or patterns with `*`. Empty means all calls."""
     calls: int | None = Field(default=None, ge=0)
     tokens: int | None = Field(default=None, ge=0)
     money: Decimal | None = Field(default=None, ge=0)
@@ -59,14 +59,17 @@ RatePer = Literal["all", "principal", "agent", "session"]
 """The key by which a limit is counted; `all` is one count for all callers."""
 
 MAX_REFILL_S = 366 * 86_400
+"""Maximum seconds until a burst that was used up is free again."""
+
 MAX_WAIT_S = 300
+"""Maximum of `max_wait_seconds`."""
 
 
 class RateLimitRule(BaseModel):
-    """One limit: `limit` calls in `period_seconds`, up to `burst` of them at once.
+    """One rate limit: `limit` calls in `period_seconds`, up to `burst` of them at once.
 
-    `tool` is an exact name or a pattern with a written `*`; all tools that it matches are counted
-    together. An absent `burst` is `limit`.
+    `tool` is an exact name or a pattern with `*`. All tools that match it are counted together.
+    Without `burst`, it is the same as `limit`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,7 +80,7 @@ class RateLimitRule(BaseModel):
     period_seconds: float = Field(default=60.0, gt=0, le=MAX_REFILL_S, allow_inf_nan=False)
     burst: int | None = Field(default=None, ge=1, le=1_000_000_000)
     max_wait_seconds: float = Field(default=0, ge=0, le=MAX_WAIT_S, allow_inf_nan=False)
-    """The longest time that a call waits instead of being refused."""
+    """Maximum seconds that a call waits instead of being refused."""
 
     @model_validator(mode="after")
     def _refills(self) -> Self:
@@ -87,7 +90,7 @@ class RateLimitRule(BaseModel):
 
     @property
     def id(self) -> str:
-        """The name of its counters in the database. Another rate is another limit."""
+        """The name of its counters in the database. A limit with another rate is another limit."""
         return f"rule:{self.tool} {self.per} {self.limit}/{self.period_seconds!r}"
 
 

@@ -1,8 +1,8 @@
 """Rows of counters, for budgets and rate limits: the used amount, and a durable mark ahead of it.
 
-Host side. `budgets/ledger` and `budgets/limiter` decide in memory; this is the part that must
-survive. Invariant: a mark, `reserved`, is at least the amount that any engine on this state has
-allowed, so counting it as used after a start can only be too strict.
+Host side. `budgets/ledger` and `budgets/limiter` decide in memory; these rows survive a restart.
+Invariant: a budget's mark, `reserved`, is at least the amount that the engine has allowed. So
+counting it as used after a restart can only be too strict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fumehood.storage.schema import COUNTERS, MAX_INTEGER
 from fumehood.storage.writer import Job, Row
 
 KEPT_DAYS = 30
-"""Days that the counter of a day or session is kept after its last change."""
+"""Days for which the counter of a day or session is kept after its last change."""
 
 FOREVER = "9999"
 """Later than any time, as text."""
@@ -39,13 +39,13 @@ class CounterKey(NamedTuple):
     name: str
     subject: Subject
     period: str
-    """A day (`2026-01-31`), or `total`; of a rate limit `rate`."""
+    """A day (`2026-01-31`) or `total`, or `rate` for a rate limit."""
 
     unit: str
 
 
 class CounterRow(NamedTuple):
-    """One counter. `settled` was used; the rest of `reserved` may have been."""
+    """One counter. `settled` was used; the rest of `reserved` may have been used."""
 
     key: CounterKey
     settled: int
@@ -53,53 +53,61 @@ class CounterRow(NamedTuple):
 
 
 class CounterTable:
-    """The table of counters. It knows no limits."""
+    """The table of counters. It stores amounts without knowing their limits."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
-        """At the start: the counters of these periods; those of sessions only if asked for.
+        """Return the counters of these periods when the engine starts, blocking.
+
+        Counters of sessions are included only with `sessions`.
 
         Raises:
             ReadFailed: the database cannot be read.
-            ValueError, TypeError: a row was not written by an engine.
+            ValueError, TypeError: a row is invalid.
         """
         current = COUNTERS.c.period.in_(periods)
         wanted = current if sessions else current & ~_OF_SESSIONS
         return self._database.read_now(lambda connection: _rows(connection, wanted))
 
     async def find(self, keys: Iterable[CounterKey]) -> list[CounterRow]:
-        """The counters of these keys that exist. Raises as `load_now`."""
+        """Return the counters with these keys, if they exist. Raises as `load_now`."""
         wanted = or_(*(_is(key) for key in keys))
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Make use up to `reserved` durable; a higher mark stays.
+        """Raise the marks to `reserved`, durably. A mark that is already higher is not lowered.
 
         Raises:
-            WriteFailed: nothing may be used on the strength of it.
+            WriteFailed: the marks may be unchanged, so nothing beyond them may be used.
         """
         await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Like `reserve` for an amount already used: does not wait, and may fail silently."""
+        """Raise the marks for an amount that is already used, without waiting.
+
+        A failure is ignored.
+        """
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks to these rows. No call may be spending from them meanwhile.
+        """Lower the marks to those of these rows. Meanwhile no call may use the difference.
 
         Raises:
-            WriteFailed: the marks stay.
+            WriteFailed: the marks are unchanged.
         """
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Like `give_back` without waiting. No higher mark may be pending."""
+        """Lower the marks as `give_back`, without waiting. No write of a higher mark may be
+        pending.
+        """
         self._database.write_soon(_writing(_PUT, rows, at))
 
     def note(self, row: CounterRow, until: datetime) -> None:
-        """Store a row that a crash may lose, until `until`. Neither waits nor fails."""
+        """Store a row that expires at `until` and that a crash may lose. Neither waits nor
+        fails."""
         self._database.post(_put, _values(row, stamp(until)))
 
     def forget_soon(self, key: CounterKey) -> None:
@@ -109,10 +117,10 @@ class CounterTable:
         )
 
     async def prune(self, now: datetime) -> int:
-        """Delete expired rows. Returns their number.
+        """Delete expired rows and return their number.
 
         Raises:
-            WriteFailed: the rest stays until the next run.
+            WriteFailed: the remaining rows stay until the next run.
         """
         over = select(COUNTERS.c.seq).where(COUNTERS.c.until <= stamp(now)).limit(DELETED_AT_ONCE)
 

@@ -1,7 +1,7 @@
-"""Usage: the sums of past calls, from the call log.
+"""Usage: sums of past calls, from the call log.
 
-Host side, read only. Invariants: sums are exact, because nothing is added as a float and no sum can
-overflow; a principal gets sums of its own calls only.
+Host side; it only reads. Invariants: sums are exact, because no float is added and no sum can
+overflow; a principal gets only the sums of its own calls.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
 HIGH = 1 << 32
-"""Columns are added in two halves, because a tool may report 2^63 - 1 tokens twice."""
+"""Columns are added in two halves, divided at this number, because SQLite's sums overflow: a tool
+may report 2^63 - 1 tokens twice."""
 
 MILLION = 1_000_000
 
 _DAY_CHARACTERS = 10
+"""Length of the day in a timestamp, `2026-01-31`."""
 
 _GROUP_COLUMNS: dict[Group, ColumnElement[Any]] = {
     "principal": CALLS.c.principal_id,
@@ -49,7 +51,7 @@ _LARGE: dict[str, ColumnElement[Any]] = {
     "input_tokens": CALLS.c.input_tokens,
     "output_tokens": CALLS.c.output_tokens,
     "tokens_used": CALLS.c.tokens_used,
-    # Always six decimal places, so that without its point it counts millionths.
+    # Amounts always have six decimal places, so without the point they count millionths.
     "cost": cast(func.replace(CALLS.c.cost, ".", ""), BigInteger),
 }
 
@@ -61,7 +63,7 @@ class UsageLog:
         self._database = database
 
     async def table(self, query: UsageQuery, principal_id: str | None = None) -> UsageTable:
-        """One principal's calls, or all calls; includes every call that has ended by now.
+        """Sum up one principal's calls, or all calls, including every call that has ended by now.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -90,9 +92,10 @@ def _summed(
     groups: Sequence[Group],
     limit: int | None,
 ) -> list[UsageRow]:
-    """A row for each group, in the order of the group's keys.
+    """Return a row for each group, at most `limit` of them, in the order of the groups' keys.
 
-    Each currency has its own row here; they are joined later, so the limit never splits a group.
+    The database returns one row for each group and currency. The rows of a group are merged here,
+    so that the limit never splits a group.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

@@ -1,1 +1,1 @@
-"""Observation: the structured log, clocks and identifiers, and the trace of one call."""
+"""Observation: the structured log, metrics, alerts and traces, and clocks and identifiers."""

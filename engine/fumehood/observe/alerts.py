@@ -1,9 +1,9 @@
-"""Alerts: five thresholds over the calls of the last minutes, of the engine and of each tool.
+"""Alerts: five thresholds for the calls of the last minutes, of the engine and of each tool.
 
 Host side. The counters are in memory, so after a restart the windows are empty and no alert is
-firing. Invariants: an alert fires once and is resolved once; between the two the value must come
-back by `BAND`, or there must be no more calls; a window takes the same memory at any rate, and the
-number of tools with one is bounded.
+firing. Invariants: an alert fires once and is resolved once; to be resolved, the value must come
+back behind the threshold by `BAND`, or there must be no more calls; a window takes the same memory
+at any rate of calls, and the number of tools that have one is bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fumehood.observe.tracing import CallSpans
 from fumehood.observe.window import Window
 
 BAND = 0.1
-"""How far a value must come back behind its threshold: a tenth of what the threshold allows."""
+"""How far a value must come back behind its threshold for its alert to be resolved, as a part of
+what the threshold allows."""
 
 LEAST_CALLS_OF_P99 = 100
 """Minimum number of calls in a window before the alert on the 99th percentile can fire."""
@@ -48,19 +49,20 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A threshold: the value is wrong above it, or below it if `is_least`."""
+    """A threshold. The value is bad above it, or below it if `is_least`."""
 
     value: Callable[[Totals], float]
     threshold: float
     message: str
     """A template with places for the value and the threshold."""
     limit: float | None = None
-    """What the value is compared with, where it is not the threshold."""
+    """The number with which the value is compared, if it is not the threshold."""
     is_least: bool = False
     least_calls: int = 0
+    """Minimum number of calls in a window for the alert to fire."""
 
     def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
-        """Whether the value is wrong; with `by`, or not better by this part of what is allowed."""
+        """Whether the value is bad, or not yet better than the threshold by the part `by`."""
         limit = self.threshold if self.limit is None else self.limit
         if self.is_least:
             return value < limit + by * (1 - limit)
@@ -68,7 +70,7 @@ class Rule:
 
 
 def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
-    """The five thresholds."""
+    """Return the five thresholds by the names of their alerts."""
     return MappingProxyType(
         {
             "success_rate": Rule(
@@ -125,7 +127,7 @@ class Alerts:
         self._owed: list[Alert] = []
 
     def add(self, call: EndedCall) -> None:
-        """Count one call."""
+        """Count one call that has ended."""
         if not self._settings.enabled:
             return
         now, is_slow = self._monotonic(), call.duration_s > self._slow_s
@@ -152,7 +154,7 @@ class Alerts:
                 alert = self._judge(tool, name, rule, totals)
                 if tool is None or alert.firing:
                     shown.append(alert)
-            if tool is not None and not totals.calls:  # its alerts are resolved by now
+            if tool is not None and not totals.calls:  # `_judge` has resolved its alerts
                 del self._windows[tool]
         return AlertList(
             enabled=settings.enabled,
@@ -173,7 +175,7 @@ class Alerts:
             await anyio.sleep(LOOK_S)
 
     def _judge(self, tool: str | None, name: AlertName, rule: Rule, totals: Totals) -> Alert:
-        """Compare one value with its threshold, and note a change."""
+        """Compare one value with its threshold. If the alert fires or is resolved, note that."""
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None
         least_calls = max(self._settings.min_calls, rule.least_calls)
@@ -218,14 +220,15 @@ class Alerts:
 
 
 UNDECLARED = f"{EXTERNAL}(undeclared)"
-"""Counts for all tools of others that the configuration does not name: callers make up those names,
-and a few hundred would take the places of the engine's own tools."""
+"""The name under which all tools of callers are counted that the configuration does not name.
+Callers can invent such names, and a few hundred would leave no counters for the engine's own
+tools."""
 
 
 class CallObserver:
-    """The observers of one engine. `spans` is None if no traces are sent.
+    """Passes ended calls to metrics and alerts. `spans` is None if no traces are sent.
 
-    `declared` has the names of the tools of others in the configuration, without `external:`.
+    `declared` are the callers' own tools that the configuration names, without `external:`.
     """
 
     __slots__ = ("_declared", "alerts", "metrics", "spans")

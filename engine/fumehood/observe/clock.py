@@ -1,4 +1,4 @@
-"""Clocks and identifiers, passed in so that tests can hold them still."""
+"""Clocks and identifiers. They are passed to their users, so that tests can control them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from functools import partial
 from typing import Protocol
 
 POOL_BYTES = 12 * 150
+"""Random bytes that are drawn at once: enough for 150 identifiers."""
 
 _TIMESTAMP = "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ"
 
 
 class Clock(Protocol):
-    """Wall-clock time for people, monotonic time for durations."""
+    """The wall clock, for times that are shown or stored, and the monotonic clock, for
+    durations."""
 
     def now(self) -> datetime: ...
 
@@ -29,29 +31,30 @@ class SystemClock:
 
 
 class IdSource:
-    """Unguessable identifiers, from randomness that is drawn in advance.
+    """Creates unguessable identifiers from random bytes that are drawn in advance.
 
-    Asking the kernel for each identifier would cost more than making it. Not for use after a fork:
-    two processes would make the same ones.
+    Requesting random bytes from the kernel for each identifier would be slower. Must not be used
+    after a fork, because both processes would create the same identifiers.
     """
 
     def __init__(self) -> None:
         self._pool: list[str] = []
 
     def call_id(self) -> str:
-        """`call_` and 24 random hexadecimal digits."""
+        """Return a new id of a call: `call_` and 24 random hexadecimal digits."""
         return f"call_{self._draw()}"
 
     def approval_id(self) -> str:
-        """`apr_` and 24 random hexadecimal digits."""
+        """Return a new id of an approval: `apr_` and 24 random hexadecimal digits."""
         return f"apr_{self._draw()}"
 
     def trace_id(self, now: datetime) -> str:
-        """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
+        """Return a new id of a trace: `trace_YYYYMMDD_` and 12 random hexadecimal digits (mission
+        E)."""
         return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw()[:12]}"
 
     def _draw(self) -> str:
-        """24 random digits."""
+        """Return 24 random hexadecimal digits."""
         if not self._pool:
             drawn = secrets.token_hex(POOL_BYTES)
             self._pool = [drawn[at : at + 24] for at in range(0, len(drawn), 24)]
@@ -59,7 +62,7 @@ class IdSource:
 
 
 def timestamp(now: datetime) -> str:
-    """ISO 8601 in UTC with milliseconds."""
+    """Format a UTC time in ISO 8601 with milliseconds."""
     return _TIMESTAMP % (
         now.year, now.month, now.day, now.hour, now.minute, now.second, now.microsecond // 1000,
     )  # fmt: skip

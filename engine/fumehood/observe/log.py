@@ -1,8 +1,8 @@
-"""The structured log: one line for each event, as JSON or coloured text, never delaying a call.
+"""The structured log: one line for each event, as JSON or coloured text.
 
-Host side. A thread formats and writes the lines, because a reader of the daemon's log may have
-stopped reading, and a full pipe must not block calls. Events that exceed the reader's speed are
-dropped and counted.
+Host side. Logging never delays a call: a thread formats and writes the lines, because a process
+that reads the daemon's log may stop reading, and a full pipe must not block calls. If the reader is
+too slow, events are dropped and counted.
 """
 
 from __future__ import annotations
@@ -22,19 +22,27 @@ from typing import Any, TextIO
 import structlog
 
 MAX_WAITING_EVENTS = 10_000
+"""Maximum number of events that wait to be written. Further ones are dropped."""
+
 FLUSH_DEADLINE_S = 2.0
+"""Maximum seconds that `flush` waits."""
+
 GATHER_S = 0.02
+"""Seconds for which the thread collects events before it writes them together."""
 
 Logger = Any
 """structlog's loggers are built at run time and have no useful static type."""
 
 
 class EventWriter:
-    """The sink: formats and writes events in order, in a thread."""
+    """The end of the log: formats and writes events in order, in a thread.
+
+    `redact` replaces secrets in events, once it is set.
+    """
 
     def __init__(self, stream: TextIO, processors: Sequence[Any]) -> None:
-        # Kept open with the sink: if its number were reused, log lines
-        # would go into another channel.
+        # A reference keeps the stream open. If it were closed, its descriptor could be reused, and
+        # log lines would be written to another file or socket.
         self._stream = stream
         self._descriptor = stream.fileno()
         self._processors = processors
@@ -47,26 +55,26 @@ class EventWriter:
         threading.Thread(target=self._write_forever, name="log-writer", daemon=True).start()
 
     def msg(self, **event: Any) -> None:
-        """Queue one event; every log level ends here."""
+        """Queue one event. The methods of all log levels are this one."""
         if len(self._events) >= MAX_WAITING_EVENTS:
             self._dropped += 1
             return
         self._events.append(event)
-        if not self._wake.is_set():  # setting what is set would cost a call a lock
+        if not self._wake.is_set():  # `set` takes a lock even if it is already set
             self._empty.clear()
             self._wake.set()
 
     debug = info = warning = error = critical = exception = fatal = failure = msg
 
     def flush(self, timeout_s: float = FLUSH_DEADLINE_S) -> bool:
-        """Wait until everything is written; False if the reader is too slow."""
+        """Wait until all events are written. Return False if that takes too long."""
         return self._empty.wait(timeout_s)
 
     def _write_forever(self) -> None:
         while True:
             self._wake.wait()
-            # Lines that follow soon are written together: waking this thread for each
-            # would cost a call more than making its line.
+            # Lines that follow soon are written together. Waking this thread for each line would
+            # cost the caller more time than formatting it.
             time.sleep(GATHER_S)
             self._wake.clear()
             while self._events:
@@ -86,7 +94,7 @@ class EventWriter:
     def _line(self, event: dict[str, Any]) -> str:
         try:
             return self._rendered(event)
-        except Exception as error:  # one event must not end the log
+        except Exception as error:  # an event that cannot be formatted must not end the log
             return self._rendered(
                 {"event": "log.event_lost", "level": "error", "exception": type(error).__name__}
             )
@@ -95,7 +103,7 @@ class EventWriter:
         *prepare, render = self._processors
         for process in prepare:
             event = process(None, "", event)
-        if self.redact is not None:  # before characters are escaped
+        if self.redact is not None:  # before rendering, which escapes characters
             event = self.redact(event)
         return str(render(None, "", event))
 
@@ -109,7 +117,7 @@ class EventWriter:
 
 
 def make_logger(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> Logger:
-    """A logger without global configuration, so that an embedding program keeps its own.
+    """Return a logger that does not change the global configuration of an embedding program.
 
     `style` is `json`, `text`, or `auto`: text on a terminal, JSON elsewhere.
     """
@@ -132,11 +140,11 @@ def make_logger(level: str = "info", style: str = "auto", stream: TextIO | None 
             logging.getLevelNamesMapping()[level.upper()]
         ),
         cache_logger_on_first_use=False,
-    ).bind()  # the lazy proxy would be bound anew for every line
+    ).bind()  # the lazy proxy would be bound again for every line
 
 
 def _as_event(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[Any, ...]:
-    """structlog's form for "call the sink with these keywords"."""
+    """Return the arguments for the sink in structlog's form: no positional ones, and the event."""
     return (), event
 
 
@@ -148,14 +156,14 @@ def _readable_time(logger: Any, method: str, event: dict[str, Any]) -> dict[str,
 
 
 def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -> None:
-    """Log an exception: kind and place at the level `error`, its text at `debug` only.
+    """Log an exception: its type and place at the level `error`, its text only at `debug`.
 
-    The text of an exception often quotes the value that caused it, and argument values must not
-    appear above `debug`.
+    The text of an exception often quotes the value that caused it, and argument values may only
+    appear at `debug`.
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
-    # An exception from another process carries its own kind and place.
+    # An exception from another process has its original type and place as attributes.
     where = list(getattr(error, "where", where))
     kind = getattr(error, "kind", type(error).__name__)
     logger.error(event, **values, exception=kind, where=where)
@@ -163,19 +171,19 @@ def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -
 
 
 def quiet_logger() -> Logger:
-    """The default of embedding programs: warnings and errors only."""
+    """Return the default logger of embedding programs, for warnings and errors only."""
     return make_logger("warning")
 
 
 def redact_events(logger: Logger, redact: Callable[[Any], Any]) -> None:
-    """Redact the events of a logger of this module from now on."""
+    """From now on, redact the events of a logger that this module has created."""
     sink = getattr(logger, "_logger", None)
     if isinstance(sink, EventWriter):
         sink.redact = redact
 
 
 def flush(logger: Logger) -> None:
-    """Write queued events, for at most two seconds."""
+    """Wait until queued events are written, for at most `FLUSH_DEADLINE_S`."""
     sink = getattr(logger, "_logger", None)
     if isinstance(sink, EventWriter):
         sink.flush()

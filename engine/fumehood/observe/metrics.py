@@ -1,8 +1,8 @@
-"""Metrics: counters of the calls that have ended, and all figures as text for Prometheus.
+"""Metrics: counters of ended calls, and all metrics as text for Prometheus.
 
-Host side. `CallMetrics` counts what is counted nowhere else; figures that other parts have are read
-when somebody asks, and given to `exposition`. Prometheus' library is only imported then. Invariant:
-the number of series is bounded, whatever names and codes callers and tools make up.
+Host side. `CallMetrics` counts calls. Numbers that other parts already have are read on request and
+passed to `exposition`; only then Prometheus' library is imported. Invariant: the number of series
+is bounded, whatever names and codes callers and tools invent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ if TYPE_CHECKING:
 BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
-"""Upper bounds. 0.5 and 2 are thresholds of alerts."""
+"""Upper bounds of the buckets for durations, in seconds. 0.5 and 2 are default thresholds of
+alerts."""
 
 APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0)
+"""Upper bounds of the buckets for waits for approval, in seconds."""
 
 UNKNOWN = "(unknown)"
-"""The label for unknown names. The parentheses cannot occur in a tool's name."""
+"""The label for unknown tools. A tool's name cannot contain parentheses."""
+
 OTHER = "(other)"
 """The label of all tools beyond `MAX_TOOLS`, and of all codes beyond `MAX_CODES`."""
+
 MAX_TOOLS = 200
+"""Maximum number of tools that have their own counters."""
+
 MAX_CODES = 60
-"""Codes of one tool: all of the engine's, and some of its own."""
+"""Maximum number of codes that are counted separately for one tool: enough for all codes of the
+engine and some of the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class EndedCall:
     tool: str | None
     code: str
     duration_s: float
-    """Without the wait for a human's approval."""
+    """Seconds that the call took, without the wait for a human's approval."""
     is_fault: bool = False
     """Whether the program, the engine or another service failed, not the caller or a rule."""
     retries: int = 0
@@ -48,7 +55,7 @@ class EndedCall:
 
 
 class Histogram:
-    """Durations by bucket."""
+    """Counts durations by bucket, and sums them up."""
 
     __slots__ = ("bounds", "counts", "total_s")
 
@@ -62,7 +69,7 @@ class Histogram:
         self.total_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """The count of each bucket and those below it, by upper bound."""
+        """Return upper bound and cumulative count of each bucket, in Prometheus' form."""
         found, below = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             below += count
@@ -96,7 +103,7 @@ class CallMetrics:
         self.approvals = Histogram(APPROVAL_BUCKETS_S)
 
     def add(self, call: EndedCall) -> None:
-        """Count one call. On the way of every call, so it does no more than that."""
+        """Count one call. Runs on every call, so it must stay cheap."""
         name = call.tool or UNKNOWN
         tool = self.tools.get(name)
         if tool is None:
@@ -112,18 +119,18 @@ class CallMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that another part of the engine has. Its name is without `fumehood_`, `_total`."""
+    """A metric that another part of the engine has. Its `name` lacks `fumehood_` and `_total`."""
 
     name: str
     help: str
     value: float | Mapping[str, float]
-    """One value, or values by `label`."""
+    """One value, or a mapping of the values of `label` to the metric's values."""
     label: str | None = None
     kind: Literal["gauge", "counter"] = "gauge"
 
 
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
-    """All figures as text for Prometheus, and its media type."""
+    """Return all metrics as text for Prometheus, and the text's media type."""
     from prometheus_client import (
         CONTENT_TYPE_PLAIN_0_0_4,
         CollectorRegistry,

@@ -1,4 +1,4 @@
-"""The operator's settings of alerts. Values only."""
+"""The operator's settings of alerts, as plain values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class AlertSettings(BaseModel):
-    """When people are told that calls fail or take long (mission D5).
+    """Thresholds for alerts about calls that fail or take long (mission D5).
 
-    Each threshold holds for the calls of the last `window_seconds`, of the engine and of each of
-    its tools, once there are `min_calls` of them.
+    Each threshold applies to the calls of the last `window_seconds`, of the engine and of each of
+    its tools, if there are at least `min_calls`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -24,7 +24,7 @@ class AlertSettings(BaseModel):
     max_retry_rate: float = Field(default=0.1, ge=0, le=100)
     per_tool: bool = True
     webhook: bool = True
-    """Whether the webhook is told, if there is one."""
+    """Whether alerts are also sent to the webhook, if one is configured."""
 
 
 __all__ = ["AlertSettings"]

@@ -1,11 +1,12 @@
-"""Tracing: where a call stands in a distributed trace, and its spans when it has ended.
+"""Tracing: the place of a call in a distributed trace, and its spans when it has ended.
 
-Host side. The only module with the names of OpenTelemetry's attributes; of its packages it needs
-the API, and imports it when spans are made. The ids of a call's span are made from the ids of the
-call, so that it is known from the beginning to the services that the call reaches, and is the
-same after a restart. Spans are made from the measured times when the call is over: a call that
-waited for a human has one span, whichever engine ended it. Invariants: arguments and results are
-never attributes, nor is a name that is no tool's; spans take a bounded part of the engine's time.
+Host side. Only this module knows the names of OpenTelemetry's attributes. It needs only
+OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span are derived
+from the ids of the call. So they are known from the beginning, to be sent to the services that the
+call reaches, and are the same after a restart. Spans are created from measured times when the call
+has ended: a call that waited for a human has one span, even if the engine was restarted meanwhile.
+Invariants: arguments, results and names of unknown tools are never attributes; spans take a bounded
+part of the engine's time.
 *Source*: W3C Trace Context; OpenTelemetry's semantic conventions for generative AI.
 """
 
@@ -33,11 +34,12 @@ TOOL_TYPE = "gen_ai.tool.type"
 CALL_ID = "gen_ai.tool.call.id"
 ERROR_TYPE = "error.type"
 EXECUTE_TOOL = "execute_tool"
-"""The operation, and the beginning of the span's name."""
+"""The value of `OPERATION`, which is also the beginning of the span's name."""
 
 TIME_SHARE = 0.002
-"""The part of its time that the engine may spend on making spans. Sending them takes about twice
-as much, in a thread. Of more calls than fit into it, some have none."""
+"""The part of its time that the engine may spend on creating spans. Sending them takes about twice
+as much, in a thread. If there are too many calls, some get no spans."""
+
 BURST_S = 0.05
 """Seconds of that time that may be spent at once."""
 
@@ -45,12 +47,14 @@ SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
 
 HEADER = "traceparent"
+"""The header with a request's trace and span. *Source*: W3C Trace Context."""
+
 VARIABLE = "TRACEPARENT"
-"""A program's environment variable. *Source*: OpenTelemetry, "Environment variables as context
-propagation carriers"."""
+"""The environment variable with a program's trace and span. *Source*: OpenTelemetry, "Environment
+variables as context propagation carriers"."""
 
 INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The `traceparent` of the current request, unparsed. Set by the faces."""
+"""The header `traceparent` of the current request, unparsed."""
 
 _FORM = re.compile(
     r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
@@ -60,7 +64,8 @@ _W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
 
 
 def read_traceparent(text: object) -> TraceParent | None:
-    """The header `traceparent`, or None if it is invalid; then the trace begins here."""
+    """Parse the header `traceparent`. Return None if it is invalid: then a new trace begins
+    here."""
     match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
     if match is None or (match[1] == "00" and match[5] is not None):
         return None
@@ -69,7 +74,7 @@ def read_traceparent(text: object) -> TraceParent | None:
 
 @contextmanager
 def incoming(text: object) -> Iterator[None]:
-    """Make calls in the trace of this `traceparent`, if it is one."""
+    """Make the calls inside this context part of the trace of a `traceparent`, if it is valid."""
     token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
     try:
         yield
@@ -79,12 +84,15 @@ def incoming(text: object) -> Iterator[None]:
 
 
 def span_id_of(call_id: str) -> str:
-    """The id of a call's span."""
+    """Return the id of a call's span, which is derived from the call's id."""
     return hashlib.sha256(call_id.encode()).hexdigest()[:16]
 
 
 def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
-    """Return the span of a call for the services that it calls. Hash an id that is not W3C's."""
+    """Return the trace and span of a call, for the services that it calls.
+
+    A trace id that does not have W3C's form is hashed.
+    """
     if parent is not None:
         return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)
     if not _W3C_ID.fullmatch(trace_id):
@@ -94,7 +102,7 @@ def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> Trace
 
 @dataclass(frozen=True, slots=True)
 class EndedStage:
-    """One part of a call, in seconds since the epoch."""
+    """One stage of a call. Its times are in seconds since 1970."""
 
     name: str
     began: float
@@ -104,7 +112,7 @@ class EndedStage:
 
 @dataclass(frozen=True, slots=True)
 class EndedTrace:
-    """The data for the spans of one call. `parent_id` is the span that it belongs to."""
+    """The data for the spans of one call. `parent_id` is the id of its parent span, or None."""
 
     tool: str
     call_id: str
@@ -116,7 +124,7 @@ class EndedTrace:
 
 
 class CallSpans:
-    """Makes the spans of calls. `provider` is of OpenTelemetry's SDK, or a program's own."""
+    """Creates the spans of calls with a provider of OpenTelemetry's SDK or of another library."""
 
     def __init__(self, provider: TracerProvider, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -126,7 +134,7 @@ class CallSpans:
         self._ids: Any = None
         self._take_ids()
         self.left_out = 0
-        """Calls without spans, because there were too many."""
+        """Number of calls that got no spans because there was no time for them."""
 
     def wants(self) -> bool:
         """Whether there is time for the spans of one more call."""
@@ -139,7 +147,7 @@ class CallSpans:
         return True
 
     def record(self, told: EndedTrace) -> None:
-        """Make the span of a call, and one for each of its stages."""
+        """Create the span of a call, and one for each of its stages."""
         began = self._monotonic()
         try:
             self._make(told)
@@ -176,7 +184,7 @@ class CallSpans:
 
     @contextmanager
     def _chosen_ids(self, span: TraceParent) -> Iterator[None]:
-        """Give the next span these ids, and its trace, if it begins one."""
+        """Use these ids for the next span, and for its trace if the span begins one."""
         if self._ids is None:
             yield
             return
@@ -187,11 +195,12 @@ class CallSpans:
             self._ids.next_span = self._ids.next_trace = None
 
     def _take_ids(self) -> None:
-        """Choose the ids of the spans ourselves, where the tracer is the SDK's."""
+        """Replace the tracer's id generator by one that uses chosen ids, if the tracer is the
+        SDK's."""
         tracer: Any = self._tracer
         if not hasattr(tracer, "id_generator"):
             return
-        if hasattr(tracer.id_generator, "next_span"):  # of another engine in this program
+        if hasattr(tracer.id_generator, "next_span"):  # replaced by another engine in this process
             self._ids = tracer.id_generator
             return
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator

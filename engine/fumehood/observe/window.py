@@ -1,15 +1,15 @@
-"""Sums over the last seconds, kept in slots of time: the same memory at any rate."""
+"""Sums over the last seconds, kept in slots of time, so that memory is the same at any rate."""
 
 from __future__ import annotations
 
 from collections import deque
 
 SLOTS = 12
-"""Slots of one window. An event is forgotten up to one slot early."""
+"""Number of slots in a window. An event is forgotten up to one slot's time too early."""
 
 
 class Window:
-    """Several sums over the last `window_s` seconds. `now` never decreases."""
+    """Several sums over the last `window_s` seconds. The argument `now` must never decrease."""
 
     __slots__ = ("_slot_s", "_slots", "_sums")
 
@@ -30,7 +30,7 @@ class Window:
             sums[index] += value
 
     def totals(self, now: float) -> list[float]:
-        """The sums over the current slot and those before it, `SLOTS` in all."""
+        """Return the sums over the last `SLOTS` slots, including the current one."""
         self._forget(int(now // self._slot_s))
         return [sum(slot[1][index] for slot in self._slots) for index in range(self._sums)]
 
