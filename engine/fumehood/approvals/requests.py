@@ -350,7 +350,10 @@ class ApprovedRuns:
 
     @contextmanager
     def followed_by(self, handle: CallHandle | None, approval_id: str) -> Iterator[None]:
-        """Pass the output and progress of this call on to `handle`, once it runs."""
+        """While the context is open, pass output and progress of the approval's call to `handle`.
+
+        They begin once the call runs. Nothing is passed if `handle` is None.
+        """
         if handle is None:
             yield
             return

@@ -108,7 +108,7 @@ class ApprovalService:
         return self._eligibility.shown(stored.approval)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
-        """The newest approval of a caller's own call."""
+        """Return the newest approval of a caller's own call, as the caller may see it, or None."""
         stored = await self._own_call(call_id, principal)
         return None if stored is None else own_view(stored)
 

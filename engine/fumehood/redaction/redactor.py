@@ -167,7 +167,7 @@ class Redactor:
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value may hold a match, by its JSON. Cheap; never wrongly False."""
+        """Whether a value, given as JSON, may contain a match. Quick, and never wrong if False."""
         return self._pattern is not None and (
             self._beginnings is None or self._beginnings.search(encoded) is not None
         )

@@ -128,8 +128,9 @@ class ToolIndex:
         """A counter that grows with every change, so that callers notice changes."""
         self._external = external
         self.coming = tuple((f"{server}__", "") for server in mcp_servers)
-        """Name prefixes of MCP servers' tools that may be listed later, in the policy loader's
-        form.
+        """Prefixes of the tool names that MCP servers may list later, each with an empty version.
+
+        A policy may name such tools, so its loader must not report them as unknown.
         """
         self._now = _Tools()
 

@@ -319,7 +319,10 @@ def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, A
 
 
 def _mark(approval: Approval) -> str:
-    """Identify the state of an approval on a page. `counted` changes without a new version."""
+    """Return a text that changes whenever the page of an approval must be updated.
+
+    The approval's version is not enough: the number of approvers who count can change without it.
+    """
     return f"{approval.version}.{len(approval.counted)}"
 
 
