@@ -20,7 +20,8 @@ from fumehood.policy.model import Decision
 
 
 class Eligibility:
-    """The answers of one engine. `channels` are the principals whose decisions channels bring."""
+    """Answers these questions for one engine. `channels` are the principals of channels that
+    decide."""
 
     def __init__(
         self,

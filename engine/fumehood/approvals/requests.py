@@ -43,10 +43,10 @@ DENIED_FOR = timedelta(hours=24)
 """How long a denial also answers repetitions of the same call."""
 
 RETRY_S = 5.0
-"""How long until the disk is asked again to accept an ending."""
+"""Seconds between two attempts to store an ending."""
 
 STOP_S = 15.0
-"""How long the cancelling of a running call waits for its end."""
+"""Seconds that cancelling a running call waits for its end."""
 
 
 class ApprovalRequests:
@@ -74,7 +74,7 @@ class ApprovalRequests:
         self.log = log
         self.runs = ApprovedRuns()
         self.changes = 0
-        """Grows with every change."""
+        """A counter that grows with every change of any approval."""
         self.new_call = anyio.Event()
         """Set when a call begins to wait."""
         self._changed = anyio.Event()
@@ -85,7 +85,7 @@ class ApprovalRequests:
         self._untold: set[str] = set()
         """Waiting calls whose callers have not received the approval's id yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
-        """Call id → a future, until the ending is stored."""
+        """Call id → a future, while it is being stored that the call's answer was fetched."""
 
     def now(self) -> datetime:
         """The current time. It never goes back, so setting the clock back cannot revive an
@@ -142,8 +142,8 @@ class ApprovalRequests:
         """Consume the approval of an `external:` call before its caller receives it.
 
         Raises:
-            ApprovalExpired: it was told before, to an equal call.
-            WriteFailed: it is not known to be used up, so nobody may hear of it.
+            ApprovalExpired: an equal call has already received it.
+            WriteFailed: it may not be used up durably, so the caller must not receive it.
         """
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
@@ -174,7 +174,8 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Note that a caller knows that this call continues without it."""
+        """Note that the caller was told the approval's id, so that it can fetch the answer
+        later."""
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
@@ -310,7 +311,7 @@ class ApprovedRun:
 
 
 class ApprovedRuns:
-    """The approved calls that run now, at most one of an approval, and their followers."""
+    """The approved calls that are running, at most one for each approval, and their listeners."""
 
     def __init__(self) -> None:
         self.running: dict[str, ApprovedRun] = {}
@@ -331,7 +332,7 @@ class ApprovedRuns:
         run.over.set()
 
     async def stop(self, approval_id: str) -> bool:
-        """Cancel a run and wait, bounded, for its end. False: it cannot be cancelled here."""
+        """Cancel a run, and wait a bounded time for its end. Return False if that is impossible."""
         run = self.running.get(approval_id)
         if run is None or not run.handle.cancel():
             return False
@@ -368,7 +369,7 @@ class ApprovedRuns:
 
 
 class PendingQuota:
-    """How many calls may wait, of all callers and of each, and the disk space of each caller's."""
+    """Limits the number of waiting calls, in total and for each caller, and their disk space."""
 
     def __init__(self, settings: ApprovalSettings) -> None:
         self._places = FairShare(settings.max_pending, settings.max_pending_per_principal)

@@ -52,11 +52,11 @@ MAX_ID_CHARACTERS = 100
 NOT_NAMED = "not among the approvers"
 
 WATCH_S = 25.0
-"""The longest that one request waits for a change."""
+"""Maximum seconds that one request waits for a change."""
 
 
 class ApprovalService:
-    """All approvals of one engine. `requests` is their other side, for calls on their way."""
+    """All approvals of one engine. The pipeline uses them through `requests`."""
 
     def __init__(self, scheduler: ApprovalScheduler) -> None:
         self.scheduler = scheduler

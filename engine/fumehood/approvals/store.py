@@ -255,7 +255,7 @@ class Waiting:
 
 
 class ApprovalTable:
-    """The rows of one database. Each of `channels` is owed a message about each event."""
+    """The rows of one database. With each event, a message for each of `channels` is stored."""
 
     def __init__(
         self,
@@ -495,7 +495,7 @@ def _undecided(to: ApprovalState, tool: str) -> bool:
 
 
 def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Make equal calls new calls; returns the number of changed rows."""
+    """Make later equal calls count as new calls, not as repeats. Return the number of rows."""
     return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
 

@@ -137,7 +137,7 @@ class WebhookChannel(ApprovalChannel):
                 await anyio.sleep(self._pause_s())
 
     async def _round(self, send: Send) -> bool:
-        """Send all pending messages once. Returns whether none has to be retried. Never raises."""
+        """Send all pending messages once. Return whether none must be sent again. Never raises."""
         is_clean = False
         try:
             await self._forget_old()
@@ -315,8 +315,9 @@ class Callbacks:
         """Accept a body that has exactly one valid, recent and unused signature.
 
         Raises:
-            Unauthorized: none, several, or one that is wrong, too old, of the future, or used.
-            RateLimited: more good ones in the window than are remembered.
+            Unauthorized: there is no signature or more than one, or it is wrong, too old, too far
+                in the future, or was used before.
+            RateLimited: more valid signatures arrived in the window than can be remembered.
         """
         if len(headers) != 1:
             raise Unauthorized(f"Sign the body, with one header `{HEADER}`.")
@@ -412,7 +413,7 @@ def note_attempt(connection: Connection, seq: int) -> None:
 
 
 def forget_old(connection: Connection, before: datetime) -> int:
-    """Delete settled messages that were stored before a time; their number."""
+    """Delete settled messages that were stored before a time. Return their number."""
     ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
     removed = connection.execute(
         delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
@@ -421,7 +422,7 @@ def forget_old(connection: Connection, before: datetime) -> int:
 
 
 def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> int:
-    """Store a message; its number."""
+    """Store a message and return its number."""
     row = {
         "event": event,
         "created_at": stamp(at),
