@@ -1,1 +1,1 @@
-"""What travels between processes: bytes, frames, strict JSON, messages."""
+"""The data that processes exchange: frames, strict JSON, messages, events and cursors."""

@@ -1,4 +1,4 @@
-"""The addresses of blobs, split into their parts for clients."""
+"""Parse the URLs of blobs, for clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _URL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BlobUrl:
-    """The parts of a blob's address. Only the engine can verify it."""
+    """The parts of a blob's URL. Only the engine can verify its signature."""
 
     blob_id: str
     expires: str

@@ -13,11 +13,11 @@ from typing import Any
 import rfc8785
 
 MAX_SAFE_INTEGER = 2**53 - 1
-"""*Source*: RFC 8785, section 3.2.2.3, by way of I-JSON."""
+"""The largest integer that every double represents exactly. *Source*: RFC 8785, section 3.2.2.3."""
 
 
 def canonical(value: Any) -> bytes:
-    """The canonical text of a JSON value.
+    """Return the canonical text of a JSON value.
 
     Raises:
         ValueError: it is not a JSON value.
@@ -26,7 +26,7 @@ def canonical(value: Any) -> bytes:
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 over the canonical text, in hexadecimal digits."""
+    """Return the SHA-256 over a value's canonical text, as hexadecimal digits."""
     return hashlib.sha256(canonical(value)).hexdigest()
 
 

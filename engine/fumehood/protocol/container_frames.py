@@ -39,17 +39,18 @@ from fumehood.protocol.framing import FrameError
 from fumehood.protocol.messages import GuestReady
 
 MAX_TEXT_CHARACTERS = 64 * 1024
-"""Bytes of output in one frame, and of one part of a request."""
+"""Maximum bytes of output in one frame, and of one part of a request."""
 
 OUTPUT_START = b'{"op":"output",'
-"""The start of a frame as the guest writes it; other forms are parsed more slowly."""
+"""The beginning of an output frame as the guest writes it. Frames in other forms are parsed more
+slowly."""
 
 MAX_DATA_CHARACTERS = 88 * 1024
 """Maximum characters of base64 in one `data` frame, enough for 64 KB of a file."""
 
 MAX_PATH_CHARACTERS = 4096
 MAX_INLINE_REQUEST_BYTES = 256 * 1024
-"""Bytes of a request that fits one frame. Longer requests are sent in parts."""
+"""Maximum size of a request that is sent in one frame, in bytes. Larger ones are sent in parts."""
 
 
 class _Frame(BaseModel):
@@ -215,7 +216,7 @@ def run_frames(
     thin: bool = False,
     tools: bool = False,
 ) -> list[JsonObject]:
-    """The frames that start a run. A long request's parts come first."""
+    """Return the frames that start a run. A long request is sent in parts before the run."""
     if limits.memory_mb is None:
         raise ValueError("a run in a container needs a memory limit")
     run: JsonObject = {
@@ -243,7 +244,7 @@ def run_frames(
 
 
 def answer_frames(run_id: int, answer: bytes) -> list[JsonObject]:
-    """The frames of an answer to a program's call, which is JSON."""
+    """Return the frames with the answer, as JSON, to a program's call."""
     *parts, last = _parts(run_id, answer.decode("ascii"))
     return [*parts, {**last, "op": "answer"}]
 

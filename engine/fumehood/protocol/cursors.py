@@ -29,7 +29,7 @@ class Cursors:
         return base64.urlsafe_b64encode(signed).decode("ascii").rstrip("=")
 
     def read(self, cursor: str, listing: str, principal_id: str) -> str:
-        """The position in a cursor.
+        """Return the position in a cursor.
 
         Raises:
             InvalidParams: this engine did not make the cursor, or made it for another list or

@@ -1,8 +1,8 @@
 """The paths of an engine's state and sockets, from the environment and the configuration file.
 
-Used by the configuration, and by clients that only look for the socket. A client reads the few
-settings that name a path, which costs a tenth of the whole configuration. Invariant: both readers
-find the same path.
+Used by the configuration, and by clients that only look for the socket. A client reads only the few
+settings that name a path, which takes a tenth of the time of reading the whole configuration.
+Invariant: both find the same path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_SOCKET_PATH_BYTES = 107
-"""*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
+"""Maximum length of a socket's path. *Source*: unix(7); `sun_path` has 108 bytes, including a
+NUL."""
 
 RUN_DIRECTORY = Path("/run/fumehood")
 """The default directory of a service's sockets."""
@@ -55,7 +56,8 @@ class EnginePaths:
 
     @property
     def control_socket_path(self) -> Path:
-        """The socket for approvers and administrators, beside the callers' one.
+        """The socket for approvers and administrators, in the same directory as the callers'
+        socket.
 
         Raises:
             ValueError: the path is longer than a Unix socket's may be.
@@ -78,7 +80,7 @@ class EnginePaths:
 
 
 def fitting(path: Path) -> Path:
-    """A socket's absolute path.
+    """Return a socket's path as an absolute path.
 
     Raises:
         ValueError: it is longer than the kernel allows.
@@ -94,7 +96,7 @@ def fitting(path: Path) -> Path:
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """The configuration file that would be read; it may not exist."""
+    """Return the path of the configuration file, which may be missing."""
     named = environ.get("FUMEHOOD_CONFIG")
     if named:
         return Path(named)
@@ -103,10 +105,9 @@ def config_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
-    """The settings that name paths, from the environment or the file.
+    """Read the settings that name paths from the environment and the file.
 
-    None if they cannot be read this way: then the whole configuration must be read, which reports
-    the errors.
+    Return None if that fails: then the whole configuration must be read, which reports the errors.
     """
     variables = {name.lower(): value for name, value in environ.items() if value}
     if f"{PREFIX}service" in variables:
@@ -128,7 +129,7 @@ def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
 
 
 def _file_settings(path: Path, *, is_named: bool) -> dict[str, Any] | None:
-    """The file's settings, by the names of their variables. None if it cannot be read."""
+    """Read the file's settings, by the names of their environment variables. None if that fails."""
     if not path.is_file():
         return None if is_named else {}
     import tomllib

@@ -18,13 +18,13 @@ import re2
 from fumehood.protocol import strict_json
 
 Path = tuple[str | int, ...]
-"""Keys and positions that lead to a value."""
+"""The keys and indexes that lead to a value."""
 
 Lines = dict[Path, int]
 """The line of each key in a YAML text, from 1. Other formats have no lines."""
 
 MAX_VALUES = 200_000
-"""Scalars, arrays and objects in one file. A definition has a few dozen."""
+"""Maximum number of scalars, arrays and objects in one file. A definition has a few dozen."""
 
 MAX_INTEGER_BITS = math.ceil(strict_json.MAX_INTEGER_DIGITS * math.log2(10))
 
@@ -40,12 +40,12 @@ class FileFault(Exception):
 def read_values(
     name: str, data: bytes, lines: Lines | None = None, *, number_keys: bool = False
 ) -> Any:
-    """Parse a file in the format of its name. `lines` is filled for YAML only.
+    """Parse a file in the format that its name's suffix tells. `lines` is filled only for YAML.
 
     With `number_keys` the keys of YAML may be integers, which are read as their text.
 
     Raises:
-        FileFault: not in that format.
+        FileFault: the data is not in that format, or is too large.
     """
     if b"\0" in data:
         raise FileFault("it holds NUL bytes")
@@ -62,7 +62,7 @@ def read_values(
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """The line of the value or of the nearest value around it, or None."""
+    """Return the line of a value, or of the innermost value around it that has one, or None."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -70,7 +70,7 @@ def line_of(lines: Lines, path: Path) -> int | None:
 
 
 def one_line(text: str, longest: int = 1000) -> str:
-    """Text from a file, made safe for a terminal and a log."""
+    """Return untrusted text on one line, safe for a terminal and a log, cut to `longest`."""
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: longest + 1])
     return shown if len(shown) <= longest else f"{shown[:longest]}…"
 

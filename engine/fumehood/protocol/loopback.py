@@ -1,9 +1,9 @@
-"""Servers on a loopback address: how they listen, and which requests are meant for them.
+"""Servers on a loopback address: listen, and recognize requests that are meant for other servers.
 
-Every user and every web page of this machine can connect to such an address, and a page of the
-internet can send a browser there under its own name (DNS rebinding). Invariant: a request that
-`why_not_ours` accepts names this server as its host, and does not come from a page of another
-origin. Its sender remains unknown.
+Every user of this machine can connect to such an address, and so can every web page in a browser on
+it, even under the page's own host name (DNS rebinding). Invariant: a request that `why_not_ours`
+accepts names this server as its host, and does not come from a page of another origin. Who sent it
+remains unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKLOG = 2048
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Listen on a loopback address; port 0 chooses one.
+    """Listen on a loopback address. With port 0, the kernel chooses a free port.
 
     Raises:
         ValueError: it is not a loopback address.
@@ -38,13 +38,13 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def own_names(host: str, port: int) -> frozenset[str]:
-    """The names that a request may call this server by: its address, and `localhost`."""
+    """Return the host names that requests to this server may have: its address and `localhost`."""
     names = {f"[{host}]" if ":" in host else host, "localhost"}
     return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))
 
 
 def why_not_ours(names: frozenset[str], headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The reason to refuse a request that is not for these names, or None."""
+    """Return why a request must be refused, because of its host or its origin, or None."""
     found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
     for name, value in headers:
         if name in found:

@@ -1,7 +1,7 @@
-"""Messages: conversion between dictionaries on the wire and values of the model.
+"""Messages: convert between the dictionaries that are sent and typed values.
 
-Host side, used by the daemon, the client, and the host's half of each wall. Guests are hostile, so
-their frames become values only through the strict models here.
+Host side, used by the daemon, the client, and the host's part of each wall. Guests are hostile, so
+their frames are only parsed by the strict models here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Frame(BaseModel):
 
 
 class GuestReady(_Frame):
-    """The guest is ready, and these limits were tested there."""
+    """The guest is ready, and reports the limits that it has tested."""
 
     op: str
     enforces: dict[str, bool]
@@ -34,7 +34,7 @@ class GuestReady(_Frame):
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """The limits that held when the guest tried to break them."""
+        """The limits that the guest tried to break and could not."""
         return frozenset(limit for limit in Limit if self.enforces.get(limit, False))
 
 
@@ -63,7 +63,7 @@ class GuestProgress(_Frame):
 
 
 class GuestPart(_Frame):
-    """Text that a run yielded."""
+    """The next text of a streaming function's result."""
 
     op: str
     id: int
@@ -93,7 +93,7 @@ def parse_guest_frame(
 
 
 def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """The frame that starts a run. A memory limit must be set: the guest knows no other."""
+    """Return the frame that starts a run. The limits must include a memory limit."""
     if limits.memory_mb is None:
         raise ValueError("a run in a guest needs a memory limit")
     return {
@@ -111,22 +111,22 @@ def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) 
 
 
 def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
-    """The frame that requests a child for a direct connection."""
+    """Return the frame that requests a child, to which the host then connects directly."""
     return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
 
 
 def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """The request that a child reads, whether from the host or from its supervisor."""
+    """Return the request that a child reads, either from the host or from its supervisor."""
     return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """An envelope as JSON bytes."""
+    """Encode an envelope as JSON."""
     return _ENVELOPE.to_json(envelope)
 
 
 def decode_envelope(body: bytes) -> Envelope:
-    """An envelope from JSON bytes.
+    """Decode an envelope from JSON.
 
     Raises:
         ValueError: the bytes are not an envelope.

@@ -1,7 +1,7 @@
 """The paths of an engine's sockets, by rules shared by the daemon, the clients and the CLI.
 
-The settings in `config` extend these. Invariant: a client without a given path finds the socket of
-an engine with the same environment and configuration file.
+`config` extends these settings. Invariant: a client that is not given a path finds the socket of an
+engine that has the same environment and configuration file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class SocketSettings(BaseSettings):
 
     @property
     def control_socket_path(self) -> Path:
-        """The socket for approvers and administrators, beside the callers' one.
+        """The socket for approvers and administrators, in the same directory as the callers'
+        socket.
 
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
@@ -117,14 +118,14 @@ def find_sockets() -> SocketSettings:
 
 
 def require_named_file() -> None:
-    """Raises ConfigError if FUMEHOOD_CONFIG names a missing file."""
+    """Raise ConfigError if FUMEHOOD_CONFIG names a missing file."""
     named = os.environ.get("FUMEHOOD_CONFIG")
     if named and not Path(named).is_file():
         raise ConfigError("FUMEHOOD_CONFIG names a file that does not exist.")
 
 
 def config_file() -> Path:
-    """The configuration file that would be read; it may not exist."""
+    """Return the path of the configuration file, which may be missing."""
     return engine_paths.config_file(os.environ)
 
 

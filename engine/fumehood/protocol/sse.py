@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: not an event, but it shows both ends that the other one is alive."""
+"""A comment, which is not an event. It shows each end that the other one is alive."""
 
 MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
-"""Milliseconds before clients reconnect. The spread keeps them from reconnecting all at once."""
+"""Minimum milliseconds before clients reconnect, and the random part that is added, so that they do
+not all reconnect at the same time."""
 
 MAX_EVENT_BYTES = 64 << 20
-"""Bytes of one event. An answer may contain files."""
+"""Maximum size of one event in bytes. It is large because an answer may contain files."""
 
 
 class SseError(ValueError):
@@ -33,26 +34,30 @@ class Frame(NamedTuple):
 
 
 def retry() -> bytes:
-    """The pause before a client connects again. Not an event."""
+    """Return the field that tells a client how long to wait before it reconnects."""
     return b"retry: %d\n\n" % (MIN_RETRY_MS + randbelow(RETRY_SPREAD_MS))
 
 
 def encode(kind: str, event_id: str, data: bytes) -> bytes:
-    """One event. `data` is one line, as JSON can always be."""
+    """Encode one event. `data` must be a single line, as JSON can always be."""
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
 
 
 class Decoder:
-    """Takes chunks of a stream; returns the completed events, without comments."""
+    """Decodes a stream that arrives in chunks. Comments are ignored."""
 
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._looked = 0
-        """Length of the buffer's start that contains no end of an event."""
+        """Length of the beginning of the buffer that contains no end of an event."""
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """Raises SseError."""
+        """Add a chunk, and return the events that it completes.
+
+        Raises:
+            SseError: the stream is invalid, or an event is too large.
+        """
         self._buffer += chunk
         frames: list[Frame] = []
         start = 0
@@ -69,7 +74,7 @@ class Decoder:
 
 
 def _frame(block: bytes) -> Frame | None:
-    """One event, or None for a block without one. Supports only the forms written by `encode`."""
+    """Parse a block as `encode` writes it. Return None if it contains no event."""
     fields: dict[bytes, bytes] = {}
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")

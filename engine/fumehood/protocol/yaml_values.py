@@ -29,7 +29,7 @@ _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 _NO_NUMBER = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml, if the library was built with it; the events are the same."""
+"""PyYAML's loader in C, if it was built with libyaml. It produces the same events."""
 
 
 class YamlError(ValueError):
@@ -86,7 +86,7 @@ class _Builder:
         self._count = 0
         self._lines = lines
         self._within: Path = ()
-        """The path of the innermost open value."""
+        """The path of the innermost list or object that has not ended."""
 
     def take(self, event: Any) -> None:
         self._count += 1
@@ -126,7 +126,7 @@ class _Builder:
             self._lines[self._path()] = event.start_mark.line + 1
 
     def _path(self) -> Path:
-        """The path of the next value."""
+        """Return the path of the next value."""
         if not self._open:
             return ()
         innermost, key = self._open[-1], self._keys[-1]

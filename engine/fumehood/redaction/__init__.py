@@ -1,3 +1,3 @@
-"""Redaction: secrets and private patterns are replaced in all that leaves the engine."""
+"""Redaction: replace secrets and the operator's patterns in everything that leaves the engine."""
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def _pattern(text: str) -> str:
 
 
 MAX_PATTERN_CHARACTERS = 1000
-"""Longer ones exceed RE2's memory, and then a search takes seconds."""
+"""Maximum length of an operator's pattern. Longer ones exceed RE2's memory, and then a search takes
+seconds."""
 
 
 class RedactionSettings(BaseModel):
@@ -84,10 +85,10 @@ _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
     "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "sk-", "sk_", "AIza", "eyJ",
 )  # fmt: skip
-"""One of these begins each key of a common form, at the beginning of a word."""
+"""The first characters of keys of common forms. Such a key begins at the beginning of a word."""
 _KEY_BEGINS = "-----BEGIN "
 _UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
-"""An unfinished beginning ends with one of these."""
+"""The last characters that an incomplete one of these beginnings can have."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -103,12 +104,12 @@ MAX_ESCAPE = 20
 _NUMERIC = re.compile(r"[-+.0-9e]+")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-"""What the content of a file is: a match there is by chance. The field's name alone proves nothing,
-because services and programs choose names, too."""
+"""A file's content, which is not redacted, because matches in it are by chance. Its field's name is
+not enough to recognize it, because services and programs also choose names."""
 
 
 class Redactor:
-    """The rules of one engine. `learn` adds a secret's value while it runs."""
+    """Redacts by the rules of one engine. `learn` adds the value of a secret while it runs."""
 
     def __init__(self, settings: RedactionSettings | None = None) -> None:
         self._settings = settings if settings is not None else RedactionSettings()
@@ -128,7 +129,7 @@ class Redactor:
             self._compile()
 
     def text(self, text: str) -> tuple[str, int]:
-        """The text with each match replaced, and their number."""
+        """Return a text with each match replaced, and the number of matches."""
         if self._pattern is None:
             return text, 0
         try:
@@ -138,11 +139,11 @@ class Redactor:
         return found
 
     def line(self, text: str) -> str:
-        """A short text with each match replaced."""
+        """Return a short text with each match replaced."""
         return self.text(text)[0]
 
     def value(self, value: Any) -> tuple[Any, int]:
-        """A JSON value with each match in its texts and names replaced, and their number."""
+        """Return a JSON value with each match in its texts and keys replaced, and their number."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list | tuple):
@@ -160,7 +161,7 @@ class Redactor:
         return changed, total
 
     def _number(self, value: Any) -> tuple[Any, int]:
-        """A number with a match is replaced as a whole; null, true and false stay."""
+        """Return a number or, if it has a match, its replacement. Null, true and false stay."""
         if not self._reads_numbers or isinstance(value, bool) or value is None:
             return value, 0
         count = self.text(str(value))[1]
@@ -173,7 +174,7 @@ class Redactor:
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """A log event with each match replaced. Cheap without a match."""
+        """Return a log event with each match replaced. Quick if there is no match."""
         try:
             encoded = to_json(event, fallback=str)
         except ValueError:  # half a character
@@ -184,12 +185,14 @@ class Redactor:
         return redacted
 
     def stream(self) -> StreamRedactor:
-        """The redactor of one stream."""
+        """Return a redactor for one stream."""
         return StreamRedactor(self)
 
     def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
-        """A part of a text redacted, and the number of matches. The text before it decides
-        whether a word begins."""
+        """Return a part of a text, redacted, and the number of matches.
+
+        The text before the part is only used to find out whether a word begins at `start`.
+        """
         if self._pattern is None:
             return text[start:end], 0
         parts, at, count = [], start, 0
@@ -200,8 +203,10 @@ class Redactor:
         return "".join([*parts, text[at:end]]), count
 
     def settled(self, text: str, start: int) -> int:
-        """The end of the text that can be redacted without the rest of the stream. The text before
-        `start` has been passed on already."""
+        """Return the end of the part that can be redacted without knowing the rest of the stream.
+
+        The text before `start` has already been passed on.
+        """
         if self._pattern is None:
             return len(text)
         if self._settings.patterns:
@@ -245,17 +250,17 @@ class Redactor:
 
 
 class StreamRedactor:
-    """One stream: `feed` its pieces, then `finish`."""
+    """Redacts one stream: `feed` its pieces, then `finish`."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.count = 0
         self._redactor = redactor
         self._held = ""
         self._before = ""
-        """The last character that was passed on: a key begins only where a word does."""
+        """The last character that was passed on, which tells whether the next one begins a word."""
 
     def feed(self, piece: str) -> str:
-        """The part of the stream that is ready now."""
+        """Add a piece, and return the redacted text that can be passed on now."""
         text = self._before + self._held + piece
         return self._pass_on(text, self._redactor.settled(text, len(self._before)))
 
@@ -272,7 +277,7 @@ class StreamRedactor:
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """The name, or one with a number: two redacted names must not hide each other's values."""
+    """Return the name, with a number if it is taken: redaction can make two names the same."""
     number, free = len(taken), name
     while free in taken:
         number, free = number * 2, f"{name} {number + 1}"
@@ -285,7 +290,10 @@ def _is_file(name: str, value: Any) -> bool:
 
 
 def begun(text: str, secret: str) -> int:
-    """Position of the longest unfinished beginning of the secret at the end of the text."""
+    """Return where the longest incomplete beginning of the secret at the text's end starts.
+
+    Without one, return the length of the text.
+    """
     start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
     while start >= 0 and not secret.startswith(text[start:]):
         start = text.find(secret[0], start + 1)
@@ -293,7 +301,8 @@ def begun(text: str, secret: str) -> int:
 
 
 def _begun_key(text: str) -> int:
-    """Where an unfinished key of a common form may begin: its last word, or a private key."""
+    """Return where an incomplete key of a common form may begin: the last word, or a private
+    key."""
     cut = _unfinished_private_key(text)
     last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
     begins = _BEGINNING.search(text, len(text) - len(last_word))
@@ -307,14 +316,14 @@ def _begun_key(text: str) -> int:
 
 
 def _is_border(text: str, at: int) -> bool:
-    """Whether a word may begin there."""
+    """Whether a word may begin at this position."""
     if at == 0 or not _WORD.match(text[at - 1]):
         return True
     return _ESCAPED.search(text, max(0, at - MAX_ESCAPE), at) is not None
 
 
 def _unfinished_private_key(text: str) -> int:
-    """Where a private key begins whose end is not there yet."""
+    """Return where a private key begins whose end has not arrived, or the text's end."""
     begins = text.rfind(_KEY_BEGINS)
     if begins < 0:
         return len(text)

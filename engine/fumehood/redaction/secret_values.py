@@ -1,9 +1,8 @@
-"""The values of one request's secrets, taken out of what the service answers.
+"""Remove the values of a request's secrets from the service's answer.
 
-Host side, pure. It guards against services that echo a request, also in the forms of URLs, JSON,
-HTML and base64, in bytes and in cut texts; `redactor` does the rest of redaction. A service that
-wants to tell a secret can encode it in a form that is not searched for: see
-docs/limitations/rest-tools.md.
+Host side, pure. It guards against services that echo a request, also encoded for URLs, JSON, HTML
+or base64, in bytes and in texts that were cut; `redactor` does the rest of redaction. A service
+that intends to reveal a secret can encode it in another form: see docs/limitations/rest-tools.md.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ class SecretValues:
         """How many values were replaced so far."""
         self._forms: list[str] = []
         self._in_numbers: list[str] = []
-        """Those that a number can hold. A long list of numbers would take seconds otherwise."""
+        """The forms that can occur in a number. Searching for all forms in a long list of numbers
+        would take seconds."""
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
@@ -41,15 +41,15 @@ class SecretValues:
 
     @property
     def longest(self) -> int:
-        """The length of the longest form; 0 if there is nothing to replace."""
+        """The length of the longest form, or 0 if there is nothing to replace."""
         return len(self._forms[0]) if self._forms else 0
 
     def finds(self, text: str) -> bool:
-        """Whether a text holds one of the values."""
+        """Whether a text contains one of the values."""
         return any(form in text for form in self._forms)
 
     def text(self, text: str) -> str:
-        """The text without the values."""
+        """Return a text with each value replaced."""
         for form in self._forms:
             if form in text:
                 self.count += text.count(form)
@@ -57,18 +57,18 @@ class SecretValues:
         return text
 
     def data(self, data: bytes) -> bytes:
-        """The bytes without the values."""
+        """Return bytes with each value replaced."""
         for form in self._forms:
             self.count += data.count(form.encode())
             data = data.replace(form.encode(), REDACTED.encode())
         return data
 
     def stream(self) -> SecretStream:
-        """A replacer for a text in pieces. Every value must be added before."""
+        """Return a replacer for a text that arrives in pieces. All values must be known by now."""
         return SecretStream(self, self._forms)
 
     def value(self, value: Any) -> Any:
-        """A JSON value without the values, keys included."""
+        """Return a JSON value with each of the secrets' values replaced, also in keys."""
         if not self._forms:
             return value
         match value:
@@ -91,7 +91,7 @@ class SecretValues:
 
 
 class SecretStream:
-    """Takes the values out of a text that comes in pieces: `feed` them, then `finish`."""
+    """Replaces the values in a text that arrives in pieces: `feed` them, then `finish`."""
 
     def __init__(self, values: SecretValues, forms: list[str]) -> None:
         self._values = values
@@ -100,7 +100,7 @@ class SecretStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """The part of the text that is ready now."""
+        """Add a piece, and return the text that can be passed on now."""
         text = self._held + piece
         return self._pass_on(text, min((begun(text, f) for f in self._forms), default=len(text)))
 
@@ -123,7 +123,8 @@ class SecretStream:
 
 
 def _forms(value: str) -> set[str]:
-    """As it is, in a URL, in a form, in JSON, in HTML, and in base64."""
+    """Return the forms in which a value may be echoed: as it is, and encoded for URLs, HTML forms,
+    JSON, HTML and base64."""
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
     in_json = json.dumps(value)[1:-1]
