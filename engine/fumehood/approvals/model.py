@@ -232,7 +232,7 @@ class ApprovalPage(_Value):
     has_more: bool
     next_cursor: str | None
     total_count: int | None
-    """Counted only if there is one page."""
+    """The number of approvals on all pages; None unless this page is the only one."""
 
 
 class RememberedRule(_Value):

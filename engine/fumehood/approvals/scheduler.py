@@ -113,7 +113,7 @@ class ApprovalScheduler:
         return any_waits
 
     def permit_again(self, call: CallContext) -> PermittedCall:
-        """Pass a stored call through all gates before approval, as they are now.
+        """Pass a stored call through all gates before approval again, with current settings.
 
         Raises:
             PermissionDenied: the caller has no authority any more.

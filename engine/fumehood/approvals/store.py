@@ -250,7 +250,10 @@ class Waiting:
 
     @property
     def own_session(self) -> str | None:
-        """The engine's session that the call needs; an `external:` tool is in its caller's."""
+        """The id of the engine's session that the call needs.
+
+        None for an `external:` tool, because its session id is one of the client's own.
+        """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
 
@@ -606,7 +609,10 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
 def _that_fit(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[list[int], bool]:
-    """The newest rows that fit on one page, and whether there are more. One always fits."""
+    """Return the numbers of the newest rows that fit on one page, and whether there are more.
+
+    The first row is returned even if it alone is larger than a page.
+    """
     size = func.length(cast(APPROVALS.c.document, LargeBinary))
     newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
     rows = connection.execute(newest.limit(limit + 1)).all()

@@ -14,7 +14,7 @@ class CacheStatus(BaseModel):
     size_bytes: int
     max_bytes: int
     running: int
-    """Runs whose answers are expected."""
+    """Number of calls that are running now and whose answers may be kept."""
     hits: int
     misses: int
     evicted: int

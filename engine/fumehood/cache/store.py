@@ -182,12 +182,12 @@ class ResultCache:
         return answer
 
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
-        """The answer under this key, or a new flight for a call that has to run.
+        """Return the answer for this key, or a new flight if the call has to run.
 
-        Waits, `wait_s()` at most in all, while equal calls run; computed only if it waits.
+        While equal calls run, waits for their answer, for at most `wait_s()` seconds in all.
 
         Raises:
-            TimeoutError: no equal call had an answer in that time.
+            TimeoutError: the equal calls took longer than that.
         """
         answer = self.find(key)
         if answer is not None:
@@ -247,7 +247,7 @@ class ResultCache:
         flight.over.set()
 
     async def _of_others(self, key: str) -> CachedAnswer | None:
-        """The answer of an equal call; None once this call has to run itself."""
+        """Wait for equal calls, and return their answer. None if they end without one."""
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()
             if flight.answer is not None:

@@ -325,7 +325,14 @@ def _sender(request: Request, message: JsonObject) -> Sender:
 
 
 def _modern_sender(request: Request, message: JsonObject) -> Sender:
-    """Return the sender from 2026-07-28 on, when every request names it in full."""
+    """Return the sender of a message in version 2026-07-28 or later.
+
+    Since that version, each request states its version and capabilities in `_meta`, and repeats
+    its version, method, and target's name in headers. There are no sessions.
+
+    Raises:
+        RpcError: the headers and the body differ, or the version is not supported.
+    """
     headers, meta = request.headers, meta_of(message)
     version = meta.get(VERSION_KEY)
     if "method" not in message:

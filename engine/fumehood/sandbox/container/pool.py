@@ -98,7 +98,7 @@ class PoolEntry:
     uses: int = 0
     last_used: float = 0.0
     given_at: float = 0.0
-    """When its domain received it, by the monotonic clock."""
+    """When `domain` received the container, by the monotonic clock."""
 
     def on_clean(self) -> None:
         """Notify the pool that the container has been reset."""

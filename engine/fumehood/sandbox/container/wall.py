@@ -403,7 +403,7 @@ class HeldContainer:
         self.languages = languages
         self.lost: str | None = None
         self.why = ""
-        """Why the container ended, in the channel's words, for the operator."""
+        """Why the container ended, as its channel reported it; "" while it runs. For logs."""
         self.gone = asyncio.Event()
         """Set when Docker has removed the container."""
         self._wall = wall

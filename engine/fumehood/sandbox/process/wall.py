@@ -136,7 +136,7 @@ class ProcessWall:
         return ProcessLease(self, domain.principal_id, key)
 
     async def running(self) -> GuestProcess:
-        """Return the running guest. Waits, bounded, for one that is starting.
+        """Return the running guest. Waits up to `GUEST_PATIENCE_S` for one that is starting.
 
         Raises:
             SandboxUnavailable: no guest is running, or it lacks a required limit.
