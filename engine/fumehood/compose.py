@@ -300,14 +300,7 @@ def compose(
         retries=Retries(clock),
         observer=basis.observer,
     )
-    calls = Calls(
-        intake,
-        services,
-        ids,
-        clock,
-        state.recordings,
-        output_bytes=max(config.container.output_kb, config.rest.stream_kb) * 1024,
-    )
+    calls = Calls(intake, services, ids, clock, state.recordings)
     return Composition(
         basis=basis,
         registry=registry,

@@ -1,8 +1,8 @@
 """Events of a running call. The last one is its answer.
 
-Values only (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0, and
-its position in the call's recording. The data on the wire omits kind and id, which have their own
-fields there.
+Values only (mission D2). An event's id is `SEQUENCE:CHECK`: its number in the call, from 0, and a
+number that other calls' events do not have. The data on the wire omits kind and id, which have
+their own fields there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     id: str
-    """`SEQUENCE:OFFSET`."""
+    """`SEQUENCE:CHECK`."""
 
 
 class EventMetadata(BaseModel):

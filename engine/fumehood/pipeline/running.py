@@ -84,10 +84,7 @@ class Intake:
 
 
 class Calls:
-    """Runs calls. After `drain`, the pipeline refuses new calls.
-
-    `output_bytes` is the limit for each output stream of a program.
-    """
+    """Runs calls. After `drain`, the pipeline refuses new calls."""
 
     def __init__(
         self,
@@ -96,8 +93,6 @@ class Calls:
         ids: IdSource,
         clock: Clock,
         recordings: RecordingStore,
-        *,
-        output_bytes: int,
     ) -> None:
         self.running = RunningCalls()
         self.streamed: set[asyncio.Task[None]] = set()
@@ -106,7 +101,6 @@ class Calls:
         self._ids = ids
         self._clock = clock
         self._recordings = recordings
-        self._output_bytes = output_bytes
         self._idle = anyio.Event()
 
     def run(
@@ -125,7 +119,6 @@ class Calls:
         call = StreamedCall(
             request,
             self._recordings,
-            output_bytes=self._output_bytes,
             timestamp=lambda: timestamp(self._clock.now()),
             redact=self._services.redactor.line,
         )

@@ -26,7 +26,6 @@ from fumehood.core.errors import (
 from fumehood.core.events import Event, event_of
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.approve import waits
 from fumehood.pipeline.build_envelope import build_envelope
@@ -44,13 +43,6 @@ from fumehood.storage.recordings import (
     RecordingStore,
 )
 
-OVERHEAD_BYTES = 32 * MB
-"""Bytes that one recording may have beyond output: the answer with files, and the JSON of
-events."""
-
-MIN_EVENT_BYTES = 300
-"""Estimated size of an event without its text, in bytes."""
-
 STARTED = "started"
 STOPPED = "From here on events are missing, because {}. The call goes on; its answer comes last."
 
@@ -63,11 +55,9 @@ class StreamedCall:
         request: CallRequest,
         recordings: RecordingStore,
         *,
-        output_bytes: int,
         timestamp: Callable[[], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`output_bytes` is the size limit of each of its two output streams."""
         self.call_id = request.call_id
         self._is_silent = not request.options.enable_streaming
         self.live = (
@@ -97,8 +87,6 @@ class StreamedCall:
             tool=request.tool,
             trace_id=request.trace_id,
         )
-        # Two streams, and JSON usually escapes one character as two (unprintable ones as six).
-        self._max_bytes = 4 * output_bytes + OVERHEAD_BYTES
 
     async def begun(self) -> Envelope | None:
         """Wait until the call has begun, and return None, or the answer if it ended before that.
@@ -129,7 +117,7 @@ class StreamedCall:
             self._recording.finish(*last_record(envelope))
 
     def _on_begun(self) -> None:
-        self._recording = self._recordings.new(self._call, self._max_bytes, self._notice)
+        self._recording = self._recordings.new(self._call, self._notice)
         # The reader is opened before the first event: without one, the recording could be removed.
         self._reader = self._recording.reader()
         if self._is_left:
@@ -140,28 +128,28 @@ class StreamedCall:
 
     def _on_progress(self, percent: float, message: str) -> None:
         message = self._redact(message)
-        self._record("tool_progress", {"progress": percent, "message": message}, len(message))
+        self._record("tool_progress", {"progress": percent, "message": message})
 
     def _on_output(self, stream: str, text: str) -> None:
         offset = self._offsets[stream]
         # ASCII text is counted without making a copy.
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         self._offsets[stream] = offset + size
-        self._record("tool_output", {"stream": stream, "offset": offset, "text": text}, size)
+        self._record("tool_output", {"stream": stream, "offset": offset, "text": text})
 
     def _on_retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
         told = brief_error(error).model_dump(mode="json")
         told |= {key: self._redact(told[key]) for key in ("code", "message")}
         fields: JsonObject = {"retry_count": retry_count, "max_retries": max_retries}
-        self._record("tool_retrying", fields | {"error": told}, len(told["message"]))
+        self._record("tool_retrying", fields | {"error": told})
 
     def _notice(self, why: str) -> JsonObject:
         return {"message": STOPPED.format(why), "metadata": self._metadata()}
 
-    def _record(self, kind: str, fields: JsonObject, size: int) -> None:
+    def _record(self, kind: str, fields: JsonObject) -> None:
         if self._recording is not None:
             fields["metadata"] = self._metadata()
-            self._recording.record(kind, fields, size + MIN_EVENT_BYTES)
+            self._recording.record(kind, fields)
 
     def _metadata(self) -> JsonObject:
         return {**self._ids, "timestamp": self._timestamp()}

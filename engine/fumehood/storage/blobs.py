@@ -18,7 +18,6 @@ import secrets
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -34,18 +33,13 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.directory import random_file
 from fumehood.storage.errors import StoreError
-from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
+from fumehood.storage.file_room import CLOSED, FileRoom, RoomFile
 from fumehood.storage.schema import BLOBS, SESSIONS
 from fumehood.storage.writer import Job
 
 DIRECTORY_NAME = "blobs"
 KEY_NAME = "blobs.key"
 KEY_BYTES = 32
-DRAFT_SUFFIX = ".new"
-MAX_PENDING_BYTES = 64 << 20
-"""Bytes of all drafts together that may wait to be written."""
-
-NO_STORE = "the engine keeps nothing now"
 NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
 EXPIRED = (
     "This blob has expired and is no longer there: its time is over, its session has ended, or "
@@ -72,73 +66,50 @@ class NotKept(Exception):
 class Draft:
     """A blob that is being written: the event loop feeds it, the store's thread writes it."""
 
-    def __init__(self, store: BlobStore, principal_id: str, session_id: str | None) -> None:
+    def __init__(self, room: FileRoom, principal_id: str, session_id: str | None) -> None:
         self.id = f"blob_{secrets.token_hex(16)}"
         self.principal_id = principal_id
         self.session_id = session_id
         self.size = 0
         """Bytes received by `feed` so far."""
-        self.fault = None if store.room.is_open else NO_STORE
+        self._room = room
+        self._file = RoomFile(room, principal_id, self.id)
+
+    @property
+    def fault(self) -> str | None:
         """Why the blob cannot be kept, or None."""
-        self._store = store
-        self._file: BinaryIO | None = None
-        self._written = 0
-        self._is_kept = False
+        return self._file.fault
 
     def feed(self, data: bytes) -> None:
         """Add bytes. Never waits and never raises."""
         self.size += len(data)
-        if self.fault is None and not self._store.queue(self._write, data):
-            self.fault = TOO_SLOW
+        if self.fault is None:
+            fault = self._room.queue(self.principal_id, len(data), self._write, data)
+            if fault is not None:
+                self._file.fault = fault
 
     def discard(self) -> None:
         """Drop the draft and remove its file. Never waits."""
-        self.fault = self.fault or "it was given up"
-        self._store.room.submit(self._remove)
+        self._file.fault = self.fault or "it was given up"
+        self._room.submit(self._remove)
 
-    def _write(self, data: bytes) -> None:
-        """Write the next bytes to the disk. Runs in the thread."""
-        if self.fault is not None:
-            return
-        try:
-            self._store.room.take(self.principal_id, len(data))
-            self._written += len(data)
-            self._opened().write(data)
-        except NoRoom as reason:
-            self.fault = str(reason)
-        except OSError:
-            self.fault = DISK_FAILED
+    def finish(self) -> str | None:
+        """Keep the complete file, or return why that is impossible. Runs in the thread."""
+        if not self._file.append(b""):
+            self._file.remove()
+            return self.fault
+        self._file.close()
+        self._file.keep()
+        self._file.size = 0  # the room counts it now
+        return None
 
-    def _opened(self) -> BinaryIO:
-        if self._file is None:
-            self._file = os.fdopen(self._store.room.create(self.id + DRAFT_SUFFIX), "wb")
-        return self._file
-
-    def _finish(self) -> None:
-        """Close the file and give it its name. Runs in the thread."""
-        try:
-            if self.fault is None:
-                self._opened().close()
-                path = self._store.room.directory / self.id
-                path.with_suffix(DRAFT_SUFFIX).rename(path)
-                self._store.room.keep(self.principal_id, self.id, self._written)
-                self._is_kept = True
-        except OSError:
-            self.fault = DISK_FAILED
-        if self.fault is not None:
-            self._remove()
+    def _write(self, parts: list[bytes]) -> None:
+        self._file.append(b"".join(parts))
 
     def _remove(self) -> None:
-        """Remove the draft's or the finished file. Runs in the thread."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-        room = self._store.room
-        if self._is_kept:
-            room.remove(self.principal_id, self.id)
-        else:
-            room.discard(self.principal_id, self.id + DRAFT_SUFFIX, self._written)
-            self._written = 0
+        """Remove the draft's or the kept file. Runs in the thread."""
+        if not self._room.remove(self.principal_id, self.id):
+            self._file.remove()
 
 
 class BlobStore:
@@ -164,10 +135,8 @@ class BlobStore:
         self._lifetime_s = lifetime_s
         self._now = now
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
-        self._pending = 0
         self._replaced: deque[str] = deque()
         """Ids of blobs whose files were evicted but whose rows still exist."""
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
         """Prepare the directory and remove the leftovers of a crash.
@@ -181,7 +150,6 @@ class BlobStore:
                 await self._sweep()
         except OSError as error:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
-        self._loop = asyncio.get_running_loop()
         self.room.open()
 
     def close(self) -> None:
@@ -193,7 +161,7 @@ class BlobStore:
 
         The caller feeds it, then keeps or discards it.
         """
-        return Draft(self, principal_id, session_id)
+        return Draft(self.room, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
         """Turn a draft into a blob. The draft cannot be used again, even if this fails.
@@ -203,13 +171,13 @@ class BlobStore:
         Raises:
             NotKept: the blob could not be kept; the message gives the reason.
         """
-        finished = self.room.submit(draft._finish)
+        finished = self.room.submit(draft.finish)
         if finished is None:
-            raise NotKept(NO_STORE)
-        await asyncio.wrap_future(finished)
-        if draft.fault is not None:
+            raise NotKept(CLOSED)
+        fault = await asyncio.wrap_future(finished)
+        if fault is not None:
             self.overdue.set()
-            raise NotKept(draft.fault)
+            raise NotKept(fault)
         now = self._now()
         row = {
             "id": draft.id,
@@ -261,8 +229,6 @@ class BlobStore:
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
-        if not self.room.is_open:
-            return 0
         active = select(SESSIONS.c.id).where(SESSIONS.c.state == SessionStatus.ACTIVE.value)
         replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
         has_ended = (
@@ -277,23 +243,6 @@ class BlobStore:
         await self._database.delete(BLOBS.c.id, [row["id"] for row in rows])
         return len(rows)
 
-    # -- for drafts ----------------------------------------------------------------------
-
-    def queue(self, write: Callable[[bytes], None], data: bytes) -> bool:
-        """Queue a write for the thread; return False if too much is waiting already."""
-        if self._pending + len(data) > MAX_PENDING_BYTES or not self.room.is_open:
-            return False
-        loop = asyncio.get_running_loop()
-        self._pending += len(data)
-
-        def work() -> None:
-            write(data)
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._written, len(data))
-
-        self.room.submit(work)
-        return True
-
     async def drained(self) -> None:
         """Wait until everything that drafts have received is written."""
         await self.room.drained()
@@ -301,12 +250,7 @@ class BlobStore:
     def _has_gone(self, blob_id: str) -> None:
         """Record that a blob was evicted. Runs in the thread."""
         self._replaced.append(blob_id)
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended; the next start removes its row
-                self._loop.call_soon_threadsafe(self.overdue.set)
-
-    def _written(self, size: int) -> None:
-        self._pending -= size
+        self.room.call_in_loop(self.overdue.set)
 
     # -- rows and files ------------------------------------------------------------------
 

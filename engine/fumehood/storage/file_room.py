@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.storage.directory import PRIVATE_FILE, private_directory
@@ -28,12 +28,20 @@ T = TypeVar("T")
 MIN_FREE_BYTES = 64 << 20
 """Bytes of disk space that are left free for the engine's database."""
 
+MAX_WAITING_BYTES = 128 << 20
+"""Bytes that may wait in memory for the thread; half of it for one principal."""
+
 USED_UP = {
     Lack.SHARE: "your share of the engine's storage is used up",
     Lack.TOTAL: "the engine's storage is used up",
 }
 DISK_FAILED = "the engine's disk is full or failing"
 TOO_SLOW = "the engine's disk is too slow"
+CLOSED = "the engine keeps nothing now"
+
+Work = Callable[[list[T]], Callable[[], object] | None]
+"""Writes what was queued for it, in the thread. What it returns is called in the event loop
+afterwards."""
 
 
 class NoRoom(Exception):
@@ -65,13 +73,11 @@ class FileRoom:
         self._lock = threading.Lock()
         self._kept: dict[str, dict[str, int]] = {}
         """Principal → name → size of complete files, oldest first."""
+        self._queue: list[tuple[str, int, Work[Any], Any]] = []
+        self._waiting = FairShare(MAX_WAITING_BYTES, MAX_WAITING_BYTES // 2)
         self._thread: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether files can be written: True between `open` and `close`."""
-        return self._thread is not None
 
     @property
     def taken(self) -> int:
@@ -89,7 +95,8 @@ class FileRoom:
         return self._state is not None
 
     def open(self) -> None:
-        """Start to accept work. The thread starts with the first work."""
+        """Accept work from now on. Called in the event loop."""
+        self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, self._name)
 
     def close(self) -> None:
@@ -107,16 +114,33 @@ class FileRoom:
             return None if self._thread is None else self._thread.submit(work)
         return None
 
+    def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
+        """Have the thread write an item of `size` bytes; return why it will not, or None.
+
+        All items of the same work that wait are written at once, and the event loop is woken once
+        for all work. Otherwise thread and loop would wait for each other at every event.
+        """
+        with self._lock:
+            if self._thread is None:
+                return CLOSED
+            if self._waiting.take(principal_id, size) is not None:
+                return TOO_SLOW
+            self._queue.append((principal_id, size, work, item))
+            if len(self._queue) > 1:
+                return None
+        return CLOSED if self.submit(self._run_queue) is None else None
+
+    def call_in_loop(self, work: Callable[[], object]) -> None:
+        """Call a function in the event loop, from the thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(work)
+
     async def drained(self) -> None:
         """Wait until all work submitted so far is done."""
         done = self.submit(_nothing)
         if done is not None:
             await asyncio.wrap_future(done)
-
-    def create(self, name: str) -> int:
-        """Open a new file to write and read. Runs in the thread."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(self._directory() / name, flags, PRIVATE_FILE)
 
     def take(self, principal_id: str, size: int) -> None:
         """Reserve bytes. Runs in the thread.
@@ -142,11 +166,6 @@ class FileRoom:
             if not self._evict(whose):
                 raise NoRoom(USED_UP[lack])
 
-    def give_back(self, principal_id: str, size: int) -> None:
-        """Release reserved bytes."""
-        with self._lock:
-            self.share.give_back(principal_id, size)
-
     def keep(self, principal_id: str, name: str, size: int) -> None:
         """Register a complete file, whose bytes are already reserved, as the newest one."""
         with self._lock:
@@ -161,16 +180,21 @@ class FileRoom:
             self.share.add(principal_id, size)
         self.keep(principal_id, name, size)
 
-    def hold(self, principal_id: str, name: str) -> bool:
-        """Protect a kept file from eviction; return False if it is not kept.
+    def hold(self, principal_id: str, name: str) -> int | None:
+        """Protect a kept file from eviction; return its size, or None if it is not kept.
 
         Its bytes stay reserved.
         """
-        return self._pop(principal_id, name) is not None
+        with self._lock:
+            files = self._kept.get(principal_id, {})
+            size = files.pop(name, None)
+            if not files:
+                self._kept.pop(principal_id, None)
+            return size
 
     def remove(self, principal_id: str, name: str) -> bool:
         """Remove a kept file, or return False if it is not kept. Runs in the thread."""
-        size = self._pop(principal_id, name)
+        size = self.hold(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
         return size is not None
@@ -178,20 +202,33 @@ class FileRoom:
     def discard(self, principal_id: str, name: str, size: int) -> None:
         """Remove a file that is not kept, and release its bytes. Runs in the thread."""
         self.unlink(name)
-        self.give_back(principal_id, size)
+        with self._lock:
+            self.share.give_back(principal_id, size)
 
     def unlink(self, name: str) -> None:
         """Remove a file without a change to the reserved bytes, if it exists."""
         with suppress(OSError):  # not a file: a directory of this name stays
             (self.directory / name).unlink(missing_ok=True)
 
-    def _pop(self, principal_id: str, name: str) -> int | None:
+    def open_file(self, name: str, flags: int) -> BinaryIO:
+        """Open a file of the room, which must not be a link. Runs in a thread. Raises OSError."""
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._directory() / name, flags, PRIVATE_FILE)
+        return os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab")
+
+    def _run_queue(self) -> None:
         with self._lock:
-            files = self._kept.get(principal_id, {})
-            size = files.pop(name, None)
-            if not files:
-                self._kept.pop(principal_id, None)
-            return size
+            queue, self._queue = self._queue, []
+        works: dict[Work[Any], list[Any]] = {}
+        for _, _, work, item in queue:
+            works.setdefault(work, []).append(item)
+        done = [work(items) for work, items in works.items()]
+        afterwards = [after for after in done if after is not None]
+        with self._lock:
+            for principal_id, size, *_ in queue:
+                self._waiting.give_back(principal_id, size)
+        if afterwards:
+            self.call_in_loop(lambda: [after() for after in afterwards])
 
     def _evict(self, principal_id: str) -> bool:
         """Evict the oldest kept file of a principal; return whether there was one."""
@@ -210,8 +247,55 @@ class FileRoom:
         return self.directory
 
 
+class RoomFile:
+    """A file of a room that is being written. All methods but `keep` run in the thread."""
+
+    def __init__(self, room: FileRoom, principal_id: str, name: str, size: int = 0) -> None:
+        self.size = size
+        """Bytes reserved for the file."""
+        self.fault: str | None = None
+        """Why the file is not complete, or None."""
+        self._room = room
+        self._principal_id = principal_id
+        self._name = name
+        self._file: BinaryIO | None = None
+
+    def append(self, data: bytes) -> bool:
+        """Write bytes behind the others; return False after a fault."""
+        if self.fault is None:
+            try:
+                self._room.take(self._principal_id, len(data))
+                self.size += len(data)
+                if self._file is None:
+                    self._file = self._room.open_file(self._name, os.O_WRONLY | os.O_CREAT)
+                self._file.write(data)
+                self._file.flush()
+            except NoRoom as reason:
+                self.fault = str(reason)
+            except OSError:
+                self.fault = DISK_FAILED
+        return self.fault is None
+
+    def close(self) -> None:
+        """Close the file, which can be read and kept afterwards, but not continued."""
+        self.fault = self.fault or CLOSED
+        if self._file is not None:
+            with suppress(OSError):  # bytes that could not be written
+                self._file.close()
+
+    def keep(self) -> None:
+        """Register the file in its room, as the newest one."""
+        self._room.keep(self._principal_id, self._name, self.size)
+
+    def remove(self) -> None:
+        """Remove the file, which is not kept."""
+        self.close()
+        self._room.discard(self._principal_id, self._name, self.size)
+        self.size = 0
+
+
 def _nothing() -> None:
     pass
 
 
-__all__ = ["DISK_FAILED", "MIN_FREE_BYTES", "TOO_SLOW", "FileRoom", "NoRoom"]
+__all__ = ["DISK_FAILED", "MIN_FREE_BYTES", "TOO_SLOW", "FileRoom", "NoRoom", "RoomFile"]

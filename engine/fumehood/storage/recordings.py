@@ -3,11 +3,10 @@
 Host side, in a `file_room`. Written by `pipeline/stream`, read by the public interfaces. A file's
 first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers read
 the file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
-events, from the beginning or after any event; apart from the last event, a file never exceeds its
-call's limit; its first line names the one principal that owns it; a file with readers is not
-removed. Recording never fails a call: events that do not fit are omitted, one event reports that,
-and the last event is always delivered. A crash can leave an incomplete last line, which the next
-start removes.
+events, from the beginning or after any event; a file's first line names the one principal that owns
+it; a file with readers is not removed. Recording never fails a call: events that cannot be written
+are omitted, one event reports that, and the last event is always delivered, from memory if
+necessary. A crash can leave an incomplete last line, which the next start removes.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ import json
 import mmap
 import os
 import re
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,32 +24,24 @@ from typing import NamedTuple
 from zlib import crc32
 
 import anyio.to_thread
-from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
 from fumehood.core.events import LAST_KINDS
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.storage.errors import StoreError
-from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
+from fumehood.storage.file_room import FileRoom, NoRoom, RoomFile
 
 DIRECTORY_NAME = "spool"
-MAX_PENDING_BYTES = 16 << 20
-"""Bytes of one call's events that may wait to be written."""
-
-MAX_HELD_BYTES = 32 * 1024
-"""Bytes of one call's newest lines that stay in memory, so that waiting readers need no disk
-access.
-"""
-
 MAX_KEPT = 10_000
 """Recordings of ended calls that are kept. Needed because a size limit allows many small files."""
 
+MAX_HELD_BYTES = 32 * 1024
+"""Bytes of one call's newest lines that stay in memory, so that waiting readers need no disk
+access."""
+
 READ_BYTES = 128 * 1024
 """Bytes that a reader reads at once. A longer line is read completely."""
-
-NO_STORE = "the engine records nothing now"
-TOO_MUCH = "the call had more events than are recorded for one"
 
 RESYNC = "resync"
 """Kind of the event that tells a client that a reader starts again from the first event."""
@@ -63,12 +52,7 @@ REASONS = {
     MALFORMED: "This is not the id of an event.",
     UNKNOWN: "This call has no such event: the id is another call's, or its end was lost.",
 }
-CURSOR = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
-HEAD_BYTES = 80
-"""Upper bound for the beginning of a line, `["kind",SEQUENCE,`."""
-
-Data = JsonObject | bytes
-"""An event's fields, or those fields as one line of JSON."""
+EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
 
 
 class RecordedCall(NamedTuple):
@@ -92,74 +76,54 @@ class Record(NamedTuple):
 
 
 class Recording:
-    """One call's recording. `record` and `finish` may be called from any thread."""
-
-    __slots__ = (
-        "_fault", "_file", "_is_draining", "_is_finished", "_lock", "_max_bytes", "_newest",
-        "_notice", "_pending", "_pending_bytes", "_sequence", "_store", "_waiting", "call",
-        "ended_at", "holders", "is_over", "size", "start", "tail", "taken",
-    )  # fmt: skip
+    """One call's recording. Used in the event loop; only `record` may be called in any thread."""
 
     def __init__(
         self,
         store: RecordingStore,
         call: RecordedCall,
-        max_bytes: int = 0,
         notice: Callable[[str], JsonObject] | None = None,
         *,
         size: int = 0,
-        sequence: int = 0,
+        count: int = 0,
     ) -> None:
         """Begin a recording, or continue a file of an earlier engine.
 
         `notice` makes the data of the event that explains why the recording stopped. `size` is the
-        file's size in bytes and `sequence` the number of its next event.
+        file's size in bytes and `count` the number of its events.
         """
         self.call = call
-        self.size = self.taken = size
-        """`size`: bytes of complete lines in the file. `taken`: bytes reserved for it in the room.
-        """
-        self.is_over = False
-        """Whether the last event is recorded."""
-        self.ended_at = 0.0
-        """When the call ended, in Unix seconds; 0 before."""
-        self.tail: list[Record] = []
-        """Records that did not fit into the file, delivered after it."""
-        self.holders = 1
-        """Number of readers, plus one for the writer."""
-        self._store = store
         self.start = len(call.line())
         """Byte offset of the first event in the file."""
-        self._max_bytes = max_bytes
+        self.size = max(size, self.start)
+        """Byte offset behind the last event that readers may read in the file."""
+        self.count = count
+        """Number of events that readers may read in the file."""
+        self.tail: list[Record] = []
+        """Records that could not be written, delivered after the file."""
+        self.is_over = False
+        """Whether readers may read the last event."""
+        self.ended_at = 0.0
+        """When the call ended, in Unix seconds; 0 before."""
+        self.holders = 1
+        """Number of readers, plus one for the writer."""
+        self.file = RoomFile(store.room, call.principal_id, call.call_id, size)
+        self._store = store
         self._notice = notice
-        self._lock = threading.RLock()  # reentrant, because a closed store drains in the same call
-        self._pending: list[tuple[str, Data]] = []
-        self._pending_bytes = 0
-        self._is_draining = self._is_finished = False
-        self._fault = None if store.room.is_open else NO_STORE
-        self._sequence = sequence
-        self._newest = (0, b"")
-        self._file = -1
+        self._written = count
+        self._newest = (self.size, b"")
         self._waiting: list[asyncio.Event] = []
 
-    def record(self, kind: str, data: JsonObject, size: int) -> None:
-        """Record one event of about `size` bytes. Never waits and never raises."""
-        with self._lock:
-            if self._fault is not None or self._is_finished:
-                return
-            if self._pending_bytes + size > MAX_PENDING_BYTES:
-                self._fault = TOO_SLOW
-                return
-            self._pending_bytes += size
-            self._add(kind, data)
+    def record(self, kind: str, data: JsonObject) -> None:
+        """Record one event. Never waits and never raises."""
+        if self.file.fault is None and not self.ended_at:
+            self._queue(kind, _encoded(data))
 
     def finish(self, kind: str, data: bytes) -> None:
         """Record the last event, at which readers stop."""
-        with self._lock:
-            if not self._is_finished:
-                self._is_finished = True
-                self.ended_at = self._store.now().timestamp()
-                self._add(kind, data)
+        if not self.ended_at:
+            self.ended_at = self._store.now().timestamp()
+            self._queue(kind, data)
 
     def reader(self, after: str | None = None) -> RecordingReader:
         """Return a reader from the beginning, or after an event. The caller closes it.
@@ -169,95 +133,53 @@ class Recording:
         self.holders += 1
         return RecordingReader(self, after)
 
-    # -- in the thread ---------------------------------------------------------------------
+    def _queue(self, kind: str, data: bytes) -> None:
+        is_last = kind in LAST_KINDS
+        size = 0 if is_last else len(data)  # the answer must not be refused
+        fault = self._store.room.queue(self.call.principal_id, size, self._write, (kind, data))
+        if fault is not None:
+            self.file.fault = fault
+            if is_last:
+                self._write([(kind, data)])()
 
-    def _add(self, kind: str, data: Data) -> None:
-        """Add an event to the pending ones. The caller must hold the lock."""
-        self._pending.append((kind, data))
-        if not self._is_draining:
-            self._is_draining = True
-            self._store.drain_soon(self)
-
-    def drain(self) -> Callable[[], None]:
-        """Write the pending events. Return a function to be called in the event loop afterwards.
-
-        Events that arrive meanwhile are written after the other recordings, so that a call that
-        prints endlessly delays neither its own readers nor others.
-        """
-        with self._lock:
-            batch, self._pending = self._pending, []
-            self._pending_bytes = 0
-        self._write(batch)
-        with self._lock:
-            if self._pending:
-                self._store.drain_soon(self)
-                return self.wake
-            self._is_draining = False
-            if not self._is_finished:
-                return self.wake
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._notice = None  # it refers to the call, which can now be freed
-        self.is_over = True
-        return self.leave
-
-    def _write(self, batch: Sequence[tuple[str, Data]]) -> None:
-        lines: list[bytes] = []
-        fits = max(self.size, self.start)
-        for kind, data in batch:
-            if self._fault is not None:
-                break
-            line = line_of(kind, self._sequence + len(lines), _encoded(data))
-            # The last event may exceed the limit: the answer's parts have limits of their own.
-            if fits + len(line) > self._max_bytes and kind not in LAST_KINDS:
-                self._fault = TOO_MUCH
-                break
-            lines.append(line)
-            fits += len(line)
-        left = batch[len(lines) :] if self._append(lines) else batch
-        if self._fault is not None and self._notice is not None:
-            notice, self._notice = self._notice, None
-            self._tell("tool_notice", notice(self._fault))
-        if left and left[-1][0] in LAST_KINDS:
-            self._tell(*left[-1])
-
-    def _tell(self, kind: str, data: Data) -> None:
-        """Record one more event after the recording has stopped, in memory if necessary."""
-        line = _encoded(data)
-        if self.tail or not self._append([line_of(kind, self._sequence, line)]):
-            place = event_id(self.call.call_id, self._sequence, self.size)
-            self.tail.append(Record(kind, place, line))
-            self._sequence += 1
-
-    def _append(self, lines: list[bytes]) -> bool:
-        if not lines:
-            return True
-        data, room = b"".join(lines), self._store.room
-        if not self.size:
-            data = self.call.line() + data
-        try:
-            if not room.is_open:
-                raise NoRoom(NO_STORE)
-            room.take(self.call.principal_id, len(data))
-            self.taken += len(data)
-            if self._file < 0:
-                self._file = self._store.file(self.call.call_id, is_new=not self.size)
-            write_all(self._file, data, self.size)
-        except NoRoom as reason:
-            self._fault = str(reason)
-        except OSError:
-            self._fault = DISK_FAILED
-            with suppress(OSError):  # remove an incomplete line
-                os.ftruncate(self._file, self.size)
+    def _write(self, events: list[tuple[str, bytes]]) -> Callable[[], None]:
+        """Write events in the thread; return what publishes them to readers."""
+        events.sort(key=lambda event: event[0] in LAST_KINDS)  # a thread may report progress late
+        is_last = events[-1][0] in LAST_KINDS
+        lines = b"".join(
+            line_of(kind, number, data) for number, (kind, data) in enumerate(events, self._written)
+        )
+        begin = b"" if self.file.size else self.call.line()
+        tail: list[tuple[str, bytes]] = []
+        if self.file.append(begin + lines):
+            self._written += len(events)
         else:
-            self._newest = (self.size, data if len(data) <= MAX_HELD_BYTES else b"")
-            self.size += len(data)
-            self._sequence += len(lines)
-            return True
-        return False
+            lines = b""
+            if self._notice is not None:
+                tail.append(("tool_notice", _encoded(self._notice(self.file.fault or ""))))
+            tail += events[-1:] if is_last else []
+            self._notice = None
+        if is_last:
+            self.file.close()
+            self._notice = None  # it refers to the call, which can now be freed
+        return partial(self._publish, lines, self._written, tail, is_last)
 
-    # -- for readers, in the event loop -----------------------------------------------------
+    def _publish(
+        self, lines: bytes, count: int, tail: list[tuple[str, bytes]], is_last: bool
+    ) -> None:
+        self._newest = (self.size, lines if len(lines) <= MAX_HELD_BYTES else b"")
+        self.size += len(lines)
+        self.count = count
+        for kind, data in tail:
+            place = event_id(self.call.call_id, self.count + len(self.tail))
+            self.tail.append(Record(kind, place, data))
+        if is_last:
+            self.is_over = True
+            self.leave()
+        else:
+            self.wake()
+
+    # -- for readers -----------------------------------------------------------------------
 
     async def more(self) -> None:
         """Wait for new records."""
@@ -268,37 +190,22 @@ class Recording:
         finally:
             self._waiting.remove(event)
 
-    def newest(self, place: int) -> bytes:
-        """Return the lines from a position on if they are still in memory, else empty bytes."""
-        begin, lines = self._newest
-        return lines[place - begin :] if place >= begin else b""
+    async def lines(self, place: int) -> bytes:
+        """Read complete lines from a position before `size`. Raises OSError."""
+        begin, newest = self._newest
+        if place >= begin and newest:
+            return newest[place - begin :]
+        return await anyio.to_thread.run_sync(self._read, place, self.size)
 
-    def read(self, place: int) -> bytes:
-        """Read complete lines from a position before `size`. Runs in a thread. Raises OSError."""
-        with self._to_read() as file:
-            chunk = os.pread(file, min(self.size - place, READ_BYTES), place)
-            while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
-                more = os.pread(file, READ_BYTES, place + len(chunk))
-                if not more:  # the file was truncated
-                    raise OSError("a recording has become shorter")
-                chunk += more
-        return chunk[: end + 1]
-
-    def has_event_at(self, sequence: int, place: int) -> bool:
-        """Whether the event with this number begins at `place`. Runs in a thread."""
-        with self._to_read() as file:
-            head = os.pread(file, HEAD_BYTES, place - 1)
-        # Events have no line breaks inside, so a line break shows that a line begins here.
-        return re.match(rb'\n\["[a-z_]+",%d,' % sequence, head) is not None
-
-    @contextmanager
-    def _to_read(self) -> Iterator[int]:
-        """Open the file for one read only: there may be more readers than file descriptors."""
-        file = self._store.file(self.call.call_id)
-        try:
-            yield file
-        finally:
-            os.close(file)
+    def _read(self, place: int, end: int) -> bytes:
+        with self._store.room.open_file(self.call.call_id, os.O_RDONLY) as file:
+            file.seek(place)
+            lines = file.read(min(end - place, READ_BYTES))
+            if not lines.endswith(b"\n"):
+                lines += file.readline()
+        if not lines.endswith(b"\n"):
+            raise OSError("a recording has become shorter")
+        return lines
 
     def leave(self) -> None:
         """Count one holder less: a reader, or the writer.
@@ -308,7 +215,7 @@ class Recording:
         self.wake()
         self.holders -= 1
         if not self.holders:
-            self._newest = (0, b"")
+            self._newest = (self.size, b"")
             self._store.put_away(self)
 
     def wake(self) -> None:
@@ -324,8 +231,10 @@ class RecordingReader:
         self._source = source
         self._after = after
         self._place = source.start
-        self._told = 0
-        self._skips = False
+        self._number = 0
+        """Number of the event at `_place`."""
+        self._first = 0
+        """Number of the first event that is wanted."""
         self._is_closed = False
 
     async def read(self) -> list[Record]:
@@ -338,45 +247,42 @@ class RecordingReader:
         """
         after, self._after = self._after, None
         if after is not None:
-            reason = await self._seek(after)
+            reason = self._skip(after)
             if reason is not None:
                 return [_resync(reason, after)]
         source = self._source
         while True:
-            is_over = source.is_over
-            records: list[Record] = []
             if self._place < source.size:
-                chunk = source.newest(self._place)
-                if not chunk:
-                    chunk = await anyio.to_thread.run_sync(source.read, self._place)
-                records = records_in(source.call.call_id, chunk, self._place)[int(self._skips) :]
-                self._place += len(chunk)
-                self._skips = False
-            elif self._told < len(source.tail):
-                records = source.tail[self._told :]
-                self._told += len(records)
-            elif is_over:
+                lines = await source.lines(self._place)
+                self._place += len(lines)
+                found = lines.splitlines()
+                first = max(self._first, self._number)
+                self._number += len(found)
+                wanted = found[first - self._number :] if first < self._number else []
+                records = records_in(source.call.call_id, wanted, first)
+            elif self._number - source.count < len(source.tail):
+                first = max(self._first, self._number) - source.count
+                self._number = source.count + len(source.tail)
+                records = source.tail[first:]
+            elif source.is_over:
                 return []
-            elif not source.is_over and self._place >= source.size:
+            else:
                 await source.more()
+                continue
             if records:
                 return records
 
-    async def _seek(self, after: str) -> str | None:
-        """Move to the position after an event, or return the reason why that is impossible."""
-        source, found = self._source, CURSOR.fullmatch(after)
+    def _skip(self, after: str) -> str | None:
+        """Skip the events up to this one, or return the reason why that is impossible."""
+        found, source = EVENT_ID.fullmatch(after), self._source
         if found is None:
             return MALFORMED
-        for number, record in enumerate(source.tail):
-            if record.id == after:
-                self._place, self._told = source.size, number + 1
-                return None
-        sequence, place = int(found[1]), int(found[2]) - crc32(source.call.call_id.encode())
-        if not source.start <= place < source.size:
+        number = int(found[1])
+        if number >= source.count + len(source.tail):
             return UNKNOWN
-        if not await anyio.to_thread.run_sync(source.has_event_at, sequence, place):
+        if after != event_id(source.call.call_id, number):
             return UNKNOWN
-        self._place, self._skips = place, True
+        self._first = number + 1
         return None
 
     def close(self) -> None:
@@ -399,10 +305,7 @@ class RecordingStore:
         self.room = FileRoom(state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT)
         self.now = now
         self._kept_s = kept_s
-        self._lost: list[tuple[RecordedCall, int, int]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._undrained: list[Recording] = []
-        self._lock = threading.Lock()
+        self._lost: list[Recording] = []
 
     async def open(self) -> None:
         """Prepare the directory, and find the recordings of the previous engine.
@@ -424,25 +327,20 @@ class RecordingStore:
 
         Returns the number of these calls. Their events cannot be read before this.
         """
-        self._loop = asyncio.get_running_loop()
         lost, self._lost = self._lost, []
-        for call, size, sequence in lost:
-            last = await last_event(call)
-            found = Recording(self, call, size=size, sequence=sequence)
-            self._all[call.call_id] = found
-            found.finish(*last)
+        for recording in lost:
+            last = await last_event(recording.call)
+            self._all[recording.call.call_id] = recording
+            recording.finish(*last)
         return len(lost)
 
     def close(self) -> None:
         """Finish pending writes and remove a temporary directory."""
         self.room.close()
 
-    def new(
-        self, call: RecordedCall, max_bytes: int, notice: Callable[[str], JsonObject]
-    ) -> Recording:
+    def new(self, call: RecordedCall, notice: Callable[[str], JsonObject]) -> Recording:
         """Return a new recording. Its file is created with its first event."""
-        self._loop = asyncio.get_running_loop()
-        recording = self._all[call.call_id] = Recording(self, call, max_bytes, notice)
+        recording = self._all[call.call_id] = Recording(self, call, notice)
         return recording
 
     def find(
@@ -454,70 +352,31 @@ class RecordingStore:
             return None
         if found.is_over and found.ended_at <= self._oldest(self.now()):
             return None
-        if not found.holders and not self.room.hold(principal_id, call_id):
+        if not found.holders and self.room.hold(principal_id, call_id) is None:
             return None  # it was just evicted
         return found.reader(after)
 
     async def prune(self, now: datetime) -> int:
         """Delete expired recordings; return their number."""
         oldest = self._oldest(now)
-        old = [
-            one
-            for one in list(self._all.values())
-            if not one.holders
-            and one.ended_at <= oldest
-            and self.room.hold(one.call.principal_id, one.call.call_id)
-        ]
-        for one in old:
-            self._drop(one)
+        kept = [one for one in list(self._all.values()) if not one.holders]
+        old = [one.call for one in kept if one.ended_at <= oldest]
+        for call in old:
+            self._forget(call.call_id)
+            self.room.submit(partial(self.room.remove, call.principal_id, call.call_id))
         return len(old)
 
     def put_away(self, recording: Recording) -> None:
         """Keep or delete a recording without holders. Called in the event loop."""
-        if self._kept_s > 0 and recording.size and not recording.tail:
-            call = recording.call
-            self.room.keep(call.principal_id, call.call_id, recording.taken)
+        if self._kept_s > 0 and not recording.tail:
+            recording.file.keep()
         else:
-            self._drop(recording)
-
-    def drain_soon(self, recording: Recording) -> None:
-        """Schedule writing a recording, together with all others that have pending events.
-
-        All of them share one job of the thread and one wake-up of the event loop. Otherwise thread
-        and loop would wait for each other at every event of many simultaneous calls.
-        """
-        with self._lock:
-            self._undrained.append(recording)
-            if len(self._undrained) > 1:
-                return
-        if self.room.submit(self._drain) is None:
-            self._drain()  # a closed room writes nothing, so this does not block
+            self._forget(recording.call.call_id)
+            self.room.submit(recording.file.remove)
 
     async def drained(self) -> None:
         """Wait until everything that was recorded before is written."""
-        for _ in range(2):  # events that arrive during a write need a second job
-            await self.room.drained()
-
-    def file(self, name: str, *, is_new: bool = False) -> int:
-        """Open a recording's file. Runs in a thread. Raises OSError."""
-        if is_new:
-            return self.room.create(name)
-        return os.open(self.room.directory / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-    def _drain(self) -> None:
-        with self._lock:
-            recordings, self._undrained = self._undrained, []
-        due = [recording.drain() for recording in recordings]
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended, so no reader waits
-                self._loop.call_soon_threadsafe(lambda: [work() for work in due])
-
-    def _drop(self, recording: Recording) -> None:
-        call, taken = recording.call, recording.taken
-        self._forget(call.call_id)
-        remove = partial(self.room.discard, call.principal_id, call.call_id, taken)
-        if taken and self.room.submit(remove) is None:
-            remove()  # the engine is stopping, and the thread takes no more work
+        await self.room.drained()
 
     def _forget(self, call_id: str) -> None:
         self._all.pop(call_id, None)
@@ -527,47 +386,39 @@ class RecordingStore:
 
     def _find(self) -> None:
         """Take over the previous engine's files, oldest first. Runs before the thread exists."""
-        paths = [(path.lstat().st_mtime, path) for path in self.room.directory.iterdir()]
-        for ended_at, path in sorted(paths):
+        paths = [(path.lstat().st_mtime, path.name) for path in self.room.directory.iterdir()]
+        for ended_at, name in sorted(paths):
             try:
                 if self._kept_s <= 0:
                     raise NoRoom
-                self._take_over(path.name, ended_at)
-            except (NoRoom, OSError, ValueError):
-                self.room.unlink(path.name)
+                self._take_over(name, ended_at)
+            except (NoRoom, OSError, TypeError, ValueError):
+                self.room.unlink(name)
 
     def _take_over(self, name: str, ended_at: float) -> None:
         """Keep a file of the previous engine, without an incomplete last line.
 
         Raises:
             NoRoom: the room has no space for it.
-            OSError, ValueError: the file is not a recording.
+            OSError, TypeError, ValueError: the file is not a recording.
         """
-        file = self.file(name)
-        try:
-            with mmap.mmap(file, 0) as content:
+        with self.room.open_file(name, os.O_RDWR) as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 start, size = content.find(b"\n") + 1, content.rfind(b"\n") + 1
-                call = _CALL.validate_json(content[:start], strict=True)
+                call = RecordedCall(**strict_json.loads(content[:start]))
                 if call.call_id != name or call.line() != content[:start]:
                     raise ValueError("another call")
-                sequence, kind = 0, b""
-                if size > start:
-                    place = content.rfind(b"\n", 0, size - 1) + 1
-                    kind, number, _ = content[place : place + HEAD_BYTES].split(b",", 2)
-                    sequence = int(number) + 1
-            os.ftruncate(file, size)
-        finally:
-            os.close(file)
+                last = content[content.rfind(b"\n", 0, size - 1) + 1 : size]
+            kind, number, _ = strict_json.loads(last) if size > start else ("", -1, None)
+            file.truncate(size)
         self.room.take(call.principal_id, size)
-        if kind[2:-1].decode() not in LAST_KINDS:
-            self._lost.append((call, size, sequence))
-            return
-        kept = self._all[name] = Recording(self, call, size=size)
-        kept.is_over, kept.ended_at, kept.holders = True, ended_at, 0
-        self.room.keep(call.principal_id, name, size)
-
-
-_CALL: TypeAdapter[RecordedCall] = TypeAdapter(RecordedCall)
+        found = Recording(self, call, size=size, count=number + 1)
+        if kind in LAST_KINDS:
+            found.is_over, found.ended_at, found.holders = True, ended_at, 0
+            self._all[name] = found
+            found.file.keep()
+        else:
+            self._lost.append(found)
 
 
 def line_of(kind: str, sequence: int, data: bytes) -> bytes:
@@ -575,38 +426,18 @@ def line_of(kind: str, sequence: int, data: bytes) -> bytes:
     return b'["%b",%d,%b]\n' % (kind.encode(), sequence, data)
 
 
-def event_id(call_id: str, sequence: int, place: int) -> str:
-    """Return the id `SEQUENCE:OFFSET`.
-
-    Each call shifts its offsets, so that ids of two calls differ.
-    """
-    return f"{sequence}:{place + crc32(call_id.encode())}"
+def event_id(call_id: str, sequence: int) -> str:
+    """Return the id `SEQUENCE:CHECK`, which no other event of any call has."""
+    return f"{sequence}:{crc32(f'{call_id}:{sequence}'.encode())}"
 
 
-def records_in(call_id: str, chunk: bytes, place: int) -> list[Record]:
-    """Parse complete lines, the first of which begins at `place`.
-
-    Raises:
-        OSError: the bytes are not lines of a recording.
-    """
+def records_in(call_id: str, lines: list[bytes], first: int) -> list[Record]:
+    """Parse complete lines, the first of which is the event with this number."""
     records = []
-    for line in chunk.splitlines(keepends=True):
-        try:
-            kind, sequence, data = line.split(b",", 2)
-            found = Record(kind[2:-1].decode(), event_id(call_id, int(sequence), place), data[:-2])
-        except ValueError:
-            raise OSError("a recording is damaged") from None
-        records.append(found)
-        place += len(line)
+    for number, line in enumerate(lines, first):
+        kind, _, data = line.split(b",", 2)
+        records.append(Record(kind[2:-1].decode(), event_id(call_id, number), data[:-1]))
     return records
-
-
-def write_all(file: int, data: bytes, place: int) -> None:
-    """Write all bytes at a position of a file. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(file, view, place)
-        view, place = view[done:], place + done
 
 
 def _resync(reason: str, given: str) -> Record:
@@ -615,11 +446,9 @@ def _resync(reason: str, given: str) -> Record:
     return Record(RESYNC, "", _encoded(data))
 
 
-def _encoded(data: Data) -> bytes:
+def _encoded(data: JsonObject) -> bytes:
     """Encode as one line of UTF-8 JSON, without escapes for non-ASCII text, which would double its
     size."""
-    if isinstance(data, bytes):
-        return data
     try:
         return to_json(data)  # five times as fast as the standard library
     except PydanticSerializationError:  # a lone surrogate from an embedding program

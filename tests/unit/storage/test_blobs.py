@@ -16,9 +16,10 @@ import pytest
 from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
+from fumehood.core.fair_share import FairShare
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.protocol.blob_urls import BlobUrl, parse_blob_url
-from fumehood.storage import blobs, file_room
+from fumehood.storage import file_room
 from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.directory import random_file
@@ -298,7 +299,7 @@ async def test_blob_file_is_removed_if_its_row_cannot_be_written(
 async def test_draft_faster_than_the_disk_is_not_kept(
     store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "MAX_PENDING_BYTES", 2 * KB)
+    monkeypatch.setattr(store.room, "_waiting", FairShare(4 * KB, 2 * KB))
     draft = fed(store, b"x" * 10 * KB)  # the event loop has not come round meanwhile
     assert draft.fault is not None
     with pytest.raises(NotKept, match="too slow"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -10,20 +11,18 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from fumehood.core.fair_share import FairShare
 from fumehood.storage import file_room
 from fumehood.storage import recordings as recordings_module
 from fumehood.storage.errors import StoreError
-from fumehood.storage.file_room import TOO_SLOW
+from fumehood.storage.file_room import CLOSED, TOO_SLOW, RoomFile
 from fumehood.storage.recordings import (
-    NO_STORE,
     READ_BYTES,
-    TOO_MUCH,
     Record,
     RecordedCall,
     Recording,
@@ -65,11 +64,9 @@ async def opened(
         store.close()
 
 
-def made(
-    store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1", owner: str = OWNER
-) -> Recording:
+def made(store: RecordingStore, *, name: str = "call_1", owner: str = OWNER) -> Recording:
     call = RecordedCall(name, owner, "run_python", "trace_1")
-    return store.new(call, max_bytes, lambda why: {"message": why})
+    return store.new(call, lambda why: {"message": why})
 
 
 async def read_all(reader: RecordingReader) -> list[Record]:
@@ -89,7 +86,7 @@ async def gone(store: RecordingStore) -> None:
 
 
 def say(recording: Recording, text: str) -> None:
-    recording.record("tool_output", {"text": text}, len(text))
+    recording.record("tool_output", {"text": text})
 
 
 async def test_every_reader_gets_all_events_with_their_positions(home: Path) -> None:
@@ -110,7 +107,7 @@ async def test_every_reader_gets_all_events_with_their_positions(home: Path) -> 
             path = home / "spool" / "call_1"
             group.start_soon(follow, readers[1])
             recording.finish("tool_result", b'{"success":true}')
-        raw = path.read_bytes()  # one reader has not begun yet
+        _, *lines = path.read_bytes().splitlines()  # one reader has not begun yet
         found.append(await read_all(readers[2]))
         await gone(store)
     assert found[0] == found[1] == found[2]
@@ -119,42 +116,36 @@ async def test_every_reader_gets_all_events_with_their_positions(home: Path) -> 
     assert texts == [f"{number} ä \r\n\x1b\u2028" for number in range(500)]
     assert (last.kind, last.data) == ("tool_result", b'{"success":true}')
     for number, record in enumerate(found[0]):
-        sequence, place = map(int, record.id.split(":"))
-        place -= crc32(b"call_1")
-        line = raw[place : raw.index(b"\n", place)]
-        assert sequence == number
-        assert json.loads(line) == [record.kind, number, json.loads(record.data)]
+        assert int(record.id.split(":")[0]) == number
+        assert json.loads(lines[number]) == [record.kind, number, json.loads(record.data)]
 
 
 async def test_endless_output_does_not_delay_another_recording(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[str] = []
-    writes = recordings_module.write_all
+    append = RoomFile.append
 
-    def write(file: int, data: bytes, place: int) -> None:
-        """Record the turn; the endless call prints again before its batch is written."""
-        name = Path(os.readlink(f"/proc/self/fd/{file}")).name
-        turns.append(name)
-        if name == "endless" and len(turns) < 50:
+    def append_and_print(file: RoomFile, data: bytes) -> bool:
+        """Record the turn; the endless call prints again before its event is written."""
+        turns.append("endless" if file is endless.file else "other")
+        if turns[-1] == "endless" and len(turns) < 50:
             say(endless, "again")
-        writes(file, data, place)
+        return append(file, data)
 
     async with opened(home) as store:
         endless, other = made(store, name="endless"), made(store, name="other")
-        monkeypatch.setattr(recordings_module, "write_all", write)
+        monkeypatch.setattr(RoomFile, "append", append_and_print)
         blocked = threading.Event()
-
-        def block() -> None:
-            blocked.wait(20)
-
-        store.room.submit(block)
+        store.room.submit(lambda: blocked.wait(20))
         say(endless, "first")
         say(other, "one line")
         blocked.set()
         with anyio.fail_after(20):
             while len(turns) < 50:
                 await anyio.sleep(0.001)
+        for recording in (endless, other):
+            recording.finish("tool_result", b"{}")
     assert turns.index("other") == 1
 
 
@@ -203,48 +194,36 @@ async def test_stateless_store_removes_its_directory() -> None:
     assert not directory.exists()
 
 
-def over_its_bound(recording: Recording, store: RecordingStore, monkeypatch: Any) -> str:
-    return TOO_MUCH
-
-
-def no_room(recording: Recording, store: RecordingStore, monkeypatch: Any) -> str:
+def no_room(store: RecordingStore, monkeypatch: Any) -> str:
     store.room.share.most_of_one = 1500
     return "your share of the engine's storage is used up"
 
 
-def full_disk(recording: Recording, store: RecordingStore, monkeypatch: Any) -> str:
+def full_disk(store: RecordingStore, monkeypatch: Any) -> str:
     monkeypatch.setattr(file_room, "MIN_FREE_BYTES", 1 << 60)
     return "the engine's disk is full"
 
 
-def failing_disk(recording: Recording, store: RecordingStore, monkeypatch: Any) -> str:
-    real = os.pwrite
-
-    def some(file: int, data: Any, place: int) -> int:
-        if place > 0:
-            raise OSError(28, "No space left on device")
-        return real(file, data[:100], place)  # and the rest fails
-
-    monkeypatch.setattr(os, "pwrite", some)
+def failing_disk(store: RecordingStore, monkeypatch: Any) -> str:
+    monkeypatch.setattr(store.room, "open_file", lambda name, flags: io.FileIO("/dev/full", "w"))
     return "the engine's disk is full or failing"
 
 
-def slow_disk(recording: Recording, store: RecordingStore, monkeypatch: Any) -> str:
-    monkeypatch.setattr(recordings_module, "MAX_PENDING_BYTES", 100)
+def slow_disk(store: RecordingStore, monkeypatch: Any) -> str:
+    monkeypatch.setattr(store.room, "_waiting", FairShare(2000, 1000))
     return TOO_SLOW
 
 
-@pytest.mark.parametrize("trouble", [over_its_bound, no_room, full_disk, failing_disk, slow_disk])
+@pytest.mark.parametrize("trouble", [no_room, full_disk, failing_disk, slow_disk])
 async def test_failed_recording_gives_one_notice_and_the_answer(
     home: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[..., str]
 ) -> None:
-    async with opened(home) as store:
-        recording = made(store, max_bytes=4000)
+    async with opened(home, kept_s=60) as store:
+        recording = made(store)
         reader = recording.reader()
-        why = trouble(recording, store, monkeypatch)
+        why = trouble(store, monkeypatch)
         for number in range(20):
             say(recording, f"{number:02}" + "x" * 500)
-        say(recording, "too late")
         recording.finish("tool_result", b'{"the":"answer"}')
         *events, notice, last = await read_all(reader)
         assert json.loads(notice.data) == {"message": why}
@@ -269,7 +248,7 @@ async def test_unopenable_store_gives_a_notice_and_the_answer(home: Path) -> Non
     say(recording, "x")
     recording.finish("tool_error", b"{}")
     notice, last = await read_all(reader)
-    assert json.loads(notice.data) == {"message": NO_STORE}
+    assert json.loads(notice.data) == {"message": CLOSED}
     assert last.kind == "tool_error"
 
 
@@ -382,21 +361,6 @@ async def test_recordings_over_maximum_count_of_largest_owner_are_evicted(
         assert await found(store, "other", "uid:2") is not None
 
 
-async def test_answer_held_only_in_memory_is_not_stored(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(home, kept_s=60) as store:
-        recording = made(store)
-        reader = recording.reader()
-        say(recording, "x")
-        assert len(await reader.read()) == 1
-        full_disk(recording, store, monkeypatch)
-        recording.finish("tool_result", b"{}")
-        notice, last = await read_all(reader)
-        assert (notice.kind, last.kind) == ("tool_notice", "tool_result")
-        await gone(store)
-
-
 async def test_in_memory_events_are_resumable_while_a_reader_is_open(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,7 +369,7 @@ async def test_in_memory_events_are_resumable_while_a_reader_is_open(
         first = recording.reader()
         say(recording, "x")
         assert len(await first.read()) == 1
-        full_disk(recording, store, monkeypatch)
+        full_disk(store, monkeypatch)
         recording.finish("tool_result", b"{}")
         with anyio.fail_after(20):
             while not recording.is_over:
