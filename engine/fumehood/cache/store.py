@@ -1,8 +1,9 @@
-"""The store: answers by key, the least recently used dropped first; one run for equal calls.
+"""The result cache's store: answers by key, and one run for equal simultaneous calls.
 
-Host side. Answers are kept as JSON, so that no reader can change what the next one gets. A call
-that finds no answer becomes a *flight*; equal calls wait for it. Nothing here suspends but waiting
-for a flight, so of several waiters exactly one takes over from a flight without an answer.
+Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that no
+reader can change what the next one gets. A call that finds no answer becomes a *flight*, and equal
+calls wait for it. If a flight ends without an answer, exactly one of the calls that wait takes
+over, because nothing here suspends except to wait for a flight.
 Invariants: the sizes never add up to more than the limit; a flight that ends after `clear` leaves
 nothing behind.
 """
@@ -25,23 +26,23 @@ from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
 MAX_ARGUMENT_BYTES = 64 * 1024
-"""Size of the largest arguments that are hashed on the event loop, which takes about 5 ms. Calls
-with larger arguments are not cached."""
+"""Size in bytes of the largest arguments of calls that are cached. To hash them takes about 5 ms
+on the event loop."""
 
 MAX_REMEMBERED = 2048
-"""Keys, and digests of definitions."""
+"""How many keys, and how many digests of tools, `CacheKeys` remembers."""
 
 MAX_REMEMBERED_BYTES = 2048
-"""Size of the largest arguments whose key is remembered."""
+"""Size in bytes of the largest arguments whose key is remembered."""
 
 
 class CacheKeys:
-    """The keys of one engine. `digest_of_tool` is the hash of a definition and its code."""
+    """Makes the keys of one engine's answers, and remembers recent ones."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], str] = {}
         self._digests: dict[int, tuple[RegisteredTool, str]] = {}
-        """By the identity of a tool that is kept with it, so that no other one gets its number."""
+        """The digests by `id(tool)`. Keeping the tool itself ensures that its id is not reused."""
 
     def key(
         self,
@@ -51,8 +52,11 @@ class CacheKeys:
         principal_id: str,
         options: CallOptions,
     ) -> str | None:
-        """The key of a call's answer; None if the arguments are too long or have no canonical
-        form, so that no two calls are known to be equal."""
+        """Return the key of a call's answer. Equal calls have the same key.
+
+        `digest_of_tool` hashes a tool's definition and code. Returns None if the arguments are too
+        long or have no canonical form; such a call is not cached.
+        """
         try:
             text = to_json(arguments)
         except ValueError:
@@ -88,7 +92,7 @@ class CacheKeys:
         return key
 
     def _digest(self, tool: RegisteredTool, make: Callable[[RegisteredTool], str]) -> str:
-        """The digest of a tool, made once for each registration."""
+        """Return the digest of a tool, which is usually computed once for each registration."""
         found = self._digests.get(id(tool))
         if found is not None:
             return found[1]
@@ -100,7 +104,7 @@ class CacheKeys:
 
 
 ENTRY_BYTES = 1024
-"""Overhead of an entry: key, times and their objects."""
+"""Estimated overhead of an entry in bytes: its key, times and their objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class CachedAnswer:
 
 
 class Flight:
-    """A run whose answer equal calls wait for. Ended once, by `land` or `close`."""
+    """A run in progress, for whose answer equal calls wait. It ends once, by `land` or `close`."""
 
     __slots__ = ("_cache", "_key", "answer", "over")
 
@@ -170,7 +174,7 @@ class ResultCache:
         self._hits = self._misses = self._evicted = 0
 
     def find(self, key: str) -> CachedAnswer | None:
-        """The answer under this key, if there is one now."""
+        """Return the answer for this key, or None if there is none or it has expired."""
         answer = self._entries.get(key)
         if answer is None:
             return None
@@ -202,7 +206,7 @@ class ResultCache:
         return flight
 
     def status(self) -> CacheStatus:
-        """The current content, and counters since the start."""
+        """Return the size of the current content, and counters since the start."""
         now = self._monotonic()
         for key in [key for key, answer in self._entries.items() if answer.expires <= now]:
             self._drop(key)
@@ -233,13 +237,16 @@ class ResultCache:
         redacted: int = 0,
         metacognition: Metacognition | None = None,
     ) -> CachedAnswer:
-        """A new answer. For `Flight`."""
+        """Make an answer that expires after `ttl_seconds`. Used by `Flight`."""
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
         expires = self._monotonic() + ttl_s
         return CachedAnswer(data, warnings, at, expires, redacted, metacognition)
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
-        """End a flight, keep its answer, and wake those who wait. For `Flight`."""
+        """End a flight, store its answer if `is_kept`, and wake the calls that wait.
+
+        Used by `Flight`.
+        """
         if self._flights.get(key) is flight:
             del self._flights[key]
             if is_kept and flight.answer is not None:

@@ -1,8 +1,8 @@
 """The HTTP application: routing, an envelope for every refusal, and the OpenAPI documents.
 
 Host side, between the server and one engine. Invariant: whatever a client sends, it gets JSON of a
-documented form, without stack traces or host paths. The document of a socket is made from the
-operations that it serves, so nothing is served undocumented.
+documented form, without stack traces or host paths. Each socket's document is made from the
+operations that the socket serves, so that none is undocumented.
 *Source*: the OpenAPI Specification 3.1.0.
 """
 
@@ -68,11 +68,11 @@ CONTROL_OPERATIONS = [
     *overview.OPERATIONS,
     *about.CONTROL_OPERATIONS,
 ]
-"""Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""
+"""Operations of the control socket. The callers' socket refuses them with RESOURCE_NOT_FOUND."""
 
 
 class Faces:
-    """Both applications behind one ASGI callable; the socket selects the application."""
+    """One ASGI application that passes each request to its socket's own, or to `/mcp`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = Application(engine, "fumehood", OPERATIONS)
@@ -80,7 +80,10 @@ class Faces:
         self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request. Not a coroutine: each nested one would slow down every call."""
+        """Return the coroutine that answers one request.
+
+        It is not a coroutine function itself, because each nested one would slow down every call.
+        """
         face = scope["state"]["face"]
         given = headers_of(scope, TRACEPARENT)
         # Also where there is none: a request behind another one may begin in that one's context.
@@ -114,7 +117,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; internal errors are logged and hidden."""
+        """Answer one request. Internal errors are logged, and hidden from the client."""
         scope["app"] = self
         try:
             response = await self._found(scope)(Request(scope, receive, send))

@@ -2,9 +2,8 @@
 
 Host side. A request's body is strict JSON, or a file that arrives in pieces; a file as a response
 leaves in pieces. Bodies in transit count against their user's share. Invariants: a client that
-sends slowly, stops or disconnects ends only its own request. A download announces its length;
-whatever was sent is the beginning of one file, and a body that ends early is an error to every
-client.
+sends slowly, stops or disconnects ends only its own request. A download announces its length. What
+was sent is always the beginning of one file, and clients notice if a body ends too early.
 """
 
 from __future__ import annotations
@@ -38,33 +37,34 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 64 * 1024 * 1024
-"""Bytes of a refused body that are read and discarded, so that a client that writes before it reads
-gets an answer instead of a broken pipe."""
+"""The most bytes of a refused body that are read and discarded. A client that sends its whole body
+before it reads then gets the refusal instead of a broken pipe."""
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Larger bodies are parsed in a thread, so that they do not block other calls."""
+"""Bodies of more bytes are parsed in a thread, so that they do not block other calls."""
 
 PIECE_DEADLINE_S = 60.0
-"""Time for a JSON body, or one piece of an upload; a slower client is refused."""
+"""Seconds for a JSON body, or one piece of an upload. A slower client is refused."""
 
 UPLOAD_DEADLINE_S = 900.0
-"""Time for a whole upload."""
+"""Seconds for a whole upload."""
 
 DRAIN_DEADLINE_S = 10.0
 
 HELD_BYTES = 1 << 20
-"""Memory of one download: a piece as read, as sent, and in the server's buffer. It counts against
-the user's share."""
+"""Estimated memory of one download in bytes, which counts against its user's share. It covers a
+piece as read, as sent, and in the server's buffer."""
 
 SEND_DEADLINE_S = 60.0
-"""Time for a client to take one piece; a slower one is disconnected."""
+"""Seconds for a client to receive one piece. A slower client is disconnected."""
 
 
 async def read_json(request: Request) -> Any:
     """Read and parse the request's body.
 
     Raises:
-        InvalidParams: not strict JSON; and the errors of `read_raw`.
+        InvalidParams: the body is not strict JSON.
+        EngineError: as in `read_raw`.
     """
     body = _arrived(request) or await read_raw(request)
     return parse_json(body) if len(body) <= SMALL_BODY_BYTES else await parse_in_thread(body)
@@ -87,9 +87,9 @@ async def read_raw(request: Request) -> bytes:
     """Read the bytes of a body that is declared as JSON.
 
     Raises:
-        UnsupportedMediaType: not `application/json`.
-        RequestTooLarge: over 8 MB.
-        InvalidParams: it did not arrive in time, or the client disconnected.
+        UnsupportedMediaType: the body is not declared as `application/json`.
+        RequestTooLarge: the body is larger than 8 MB.
+        InvalidParams: the body did not arrive in time, or the client disconnected.
         RateLimited: the user's unfinished bodies are too large together.
     """
     body = _arrived(request)
@@ -99,7 +99,11 @@ async def read_raw(request: Request) -> bytes:
 
 
 def _arrived(request: Request) -> bytes | None:
-    """Return the body if all of it has arrived, which is the usual case."""
+    """Return the body if all of it has arrived, as it usually has; otherwise None.
+
+    Raises:
+        UnsupportedMediaType: the body is not declared as JSON.
+    """
     _require_json(request.scope["headers"])
     body: bytes | None = request.scope["state"]["take_body"]()
     return body
@@ -109,7 +113,7 @@ def parse_body(model: type[M], document: Any) -> M:
     """Validate a body with a model.
 
     Raises:
-        InvalidParams: naming every invalid field.
+        InvalidParams: the body is invalid. The error names the invalid fields, at most 20.
     """
     if not isinstance(document, dict):
         raise InvalidParams("The body must be a JSON object.")
@@ -123,7 +127,7 @@ def parse_query(model: type[M], request: Request) -> M:
     """Validate the query with a model, which converts text to booleans and numbers.
 
     Raises:
-        InvalidParams: naming every invalid parameter.
+        InvalidParams: the query is invalid. The error names the invalid parameters.
     """
     given = request.query_params.multi_items()
     query = dict(given)
@@ -164,19 +168,19 @@ def _is_json(content_type: bytes) -> bool:
 
 
 def announced_bytes(request: Request) -> int | None:
-    """Return the announced length, or None."""
+    """Return the body's length as the request's header announces it, or None without one."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def require_plain_bytes(request: Request) -> None:
-    """Raises UnsupportedMediaType if the body has a content encoding."""
+    """Raise UnsupportedMediaType if the body has a content encoding, such as gzip."""
     if request.headers.get("content-encoding", "identity") not in ("", "identity"):
         raise UnsupportedMediaType("Send the file as it is, without a content encoding.")
 
 
 class IncomingBody:
-    """The body of one request, read once: whole, in pieces, or to discard it."""
+    """The body of one request. It can be read once: as a whole or in pieces."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -185,11 +189,11 @@ class IncomingBody:
         self._is_over = False
 
     async def whole(self) -> bytes:
-        """Return the body. If it is refused, it is discarded first.
+        """Return the whole body. If it is refused, reads and discards the rest before raising.
 
         Raises:
-            RequestTooLarge: over 8 MB.
-            InvalidParams, RateLimited: as `pieces`.
+            RequestTooLarge: the body is larger than 8 MB.
+            InvalidParams, RateLimited: for the same reasons as in `pieces`.
         """
         body = bytearray()
         end = anyio.current_time() + PIECE_DEADLINE_S
@@ -210,11 +214,13 @@ class IncomingBody:
             self._release()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body in pieces of 1 MB, the last one smaller. Close it when done.
+        """Yield the body in pieces of 1 MB; the last one may be smaller.
+
+        The caller must close the generator.
 
         Raises:
-            InvalidParams: it did not arrive in time, or the client disconnected.
-            RateLimited: this user's bodies in progress are too large together.
+            InvalidParams: the body did not arrive in time, or the client disconnected.
+            RateLimited: this user's unfinished bodies are too large together.
         """
         end = anyio.current_time() + UPLOAD_DEADLINE_S
         buffer = bytearray()
@@ -231,7 +237,7 @@ class IncomingBody:
                 self._release()
 
     async def drain(self) -> None:
-        """Discard the rest, up to a limit, so that a client that still writes gets an answer."""
+        """Read and discard the rest of the body, up to `MAX_DRAINED_BYTES` (see there)."""
         left = MAX_DRAINED_BYTES
         end = anyio.current_time() + DRAIN_DEADLINE_S
         with suppress(InvalidParams):
@@ -268,7 +274,7 @@ class IncomingBody:
 
 
 def require_room(share: Share, size: int = HELD_BYTES) -> None:
-    """Raises RateLimited if this would exceed what one user's requests may hold."""
+    """Raise RateLimited if `size` more bytes exceed what one user's requests may hold."""
     if share.held_bytes + size > MAX_HELD_BYTES:
         raise RateLimited(
             f"This user already has {MAX_HELD_BYTES >> 20} MB of requests in progress. Send fewer "
@@ -278,7 +284,7 @@ def require_room(share: Share, size: int = HELD_BYTES) -> None:
 
 
 def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str]:
-    """Return headers for an untrusted file: always a download, never cached."""
+    """Return headers for an untrusted file: browsers save it, and nobody caches it."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "content-type": content_type,
@@ -290,9 +296,9 @@ def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str
 
 
 class FileBody(Response):
-    """A response of known length. If `pieces` raises `broken`, the connection is closed.
+    """A response of known length. If iterating `pieces` raises `broken`, closes the connection.
 
-    `on_break` receives the reason; `on_end` is called in any case.
+    `on_break` then receives the reason. `on_end` is called in any case.
     """
 
     def __init__(

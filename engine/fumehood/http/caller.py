@@ -1,8 +1,8 @@
-"""From a peer and its credential to a principal.
+"""Find the principal of a request, from the peer's user id and its credential.
 
-Host side. A peer's uid makes it a caller and never more: in single-user mode only the daemon's own
-uid, as a service every user admitted by the socket's group. Invariant: a peer with a credential is
-the credential's principal or nobody, and authority comes from credentials only.
+Host side. A peer's uid makes it a caller and never more. In single-user mode only the daemon's own
+uid does, as a service that of every user whom the socket's group admits. Invariant: a peer with a
+credential is that credential's principal or nobody. All other authority comes from credentials.
 
 Every user and every web page of this machine can connect to the loopback address (`tcp`).
 Invariant: a request answered there names this server as its host, comes from no page of another
@@ -28,10 +28,10 @@ MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
-    """Return the peer's principal, or None if it is unknown.
+    """Return the principal of a request, or None if the peer is unknown and has no credential.
 
     Raises:
-        Unauthorized: its token is unknown, expired or revoked.
+        Unauthorized: the token is unknown, expired or revoked.
     """
     engine = engine_of(request)
     credential = _credential(request)
@@ -46,31 +46,31 @@ def principal_of(request: Request) -> Principal | None:
 
 
 def require_principal(request: Request) -> Principal:
-    """Return the peer's principal. Raises Unauthorized if it is unknown."""
+    """Return the principal of a request. Raises Unauthorized if there is none."""
     return require_caller(principal_of(request))
 
 
 async def require_admin(request: Request) -> Principal:
-    """Require the scope `admin`, to change authority, agents, tokens and the registry.
+    """Require a credential with the scope `admin`, and return its principal.
 
-    A uid never has it. Call this after reading the body, so that a credential revoked meanwhile
-    does not count. Refusals are logged.
+    The scope allows changes of authority, agents, tokens and the registry. Call this after the
+    body was read, so that a credential revoked meanwhile does not count. Refusals are logged.
 
     Raises:
-        Unauthorized: no credential, or an unknown one.
-        PermissionDenied: a known one without the scope `admin`.
+        Unauthorized: the request has no credential, or an unknown one.
+        PermissionDenied: the credential lacks the scope `admin`.
         RateLimited: too many credentials are being checked.
     """
     return await _require(request, Scope.ADMIN)
 
 
 async def require_approver(request: Request) -> Principal:
-    """Require the scope `approve`, to decide on calls. Otherwise like `require_admin`."""
+    """Like `require_admin`, but for the scope `approve`, which decides on calls."""
     return await _require(request, Scope.APPROVE)
 
 
 async def require_decider(request: Request) -> Principal:
-    """Like `require_approver`; a known principal without the scope is also recorded for audit."""
+    """Like `require_approver`. Also records an attempt without the scope in the audit chain."""
     approval_id: str | None = request.path_params.get("approval_id")
     try:
         return await require_approver(request)
@@ -82,12 +82,12 @@ async def require_decider(request: Request) -> Principal:
 
 
 async def require_authority(request: Request) -> Principal:
-    """Require `approve` or `admin`, for what both may see. Otherwise like `require_admin`."""
+    """Like `require_admin`, but either scope is enough, `approve` or `admin`."""
     return await _require(request, Scope.APPROVE, Scope.ADMIN)
 
 
 def peer_principal_id(request: Request) -> str | None:
-    """Return the peer user's principal as a caller, ignoring its credential.
+    """Return the id of the peer user's own principal, whatever its credential.
 
     None for an unknown user, and in single-user mode, where approvers and callers are one user.
     """

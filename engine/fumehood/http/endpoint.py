@@ -1,8 +1,8 @@
-"""`endpoint`, the decorator that makes an HTTP operation of a function.
+"""`endpoint`, the decorator that turns a function into an HTTP operation.
 
-Host side. The function's signature and docstring are the operation's only declaration: requests
-are read by it, `openapi.py` writes the document from it, and scripts/make_clients.py the clients'
-method. Parameters are filled by name:
+Host side. The function's signature and docstring are the operation's only declaration. Requests
+are read by it, `app.py` makes the OpenAPI document from it, and scripts/make_clients.py the
+clients' method. Each parameter's name decides its value:
 
 - `engine`, `request`, and `caller`, the principal that the operation requires;
 - a path parameter's name: its text, described by `Annotated[str, "…"]`;
@@ -10,9 +10,9 @@ method. Parameters are filled by name:
 - `query`: a model, validated from the query;
 - `Annotated[…, Given(make)]`: anything else that is looked up from request and caller.
 
-Invariant: the order of the parameters is the order of the checks. Only reading a JSON body comes
-before all of them: a credential revoked while the body arrives does not count. An operation that
-does not take `caller` requires it before any parameter is filled.
+Invariant: the order of the parameters is the order of the checks. Only a JSON body is read before
+all of them, so that a credential revoked while the body arrives does not count. If the function
+does not take `caller`, the principal is required before any parameter is filled.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from fumehood.http.caller import require_admin, require_approver, require_princi
 
 Respond = Callable[[Request], Awaitable[Response]]
 Authorize = Callable[[Request], Any]
-"""Returns the caller, or an awaitable of it."""
+"""Checks a request's authority. Returns the caller, or an awaitable of it."""
 
 Errors = frozenset[type[EngineError]]
 Fill = Callable[[Request, Any, Any], Any]
-"""Makes an argument from the request, its JSON body (or upload) and the caller."""
+"""Makes a parameter's value from the request, its JSON body or upload, and the caller."""
 
 ANY_MEDIA = "*/*"
 
@@ -64,7 +64,7 @@ class Needs(StrEnum):
     APPROVER = "approver"
     ADMIN = "admin"
     SIGNATURE = "signature"
-    """A holder of the webhook's secret."""
+    """The body is signed with the webhook's secret. The operation verifies that itself."""
 
 
 CHECKS: Mapping[Needs, Authorize | None] = {
@@ -84,7 +84,10 @@ FILLS: Mapping[str, Fill] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """How a parameter is made. `describes` are the path parameters that it reads itself."""
+    """Makes a parameter's value by calling `make(request, caller)`.
+
+    `describes` maps each path parameter that `make` reads to its description.
+    """
 
     make: Callable[[Request, Any], Any]
     describes: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class ParsedBy:
-    """How a body is parsed that is not simply validated; `model` describes it."""
+    """Parses a body by calling `parse`. `model` only describes the body in the document."""
 
     parse: Callable[[Any], Any]
     model: type[BaseModel]
@@ -100,10 +103,10 @@ class ParsedBy:
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """How a returned value becomes an envelope's `data`: as the only field of an object.
+    """Puts a function's value into an envelope's `data`, as the only field of an object.
 
-    `model` and `words` are the object's name and description in the document; the default name is
-    the function's with `Answer`. `tag` makes the answer's `ETag` from the value.
+    `model` and `words` are the object's name and description in the document. The default name is
+    the function's in camel case, followed by `Answer`. `tag` makes the answer's `ETag`.
     """
 
     field: str
@@ -116,10 +119,10 @@ class As:
 class Method:
     """The clients' method for an operation, if it does not follow from the function.
 
-    - `name`: `agents.create` is the method `create` of the client's part `agents`.
-    - `renamed`: name of a path parameter or field → name of the method's parameter.
+    - `name`: for example, `agents.create` is the method `create` of the client's part `agents`.
+    - `renamed`: maps path parameters and fields to the names of the method's parameters.
     - `whole`: name of the parameter for the whole body, instead of one parameter for each field.
-    - `is_one`: the answer is a list with one item, which the method returns.
+    - `is_one`: the answer is a list with one item, and the method returns that item.
     """
 
     name: str
@@ -130,7 +133,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method at one address; `endpoint` says what the fields mean."""
+    """One HTTP method at one address. `endpoint` explains the fields."""
 
     method: str
     path: str
@@ -199,14 +202,15 @@ def endpoint(
     work_s: float = 0.0,
     client: Method | str | None = "",
 ) -> Callable[[Callable[..., Awaitable[Any]]], Operation]:
-    """Make an operation of a function. It returns an envelope's `data`: a model, or `As` a field.
+    """Turn a function into an operation. It returns an envelope's `data`, or a value with `As`.
 
-    - `path`: `{name}` is a part of the address, `{name:path}` all the rest with its slashes.
-    - `errors`: errors besides those that follow from the other arguments and the signature;
+    - `path`: `{name}` is one part of the address, `{name:path}` all the rest with its slashes.
+    - `errors`: errors besides those that follow from the other arguments and the signature.
       `has_tool_codes` adds a tool's own codes.
-    - `work_s`: how long the engine may work before it answers, beyond the clients' usual grace.
-    - `client`: the clients' method if its name is not the function's; None if it is written by
-      hand, because it does more than send this request.
+    - `work_s`: seconds that the engine may work before it answers, besides the clients' usual
+      patience.
+    - `client`: the clients' method if its name is not the function's. None if the method is
+      written by hand, because it does more than send this request.
     - `authorize`: replaces the check that follows from `needs`.
     - `before_reading`: a check that comes before everything else.
 
@@ -251,7 +255,7 @@ def endpoint(
 
 
 class _Signature:
-    """A function's parameters: their sources in a request, and how they are filled, in order."""
+    """A function's parameters in their order, and how each is filled from a request."""
 
     def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
         self.data: type[BaseModel] | None = None
@@ -309,7 +313,7 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Make the model of an object with one field; equal notes give the same model."""
+    """Make the model of an object with one field. Equal arguments give the same model."""
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}
     return create_model(name, __config__=config, __doc__=note.words, **fields)
@@ -321,7 +325,7 @@ def _responder(
     authorize: Authorize | None,
     before_reading: Callable[[Request], None] | None,
 ) -> Respond:
-    """Make the coroutine function that answers one request. Nothing is inspected in it."""
+    """Make the coroutine function that answers requests. It does not inspect the function again."""
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller
     awaits = inspect.iscoroutinefunction(authorize)

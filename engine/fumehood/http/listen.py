@@ -1,8 +1,8 @@
-"""The daemon's two sockets, and its loopback address: never open to more users than intended.
+"""Open the daemon's two sockets and its loopback address, for no more users than intended.
 
-Host side, before anything listens. For a single user both sockets are private to the owner. As a
-service each is in its own directory, which admits one group. Invariant: a socket is private to its
-owner until its group and mode are set, and no client can connect before that.
+Host side. For a single user both sockets are private to the owner. For a service, each is in its
+own directory, which admits one group. Invariant: a socket is private to its owner until its group
+and mode are set, and no client can connect before that.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Listeners:
 
     @property
     def control_path(self) -> str:
-        """The control socket's path, as the kernel reports it."""
+        """The control socket's path, exactly as connections report it."""
         path: str = self.control.getsockname()
         return path
 
 
 @contextmanager
 def listening(config: Config) -> Iterator[Listeners]:
-    """Listen on both sockets, from systemd or created here.
+    """Listen on both sockets, which systemd passed or which are created here.
 
     Raises:
-        StateError: a place is not private or is in use, or its group does not exist.
+        StateError: a path is not private or is in use, or its group does not exist.
         ConfigError: a path is too long.
     """
     service = config.service if config.mode == "service" else None
@@ -104,12 +104,12 @@ def listening_on_loopback(config: Config) -> Iterator[list[socket.socket]]:
 
 
 def sockets_from_systemd() -> Listeners | None:
-    """Return the sockets that systemd passed to this process, or None.
+    """Return the sockets that systemd passed to this process, or None if it passed none.
 
     *Source*: sd_listen_fds(3): descriptors from 3 on, named by LISTEN_FDNAMES.
 
     Raises:
-        StateError: they are not the two expected ones, or are open to all users.
+        StateError: they are not the two expected sockets, or are open to all users.
     """
     # Always removed: a child must not take them for its own.
     pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
@@ -153,13 +153,13 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
 
 @contextmanager
 def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
-    """Listen on a socket for its owner and, if given, a group; replaces a stale socket.
+    """Listen on a Unix socket for its owner and, if given, a group. Replaces a stale socket.
 
-    The caller holds the locks on state directory and socket, so an unanswered socket at the path
-    is left over from an engine that died.
+    The caller must hold the locks on the state directory and the socket. A socket at the path on
+    which nobody listens is then left over from an engine that died.
 
     Raises:
-        StateError: the path is something else, or another process answers.
+        StateError: the path is not a socket, or another process listens on it.
     """
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -184,7 +184,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
 
 
 def _group_directory(directory: Path, group: str) -> None:
-    """Create `directory`, open to a group, in a parent that all users may traverse."""
+    """Create `directory` for a group, and let all users pass through its parent."""
     _refuse_changeable(directory.parent)
     with _own_directory(directory.parent) as parent:
         os.fchmod(parent, PASSABLE_DIRECTORY)
@@ -193,7 +193,7 @@ def _group_directory(directory: Path, group: str) -> None:
 
 
 def _refuse_changeable(path: Path) -> None:
-    """Refuse a path that others could replace, because they may write to a parent."""
+    """Raise StateError if others could replace the path, because they may write to a parent."""
     for above in path.parents:
         if not above.exists():
             continue
@@ -208,9 +208,9 @@ def _refuse_changeable(path: Path) -> None:
 
 @contextmanager
 def _own_directory(path: Path) -> Iterator[int]:
-    """Open a directory that we own, created if needed.
+    """Open a directory that the engine's user owns. Creates it if needed.
 
-    Links are not followed: they would let others choose the directory whose mode changes.
+    A link is refused, because it would let others choose the directory whose mode changes.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)

@@ -55,15 +55,19 @@ from fumehood.protocol import sse
 
 MCP_PATH = "/mcp"
 WATCHED_AFTER_S = 0.02
-"""Seconds until a request is watched for a client that disconnects."""
+"""After this many seconds, a request is watched for its client's disconnection."""
 
 DEFAULT_VERSION = "2025-03-26"
-"""The version of a request without the header. *Source*: the versions with a handshake."""
+"""The protocol version of a request without the header `MCP-Protocol-Version`.
+
+*Source*: the specifications of the versions with a handshake.
+"""
 
 SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.((?:sess_)?[0-9a-f]{{32}})")
-"""A session id: the version, whether the client can query its user, and a number.
+"""A client's session id: the version, whether the client can query its user, and an id.
 
-If the client wants a session of the engine, the number is that session's id.
+If the client wants a session of the engine, the last part is that session's id; otherwise it is
+random.
 """
 
 NEW = "new"
@@ -71,11 +75,11 @@ NEW = "new"
 JSON = "application/json"
 
 Sender = tuple[str, bool, str]
-"""Version, whether it can query its user, and its session."""
+"""A client's protocol version, whether it can query its user, and its session id or ""."""
 
 
 class McpQuery(BaseModel):
-    """The options of all calls of a client."""
+    """The query parameters of the address: options that apply to all calls of a client."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -88,14 +92,14 @@ NO_QUERY = McpQuery()
 
 
 class McpEndpoint:
-    """The address, for an engine that the caller has started."""
+    """The ASGI application of `/mcp`, for an engine that the caller has started."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._server = McpServer(engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, unless its client has left; internal errors are logged and hidden."""
+        """Answer one request, unless its client has left. Internal errors are only logged."""
         scope["app"] = self
         exchange = _Exchange(scope, receive, send)
         try:
@@ -152,12 +156,14 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """Return the sender with a session of the engine, which shares the id of its own session.
+        """Return the sender and the id of its session of the engine.
+
+        The request `initialize` creates that session, and puts its id into the sender's own.
 
         Raises:
             RpcError: this version has no sessions.
-            ResourceNotFound: it has no session, or that session has ended.
-            EngineError: the engine cannot make a session now.
+            ResourceNotFound: the sender has no session, or it has ended.
+            EngineError: the engine cannot create a session now.
         """
         version, asks, session = sender
         if version == MODERN:
@@ -174,7 +180,7 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """End the engine's session; a client's session has no other state."""
+        """End the client's session of the engine, if any. Nothing else is kept for a client."""
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
             with suppress(ResourceNotFound):
@@ -182,9 +188,9 @@ class McpEndpoint:
 
 
 class _Exchange:
-    """One request: the messages before its response, and its cancellation.
+    """One request: the messages sent before its response, and its cancellation.
 
-    It has no task group, which would cost every call a tenth of its time.
+    Its helper tasks are in no task group, because that would slow down every call by a tenth.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,9 +198,12 @@ class _Exchange:
         self.on_sent: Callable[[], None] | None = None
         self.request_id: str | int | None = None
         self.has_statuses = True
-        """Whether errors have HTTP statuses: in versions with a handshake they are always 200."""
+        """Whether errors have their own HTTP statuses.
+
+        In versions with a handshake, an error that answers a request always has the status 200.
+        """
         self.is_left = False
-        """Whether its client has gone."""
+        """Whether the client has disconnected."""
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -205,12 +214,15 @@ class _Exchange:
         self._helpers: list[asyncio.Task[None] | asyncio.TimerHandle] = []
 
     def watch(self) -> None:
-        """Watch for a client that leaves. Most requests are answered before a task is worth it."""
+        """Cancel the request if the client disconnects.
+
+        Begins after `WATCHED_AFTER_S`, because most requests end sooner and then need no task.
+        """
         loop = asyncio.get_running_loop()
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
-        """Cancel the running call, which is then answered, or else the request itself."""
+        """Cancel the running call, which still has an answer; without one, the request's task."""
         if self.on_cancel is not None and self.on_cancel():
             return
         if self._task is not None and not self._is_cancelled:
@@ -218,25 +230,25 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Whether the task was cancelled by `cancel`, and not from outside as well."""
+        """Return whether only `cancel` cancelled the task, and then undo the cancellation."""
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
     def refuse(self, error: RpcError, status: int) -> Response:
-        """Make the response with this error."""
+        """Return the response with this error and HTTP status."""
         return Response(error.encode(self.request_id), status, None, JSON)
 
     def close(self) -> None:
-        """Stop the tasks beside the request."""
+        """Stop the request's helper tasks."""
         for helper in self._helpers:
             helper.cancel()
 
     async def send(self, message: bytes) -> None:
-        """Send a message as an event."""
+        """Send a message to the client as an event, before the response."""
         await self.begin()
         await self._write(_event(message))
 
     async def begin(self) -> None:
-        """Make the response a stream of events."""
+        """Begin the response as a stream of events, unless it has begun."""
         if not self._has_begun:
             self._has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -244,7 +256,7 @@ class _Exchange:
             self._start(self._keep_alive)
 
     async def end(self, response: Response) -> None:
-        """Send the response, or its body as the last event."""
+        """Send the response. If a stream of events has begun, its body is the last event."""
         if not self._has_begun:
             await response(self._scope, self._receive, self._send)
             return
@@ -252,7 +264,7 @@ class _Exchange:
         await self._write(_event(body) if body else b"", more=False)
 
     def note_sent(self) -> None:
-        """Report that the response was sent, if its client is still connected."""
+        """Call `on_sent`, if the client is still connected."""
         if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
             self.on_sent()
 
@@ -371,7 +383,10 @@ def _can_ask(capabilities: Any) -> bool:
 
 
 def _header_text(text: str) -> str | None:
-    """*Source*: streamable HTTP from 2026-07-28 on: other text than ASCII in base64."""
+    """Return the text of a header, decoded if it is in base64; None if it is malformed.
+
+    *Source*: streamable HTTP from 2026-07-28 on encodes text that is not ASCII.
+    """
     if not (text.startswith("=?base64?") and text.endswith("?=")):
         return text
     try:

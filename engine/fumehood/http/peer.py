@@ -1,10 +1,10 @@
-"""The peer of a connection: its identity, attested by the kernel, and what its user may hold.
+"""The peer of a connection: its identity, attested by the kernel, and limits for its user.
 
 Host side, a subclass of uvicorn's protocol, which offers no peer credentials. It also answers
-requests that the HTTP parser refuses and users with too many connections. It keeps a half-closed
-connection open for its response, since a client may stop sending and still wait, but detects a
-client that has closed both directions, so that its stream can end. Invariant: whatever one user
-holds open, every other user has room, and so has the control socket, even for the same user.
+requests that the HTTP parser refuses, and users with too many connections. A half-closed connection
+stays open for its response, because a client may stop sending and still wait. A client that has
+closed both directions is detected, so that its stream can end. Invariant: connections of one user
+leave room for those of all others, and for the same user's on the control socket.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 MAX_HEADER_BYTES = 64 * 1024
 
 MAX_CONNECTIONS = 1024
-"""Connections of one user to one socket."""
+"""The most connections of one user to one socket."""
 
 MAX_HELD_BYTES = 128 << 20
-"""Bytes of one user's unfinished bodies: sixteen of the largest."""
+"""The most bytes of one user's unfinished bodies together: sixteen of the largest JSON bodies."""
 
 RETRY_AFTER_MS = 1000
 
@@ -48,8 +48,9 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether the peer has closed both directions of the connection; over TCP, where the two look
-    the same, also whether it has only stopped sending.
+    """Whether the peer has closed both directions of the connection.
+
+    Over TCP also True if the peer has only stopped sending, which looks the same there.
 
     *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
     """
@@ -60,7 +61,7 @@ def _has_left(connection: socket.socket) -> bool:
 
 
 class Face(StrEnum):
-    """The socket that a request came in by."""
+    """The socket on which a request arrived."""
 
     ENGINE = "engine"
     CONTROL = "control"
@@ -69,12 +70,12 @@ class Face(StrEnum):
 
 
 NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
-"""The peer of a connection over TCP."""
+"""Stands for the peer of a connection over TCP, who is unknown."""
 
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """What one user holds."""
+    """One user's connections by `Face`, and the memory that the user's bodies occupy."""
 
     most_connections: int
     connections: Counter[str] = field(default_factory=Counter)
@@ -88,7 +89,7 @@ class Share:
         return True
 
     def leave(self, face: str) -> None:
-        """Discount a connection that has ended."""
+        """Stop counting a connection, which has ended."""
         self.connections[face] -= 1
 
 
@@ -111,7 +112,10 @@ class Shares:
 
 
 def most_connections() -> int:
-    """Return half of this process's open files at most: one user never takes them all."""
+    """Return the most connections of one user to one socket.
+
+    At most half of the files that this process may open, so that one user cannot use up all.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 2)
 
@@ -133,11 +137,11 @@ class _Joining:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """As the transport's own; defined here because it is called several times per call."""
+        """Whether the transport is closing. Defined because `__getattr__` would be slower."""
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send the data together with held data, or hold it."""
+        """Send the data together with held data. If there is none, hold the data."""
         if self._flush is not None:
             self._transport.write(self._take() + data)
         elif data:
@@ -162,7 +166,7 @@ class _Joining:
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP/1.1 with the peer's credentials and the socket's face in `scope["state"]`."""
+    """HTTP/1.1 that adds the peer and the `Face` to each request, in `scope["state"]`."""
 
     refusal_body: RefusalBody
     control_path: str
@@ -172,7 +176,7 @@ class PeerProtocol(H11Protocol):
     _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask the kernel for the peer before any byte is read."""
+        """Determine the peer, and refuse the connection if its user has too many."""
         assert isinstance(transport, asyncio.Transport)
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
@@ -212,10 +216,10 @@ class PeerProtocol(H11Protocol):
             self._share = None
 
     def _take_body(self) -> bytes | None:
-        """Take the body of the request that is being answered, if all of it is here.
+        """Take the body of the current request if all of it has arrived; otherwise return None.
 
-        It has some hundred KB at most: of a larger one uvicorn reads the rest only when it is
-        waited for.
+        Such a body has at most some hundred KB: uvicorn pauses a larger one until the application
+        waits for it.
         """
         cycle = self.cycle
         if cycle.more_body or cycle.disconnected:
@@ -224,11 +228,11 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """No other protocol is supported."""
+        """Return False, because no other protocol is supported."""
         return False
 
     def eof_received(self) -> Any:
-        """Keep the connection open while a response is pending."""
+        """Return True while a response is pending, which keeps the connection open."""
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -252,7 +256,7 @@ class PeerProtocol(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer with an envelope, then close."""
+        """Answer with the envelope of an error, then close the connection."""
         self._refuse(InvalidParams(msg), b"Bad Request")
 
     def _refuse(self, why: EngineError, reason: bytes) -> None:
@@ -277,7 +281,10 @@ class PeerProtocol(H11Protocol):
 def make_protocol(
     refusal_body: RefusalBody, control_path: str, shares: Shares
 ) -> type[PeerProtocol]:
-    """Make the protocol class; `refusal_body` makes envelopes for refusals before the app."""
+    """Make the protocol class for one server.
+
+    `refusal_body` makes the envelopes of requests that are refused before the application.
+    """
     bound = {
         "refusal_body": staticmethod(refusal_body),
         "control_path": control_path,

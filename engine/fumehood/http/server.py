@@ -1,9 +1,9 @@
 """The server: one engine behind two Unix sockets, until a signal stops it gracefully.
 
-Host side, started by `fumehood serve`. It takes the lock, starts the engine, then opens the
-sockets, so that every client that connects finds a working engine. It stops in reverse: no new
-calls, `drain_seconds` for running ones, then everything is ended. A service manager is notified
-as in sd_notify(3), without its library; a missing one is no error.
+Host side, started by `fumehood serve`. It takes the state directory's lock, starts the engine, and
+then opens the sockets, so that every client that connects finds a working engine. When it stops, it
+refuses new calls, waits up to `drain_seconds` for running ones, and then ends everything. It
+notifies a service manager, if there is one, by the protocol of sd_notify(3).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
-"""*Source*: uvicorn's `Server.shutdown`."""
+"""uvicorn's message about requests that did not end in time. *Source*: `Server.shutdown`."""
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -59,11 +59,12 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `on_draining` receives the number of calls that a stop waits for, if there are any.
-    If `show_credential` is given and no approver ever existed, the first one is created.
+    `on_ready` is called once clients can connect. `on_draining` receives the number of running
+    calls for which a stop waits, if there are any. If `show_credential` is given and no approver
+    ever existed, the first approver is created, and `show_credential` receives its credential.
 
     Raises:
-        StateError: another engine uses the directory, or it is not private.
+        StateError: another engine uses the state directory, or it is not private.
         ConfigError: the socket's path is too long.
     """
     _allow_many_files()
@@ -107,7 +108,7 @@ async def serve(
 
 
 def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
-    """Warn at startup, not only when an agent's call is refused."""
+    """Log a warning if no approver exists, so that dangerous calls will be refused."""
     cure = engine.approvals.remedy_without_approvers()
     if cure is not None:
         told = "Dangerous calls will be refused: there is no approver."
@@ -123,13 +124,13 @@ def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:
 
 
 class _ToLog(logging.Handler):
-    """Forward messages of libraries to the engine's log, each at most once a second."""
+    """Forwards warnings of libraries to the engine's log, each at most once a second."""
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
         self._last: dict[tuple[str, int], float] = {}
-        """The time of the last message of each place in the source."""
+        """When each place in the source, as file and line, last logged a message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == UNFINISHED and isinstance(record.args, tuple):
@@ -163,7 +164,7 @@ def _server_messages_to(log: Logger) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling: a graceful stop exits with 0."""
+    """uvicorn's server without its signal handling, so that a graceful stop exits with 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -177,7 +178,10 @@ async def _stop_on_signal(
     manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
-    """Drain, then stop the server. Until then it listens, and refuses new calls as retryable."""
+    """On the first signal, drain the engine and stop the server; on the second, stop at once.
+
+    While it drains, the server still listens, and refuses new calls with retryable errors.
+    """
     async with anyio.create_task_group() as group:
         async for number in signals:
             engine.log.info("daemon.stopping", signal=signal.Signals(number).name)
@@ -221,7 +225,7 @@ def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicor
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit on open files, which every connection needs."""
+    """Raise the soft limit on open files, because every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft < wanted:
@@ -229,7 +233,10 @@ def _allow_many_files() -> None:
 
 
 def tell_manager(address: str, state: str) -> None:
-    """Send one state to the service manager at this address, if any, without waiting."""
+    """Send a state to the service manager, without waiting for it.
+
+    Does nothing if `address` is empty or nobody listens there.
+    """
     if address[:1] not in ("/", "@"):
         return
     try:
