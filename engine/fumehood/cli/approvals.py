@@ -292,7 +292,7 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Parse ids into a map from approval to the version that was seen, or None if not given."""
+    """Map each approval's id to the version that its user has seen, or None if not given."""
     found: dict[str, int | None] = {}
     for text in given:
         approval_id, at, number = text.partition("@")
@@ -340,7 +340,7 @@ def _decide(
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """Fail before asking if the engine would refuse; name every such approval."""
+    """End the command if the engine would refuse a decision, naming every such approval."""
     faults = []
     for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
         if approval.state is ApprovalState.INTERRUPTED:
@@ -379,7 +379,7 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
-    """Show everything on standard error and continue only on `yes`.
+    """Show everything on standard error. Continue only if the user types `yes`.
 
     The returned decision is bound to what was shown.
     """

@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 GROUP = 16
 GROUP_BYTES = 4 * 1024 * 1024
-"""Calls of one request of a batch, and the bytes after which it takes no further one."""
+"""A batch is sent in requests of `GROUP` calls, or fewer once their size reaches this many
+bytes."""
 
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(PlainCommand):
-    """Accept `--wait` without a value, which typer's options do not."""
+    """The command `call`, which accepts `--wait` without a value. typer's options cannot."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the default value; reject a number after `--wait`, which was meant as its value."""
+        """Give `--wait` its default value. Refuse a number after it, which must follow a `=`."""
         end = args.index("--") if "--" in args else len(args)
         for option, after in pairwise(args[:end]):
             if option == "--wait" and SECONDS.fullmatch(after):
@@ -58,7 +59,7 @@ class CallCommand(PlainCommand):
 
 
 COMMAND_CLASS = CallCommand
-"""The class that `fumehood.cli.main` builds the command with."""
+"""The class with which `fumehood.cli.main` builds the command."""
 
 
 def call(

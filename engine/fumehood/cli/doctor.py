@@ -361,7 +361,10 @@ class Finding:
 
 
 def authority_findings(config: Config) -> Iterator[Finding]:
-    """Check all four; the policy yields one finding per fault."""
+    """Check the approvers, the policy, the webhook and the audit key.
+
+    The policy yields one finding for each fault.
+    """
     whose = _whose(config.state_directory)
     if whose is not None:
         found = f"cannot be read by this user: {config.state_directory} is {whose}'s"

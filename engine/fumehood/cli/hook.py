@@ -32,11 +32,11 @@ LEAST_ANSWER_S = 15.0
 """Seconds for the start of this command and the engine's answer, in addition to the wait."""
 
 MARGIN_S = 15
-"""Seconds that Claude Code waits longer: its timeout must not come first."""
+"""Claude Code's timeout is this many seconds longer than ours, so that it does not come first."""
 
 
 class _NoDecision(Exception):
-    """There is no decision, so the call must not run. The message is for the model."""
+    """No decision could be made, so the call must not run. The message is for the model."""
 
 
 @hook.command("claude-code", cls=PlainCommand)

@@ -42,12 +42,12 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""Limits of an import. A reference can include a large part of the document in each of a thousand
-places, so a small document can need hours."""
+"""An import may use this much more memory, and take `WORK_S` seconds. Without limits, a small
+document could need hours, because references can include a large part of it a thousand times."""
 
 MAX_REMARKS = 50
 MAX_NAMED = 3
-"""Operations that a remark names."""
+"""The most operations that a remark names."""
 
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
@@ -113,12 +113,12 @@ async def _fetched(url: str) -> bytes:
 
 
 class _OutOfTime(BaseException):
-    """Nothing that makes definitions catches this."""
+    """The import took too long. A BaseException, so that the importing code does not catch it."""
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Bound the time and the memory of this process. Raises CannotImport beyond."""
+    """Limit the time and memory of the `with` block. Raises CannotImport if it needs more."""
 
     def stop(*_: object) -> NoReturn:
         raise _OutOfTime
@@ -145,14 +145,14 @@ def _bounded() -> Iterator[None]:
 
 
 class _AnySecret(SecretBindings):
-    """All secrets are bound: the directory may have tools whose secrets are not known here."""
+    """Accepts any secret, because files in the directory may use secrets not configured here."""
 
     def faults(self, definition: ToolDefinition) -> list[str]:
         return []
 
 
 def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
-    """Write one file for each tool. Each appears whole, under its own name."""
+    """Write one file for each tool, `NAME.json`. Each file is replaced in one step."""
     try:
         out.mkdir(mode=0o700, exist_ok=True)
         directory = open_directory(out, frozenset({0, os.geteuid()}))
@@ -173,7 +173,7 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
 
 
 def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
-    """Refuse to replace a file unasked, and names that the other files define."""
+    """Refuse names that other files define and, without `force`, to replace a file."""
     if len(files | wanted.keys()) > MAX_FILES:
         _refuse(out, f"it would hold more than {MAX_FILES} files; choose tools with --only")
     there = sorted(files & wanted.keys())
@@ -210,7 +210,10 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
-    """The hosts, and the lines that the configuration needs. `named` are the operator's hosts."""
+    """Yield the requests' hosts, and the lines to add to the configuration.
+
+    `named` are the hosts that the operator named.
+    """
     hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
     yield f"Their requests go to {', '.join(hosts)}."
     closed = sorted({shown_host(t["endpoint"]) for t in made.tools if _needs_permission(t)})
@@ -231,7 +234,7 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
 
 
 def _needs_permission(tool: JsonObject) -> bool:
-    """Whether rest.allowed_hosts must name the host, as far as that shows without asking DNS."""
+    """Whether rest.allowed_hosts must name the tool's host, as far as known without DNS."""
     origin = Origin.of(tool["endpoint"].partition("?")[0])
     if origin.scheme == "http" and "${secret:" in json.dumps(tool):
         return True

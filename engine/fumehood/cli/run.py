@@ -37,11 +37,14 @@ NEW = "new"
 """The value of `--session` that makes a session."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-"""*Source*: W3C PNG, 5.2 and 11.2.2: the signature, and the first chunk with its length."""
+"""How a PNG begins: its signature, and the length and type of the first chunk.
+
+*Source*: W3C PNG, 5.2 and 11.2.2.
+"""
 
 MAX_DRAWN_BYTES = 4 * 1024 * 1024
 MAX_PIXELS = 25_000_000
-"""Pixels of a figure: a few bytes can unpack to gigabytes in the terminal's memory."""
+"""The most pixels of a drawn figure. A few bytes could fill gigabytes of the terminal's memory."""
 
 CHUNK = 4096
 """Characters of base64 in one sequence. *Source*: kitty's graphics protocol."""
@@ -305,7 +308,10 @@ def files_to_send(given: Iterable[str]) -> list[JsonObject]:
 
 
 def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
-    """Return the sequence that draws an image here, or None if terminal or image cannot."""
+    """Return the control sequence that draws an image on this terminal.
+
+    None if the terminal is not known to draw images, or if the image is not acceptable.
+    """
     if not _is_bearable_png(png):
         return None
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
@@ -318,7 +324,7 @@ def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
 
 
 def draw(png: bytes, stream: TextIO, environ: Mapping[str, str]) -> None:
-    """Draw an image if the stream, and standard output, are a terminal that can."""
+    """Draw an image, if `stream` and standard output are a terminal that can draw images."""
     is_seen = stream.isatty() and sys.stdout.isatty()
     drawing = drawing_of(png, environ) if is_seen else None
     if drawing is not None:
@@ -338,7 +344,10 @@ def _is_bearable_png(data: bytes) -> bool:
 
 
 def _for_kitty(png: bytes) -> str:
-    """*Source*: kitty's graphics protocol; a=T draws, f=100 is PNG, q=2 wants no reply."""
+    """Return the sequence for kitty.
+
+    *Source*: kitty's graphics protocol: `a=T` draws, `f=100` is PNG, `q=2` suppresses replies.
+    """
     text = base64.b64encode(png).decode("ascii")
     chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
     drawn = []
@@ -350,6 +359,6 @@ def _for_kitty(png: bytes) -> str:
 
 
 def _for_iterm(png: bytes) -> str:
-    """*Source*: iTerm2's inline images protocol, which WezTerm also supports."""
+    """Return the sequence for iTerm2. *Source*: its inline images protocol (also of WezTerm)."""
     text = base64.b64encode(png).decode("ascii")
     return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"

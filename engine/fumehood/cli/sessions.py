@@ -219,7 +219,10 @@ def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
 def _save_file(
     client: Client, session_id: str, path: str, target: str | None, *, force: bool
 ) -> None:
-    """Save a file of the session: to or into `target`, or under its own name."""
+    """Save a file of the session as the file `target` or into the directory `target`.
+
+    Without `target`, into the current directory.
+    """
     directory, name = _place(path, target)
     try:
         with Saving(directory, force=force) as saving:
@@ -266,7 +269,7 @@ def _send_file(
 
 
 def _place(path: str, target: str | None) -> tuple[Path, str]:
-    """Return the directory and the name in it."""
+    """Return the local directory and name under which to save the session's file `path`."""
     own_name = path.rpartition("/")[2]
     if target is None:
         return Path(), own_name
