@@ -184,11 +184,12 @@ class Envelope(_Value):
         return returned_files(self._result.get("files"))
 
     def shortened(self, field: str) -> str | None:
-        """The address of a whole text of `data` or `error.details`; None if it was not shortened.
-        `field` is its path in dots.
+        """Return the URL of a shortened field's whole content, or None if it is not shortened.
+
+        `field` is the dotted path of a field in `data` or, after an error, in `error.details`.
 
         Raises:
-            ValueError: there is no such field, or its whole was not kept.
+            ValueError: there is no such field, or its whole content was not kept.
         """
         notes = self._result.get("truncation_info")  # which may be a field of the tool's own
         fields = notes.get("fields") if isinstance(notes, dict) else None
@@ -203,7 +204,11 @@ class Envelope(_Value):
         return None
 
     def at(self, field: str) -> Any:
-        """A value of `data` or `error.details`, by its path in dots. Raises ValueError."""
+        """Return the value at a dotted path in `data` or, after an error, in `error.details`.
+
+        Raises:
+            ValueError: the path leads to no value.
+        """
         found: Any = self._result
         for name in field.split("."):
             try:
@@ -213,7 +218,10 @@ class Envelope(_Value):
         return found
 
     def read_whole(self, field: str, content: bytes) -> Any:
-        """A field from its blob: a text, or a `value` that was too long for the answer."""
+        """Return a field's whole content, parsed from its blob.
+
+        That is a text or, if the answer left out the field `value`, a JSON value.
+        """
         text = content.decode("utf-8", "replace")
         return json.loads(text) if field == "value" and self.at(field) is None else text
 

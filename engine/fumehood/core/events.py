@@ -133,6 +133,6 @@ def event_of(kind: str, event_id: str, data: Any) -> Event | None:
 
 
 def last_event(envelope: Envelope, event_id: str = "0:0") -> Event:
-    """The last event of a call, made from its answer."""
+    """Make the last event of a call from its answer."""
     kind = ResultEvent if envelope.success else ErrorEvent
     return kind(id=event_id, envelope=envelope)

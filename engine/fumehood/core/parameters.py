@@ -77,11 +77,11 @@ class ToolParameter(BaseModel):
 
     @property
     def is_required(self) -> bool:
-        """Whether a call must give it."""
+        """Whether every call must give this parameter."""
         return not self.has_default if self.required is None else self.required
 
     def json_schema(self) -> JsonObject:
-        """The JSON Schema of this parameter alone."""
+        """Return the JSON Schema of this parameter's value."""
         schema: JsonObject = {"type": self.type, "description": self.description}
         if self.has_default:
             schema["default"] = self.default
@@ -131,9 +131,9 @@ class ToolParameter(BaseModel):
 
 
 def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
-    """The JSON Schema that a list of parameters stands for, and every fault of the list.
+    """Convert a list of parameters to a JSON Schema. Also return every fault in the list.
 
-    The elements are `ToolParameter`s or their documents. The schema only has the valid parameters.
+    The elements are `ToolParameter`s or their documents. Invalid ones are not in the schema.
     """
     if len(listed) > MAX_PARAMETERS:
         return {"type": "object"}, [f"parameters: more than {MAX_PARAMETERS} in the list"]

@@ -344,7 +344,7 @@ class ToolDefinition(_Value):
 
     @property
     def version_key(self) -> tuple[Any, ...]:
-        """Sorts versions as semver orders them: a pre-release comes before its release."""
+        """A key that sorts versions in semver's order: a pre-release comes before its release."""
         match = re.match(SEMVER_PATTERN, self.version)
         if match is None:  # model_construct is the only way here
             raise ValueError("not a semantic version")
@@ -356,9 +356,9 @@ class ToolDefinition(_Value):
         return (int(major), int(minor), int(patch), pre is None, parts)
 
     def for_models(self) -> ToolDefinition:
-        """The definition without the optional parameters that only clients need.
+        """Return the definition without the optional parameters that only clients need.
 
-        If one is left of those of which a call needs one, it is required.
+        If only one of several alternative parameters is left, it becomes required.
         """
         properties, required = (self.parameters.get(key, {}) for key in ("properties", "required"))
         shown = {
@@ -376,7 +376,7 @@ class ToolDefinition(_Value):
         return self.model_copy(update={"parameters": parameters})
 
     def model_schema(self) -> JsonObject:
-        """The part that models see: name, description and parameters."""
+        """Return the part of the definition that models see: name, description and parameters."""
         return {
             "name": self.name,
             "description": self.description,

@@ -26,7 +26,7 @@ CHARACTERS_PER_TOKEN = {
     TextKind.MARKDOWN: 3.5,
     TextKind.CODE: 2.0,
 }
-"""*Source*: mission E2."""
+"""Estimated characters per token. *Source*: mission E2."""
 
 
 class TokenCounter(Protocol):
@@ -58,5 +58,5 @@ class Prices(BaseModel):
 
 
 def money(amount: Decimal) -> str:
-    """An amount as the envelope shows it: six decimal places."""
+    """Format an amount as in envelopes: with six decimal places."""
     return str(amount.quantize(MICRO, rounding=ROUND_HALF_EVEN))
