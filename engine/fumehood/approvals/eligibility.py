@@ -20,8 +20,10 @@ from fumehood.policy.model import Decision
 
 
 class Eligibility:
-    """Answers these questions for one engine. `channels` are the principals of channels that
-    decide."""
+    """Answers these questions for one engine.
+
+    `channels` are the principals of the channels that can deliver decisions.
+    """
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class Eligibility:
         self._now = now
 
     def approver_ids(self) -> frozenset[str]:
-        """The principals that can approve now."""
+        """Return the ids of the principals that can approve now."""
         now = self._now()
         approvers = {
             one.principal.id for one in self._approvers.current() if Scope.APPROVE in one.scopes
@@ -54,15 +56,15 @@ class Eligibility:
         return frozenset(approvers | tokens | self._channels)
 
     def counts(self, principal_id: str) -> bool:
-        """Whether a decision of this principal still counts."""
+        """Whether a decision of this principal counts, because it may still approve."""
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:
-        """How the operator can add an approver, or None if there is one."""
+        """Return how the operator can add an approver, or None if there is one already."""
         return None if self.approver_ids() else self._approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
-        """Raises RequiresHumanApproval if too few people could approve a new call."""
+        """Raise RequiresHumanApproval if too few approvers exist for a new call."""
         if (remedy := self.remedy_without_approvers()) is not None:
             raise refusals.no_approvers(tool, remedy)
         lack = self._lack(decision.approvers, decision.quorum, principal_id)
@@ -70,7 +72,7 @@ class Eligibility:
             raise refusals.too_few_approvers(tool, lack)
 
     def shown(self, approval: Approval) -> Approval:
-        """The approval with the votes that count, and why its quorum cannot be reached, if so."""
+        """Return the approval with `counted` and `stuck` (see `Approval`) filled in."""
         if approval.state is not ApprovalState.PENDING:
             return approval.model_copy(update={"counted": tuple(sorted(approval.yes_votes))})
         counted = tuple(sorted(one for one in approval.yes_votes if self.counts(one)))
@@ -79,8 +81,10 @@ class Eligibility:
         return approval.model_copy(update={"counted": counted, "stuck": stuck})
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
-        """The caller of a stored call with its current authority, or None if its token is no longer
-        valid."""
+        """Return the caller of a stored call with its current authority.
+
+        None if the caller's token is no longer valid.
+        """
         request = stored.request
         return self.present_authority(
             stored.approval.principal_id, request.token_id, is_program=request.is_program
@@ -89,7 +93,7 @@ class Eligibility:
     def present_authority(
         self, principal_id: str, token_id: str | None, *, is_program: bool
     ) -> Principal | None:
-        """A caller with its current authority, or None if its token is no longer valid."""
+        """Return a caller with its current authority, or None if its token is no longer valid."""
         if token_id is not None:
             return self._tokens.principal_of_id(token_id, self._now())
         agents = self._agents.spoken_for_by(principal_id)
@@ -97,7 +101,7 @@ class Eligibility:
         return Principal(principal_id, scopes, agents, is_program=is_program)
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """Why the quorum cannot be reached, as a clause, or None."""
+        """Return why the quorum cannot be reached, as a clause, or None if it can."""
         able = {
             one
             for one in self.approver_ids()
@@ -119,6 +123,6 @@ def _votes(quorum: int) -> str:
 
 
 def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
-    """Whether rules that name these approvers let this principal decide. No names: anyone may."""
+    """Whether rules that name these approvers let this principal decide. Without names, all may."""
     names = (principal_id, principal_id.removeprefix("approver:"))
     return not approvers or any(name in approvers for name in names)

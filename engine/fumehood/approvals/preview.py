@@ -35,22 +35,22 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages
 
 SCHEMA = 1
-"""Version of the document. Another version makes another action."""
+"""Version of the action document's form. Actions of different versions are never equal."""
 
 MAX_SHOWN = 1000
-"""Characters of a list of arguments: some tools accept any number of them, with any name."""
+"""The most characters of a list of arguments' names. Some tools accept any number of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The document of a call, and its hash."""
+    """The document with everything that affects a call's execution, and the document's hash."""
 
     document: JsonObject
     digest: str
 
 
 def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Action:
-    """The action that a call would perform now."""
+    """Return the action that a call would perform now."""
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
     document: JsonObject = {
@@ -76,14 +76,14 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
 
 
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the fields that differ between two documents."""
+    """Return the names of the fields that differ between two documents."""
     names = sorted(before.keys() | after.keys())
     # Compared as canonical text, where true is not 1.
     return tuple(n for n in names if canonical(before.get(n)) != canonical(after.get(n)))
 
 
 def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -> str:
-    """Hash of the whole definition, the source of its function, and the call's context."""
+    """Return a hash of a tool's definition, its function's source, and the call's context."""
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
         document["context"] = context
@@ -95,14 +95,14 @@ def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """The effect of a call on its session's workspace, or None if its tool has no preview.
+    """Compute the effect of a call on its session's workspace. None if its tool has no preview.
 
-    Takes a turn of the session and changes nothing. After the approval, the executor refuses to
-    run if the workspace is no longer as in `Effect.base`.
+    Waits until the session is free, and changes nothing. After the approval, the executor refuses
+    to run if the workspace is no longer as in `Effect.base`.
 
     Raises:
-        EngineError: there is no preview, and the call could not run now either: the session is
-            over, lost or too busy, or there are too many files.
+        EngineError: the preview failed for a reason for which the call would also fail now: the
+            session is over, lost or too busy, or there are too many files.
     """
     tool = permitted.tool.definition
     if not plan.executor.has_preview or plan.session is None:
@@ -114,7 +114,7 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
 
 
 def reason_with_budget(decision: Decision, exceeded: Exceeded | None) -> str | None:
-    """The rule's reason, followed by the budget that the call would exceed."""
+    """Return the rule's reason, followed by the budget that the call would exceed, if any."""
     if exceeded is None:
         return decision.reason
     budget = _in_words(exceeded)
@@ -122,7 +122,7 @@ def reason_with_budget(decision: Decision, exceeded: Exceeded | None) -> str | N
 
 
 def budget_record(exceeded: Exceeded | None) -> JsonObject | None:
-    """The budget as the approval records it, with the figures of `QUOTA_EXCEEDED`."""
+    """Return an exceeded budget as approvals record it, with the figures of `QUOTA_EXCEEDED`."""
     if exceeded is None:
         return None
     return {**details_of(exceeded), "needed": exceeded.needed, "subject": exceeded.subject.parts}
@@ -159,14 +159,17 @@ def _network(plan: Plan) -> str | None:
 
 
 def _place(plan: Plan) -> JsonObject | None:
-    """The image and the runtime, if the place has an image."""
+    """Return the image and the runtime in which the call would run, or None without an image."""
     if plan.image is None or not isinstance(plan.wall, HasImages):
         return None
     return {"image": plan.image, **plan.wall.facts_of(plan.image)}
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """Hash of the file that another process would import, or of the started program."""
+    """Return a hash of the file from which another process imports the function.
+
+    For a function of the started program, return the digest that its address has.
+    """
     if address.pickled:
         return address.digest
     base = Path(address.import_path).joinpath(*address.module.split("."))
@@ -177,7 +180,7 @@ def _source_of_module(address: FunctionAddress) -> str:
 
 
 def _source_of_function(function: Any) -> str:
-    """Hash of the function's source, or of its bytecode if the source is missing."""
+    """Return a hash of the function's source, or of its bytecode if the source is missing."""
     own = getattr(function, "__self__", function)
     target = inspect.unwrap(getattr(own, "function", function))
     try:
@@ -194,19 +197,19 @@ _OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
 
 
 def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
-    """The stored approval, for the action of `new`: with other arguments, or other files by now."""
+    """Return `stored` with the action of `new`, which has other arguments or another preview."""
     asked = new.request
     request = replace(stored.request, arguments=asked.arguments, expected=asked.expected)
     return replace(stored, approval=_taking(stored, new, _OF_ACTION), request=request)
 
 
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
-    """The stored approval with the arguments and the action of `new`.
+    """Return the stored approval, edited to the arguments and the action of `new`.
 
-    `is_asked`: whether the policy also asks about the new call.
+    `is_asked` tells whether the policy also asks about the new call.
 
     Raises:
-        PermissionDenied: too few approvers are admitted by the rules of both calls.
+        PermissionDenied: the rules of both calls together admit too few approvers.
     """
     before, after = stored.approval, new.approval
     both = [names for names in (before.approvers, after.approvers) if names]
@@ -233,7 +236,7 @@ def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -
 
 
 def edit_warning(stored: StoredApproval) -> str | None:
-    """The warning for the caller of an edited call, or None if it was not edited.
+    """Return the warning for the caller of an edited call, or None if it was not edited.
 
     It names the changed arguments without their values, and omits those that the agent fixes.
     """
@@ -249,12 +252,12 @@ def edit_warning(stored: StoredApproval) -> str | None:
 
 
 def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
-    """Whether an argument has the same value and type, as in the digest."""
+    """Whether an argument has the same value and type in both calls, as the digest compares it."""
     if name not in asked or name not in done:
         return False
     return canonical(asked[name]) == canonical(done[name])
 
 
 def _pointer(name: str) -> str:
-    """A JSON pointer (RFC 6901)."""
+    """Return the JSON pointer (RFC 6901) of an argument."""
     return "/" + name.replace("~", "~0").replace("/", "~1")

@@ -42,7 +42,7 @@ class RememberedRules:
         self._load(await self._database.read(all_rules))
 
     def all(self) -> list[RememberedRule]:
-        """All rules, oldest first, removed ones included."""
+        """Return all rules, oldest first, including removed ones."""
         return list(self._rules.values())
 
     def rule_for(
@@ -52,18 +52,21 @@ class RememberedRules:
         now: datetime,
         still_approves: Callable[[str], bool],
     ) -> str | None:
-        """The id of the first rule that allows this call and whose author may still approve."""
+        """Return the id of the first rule that allows this call, or None.
+
+        A rule counts only if the approver who created it may still approve.
+        """
         for rule in self._rules.values():
             if _allows(rule, permitted, definition, now) and still_approves(rule.created_by):
                 return rule.id
         return None
 
     async def use(self, rule_id: str) -> None:
-        """Count one use, durably.
+        """Count one use of a rule. The count is durable when this returns.
 
         Raises:
-            PermissionDenied: none is left, or the rule was removed meanwhile.
-            WriteFailed: the call must not run.
+            PermissionDenied: no use is left, or the rule was removed meanwhile.
+            WriteFailed: the use may not be stored, so the call must not run.
         """
         if not await self._database.write(lambda connection: count_use(connection, rule_id)):
             raise PermissionDenied(
@@ -73,7 +76,7 @@ class RememberedRules:
         await self.reload()
 
     async def forget(self, rule_id: str, by: Principal, now: datetime) -> RememberedRule:
-        """Remove a rule. Raises ResourceNotFound."""
+        """Remove a rule. Raises ResourceNotFound if it does not exist or was already removed."""
         rule = self._rules.get(rule_id)
         if rule is None or rule.removed_at is not None:
             raise ResourceNotFound("There is no such remembered rule. Do not retry.")
@@ -168,7 +171,10 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
 
 
 def _with_options(definition: str, options: JsonObject) -> str:
-    """Hash of the definition and of the options that affect how a call runs, if any are given."""
+    """Extend a definition's hash by the given options that affect how a call runs.
+
+    Without such options, return it unchanged.
+    """
     given = {name: options[name] for name in _DECIDING if options.get(name) is not None}
     return digest_of({"definition": definition, "options": given}) if given else definition
 
@@ -177,7 +183,7 @@ _DECIDING = ("timeout_seconds", "memory_limit_mb", "isolation")
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:
-    """The rules that ask, as one text."""
+    """Return the ids of the rules that ask as one text, or the deciding rule if there are none."""
     return ", ".join(asked_by) or rule
 
 
@@ -204,7 +210,7 @@ def add_rule(connection: Connection, rule: RememberedRule) -> None:
 
 
 def all_rules(connection: Connection) -> list[RememberedRule]:
-    """All rules, oldest first, removed ones included."""
+    """Return all rules, oldest first, including removed ones."""
     rows = connection.execute(select(REMEMBERED).order_by(REMEMBERED.c.created_at)).mappings()
     return [_rule(row) for row in rows]
 

@@ -74,7 +74,7 @@ class ApprovalRequests:
         self.log = log
         self.runs = ApprovedRuns()
         self.changes = 0
-        """A counter that grows with every change of any approval."""
+        """A number that grows with every change of any approval."""
         self.new_call = anyio.Event()
         """Set when a call begins to wait."""
         self._changed = anyio.Event()
@@ -88,21 +88,21 @@ class ApprovalRequests:
         """Call id → a future, while it is being stored that the call's answer was fetched."""
 
     def now(self) -> datetime:
-        """The current time. It never goes back, so setting the clock back cannot revive an
-        approval."""
+        """Return the current time. It never goes back, so that a clock that is set back cannot
+        revive an expired approval."""
         self._latest = max(self._latest, self._now())
         return self._latest
 
     def expiry(self) -> datetime:
-        """The expiry of an approval that is created now."""
+        """Return when an approval that is created now expires."""
         return self.now() + timedelta(seconds=self.settings.expire_seconds)
 
     def url_of(self, approval_id: str) -> str | None:
-        """The page that shows an approval, if the operator has one."""
+        """Return the URL of the page that shows an approval, or None if none is configured."""
         return self.settings.url.replace("{id}", approval_id) if self.settings.url else None
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """How long a call may wait for its answer."""
+        """Return how many seconds a call may wait for its answer, given the option that it sent."""
         if wanted is None or wanted is False:
             return 0.0
         longest = self.settings.max_wait_seconds
@@ -111,20 +111,23 @@ class ApprovalRequests:
     # -- a call asks, waits, starts and ends ---------------------------------------------
 
     def remembered_for(self, permitted: PermittedCall, definition: str) -> str | None:
-        """The id of the remembered rule that allows a call."""
+        """Return the id of the remembered rule that allows a call, or None."""
         return self.remembered.rule_for(permitted, definition, self.now(), self.eligibility.counts)
 
     async def denied_before(self, approval: Approval) -> Approval | None:
-        """A denial of the same call, for the same caller and session, in the last 24 hours."""
+        """Return a denial of the same call in the last 24 hours, for the same caller and session.
+
+        None if there is none.
+        """
         return await self.table.denied_before(approval, self.now() - DENIED_FOR)
 
     async def count_pending(self) -> None:
-        """Count the calls that are already waiting. Called at start."""
+        """Count the calls that wait in the database against the quota. Called at the start."""
         for pending in await self.table.pending():
             self._quota.add(*pending)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """The approval of the call that a new call repeats, or None.
+        """Return the id of the approval of the call that a new call repeats, or None.
 
         The repeated call waits or runs, or ended recently and its answer has not been fetched.
         """
@@ -174,7 +177,7 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Note that the caller was told the approval's id, so that it can fetch the answer
+        """Note that the caller has received the approval's id, with which it can fetch the answer
         later."""
         self._untold.discard(call_id)
 
@@ -190,7 +193,7 @@ class ApprovalRequests:
     async def wait(
         self, approval_id: str, seconds: float, handle: CallHandle | None
     ) -> Envelope | None:
-        """The call's answer, or None after `seconds`.
+        """Wait for the call's answer, and return it. None if there is none after `seconds`.
 
         `handle` receives the call's output and progress.
         """
@@ -204,10 +207,10 @@ class ApprovalRequests:
         return None
 
     async def begin(self, stored: StoredApproval) -> None:
-        """Consume the approval: the call counts as started and never starts again.
+        """Use up the approval: the call counts as started and never starts again.
 
         Raises:
-            ApprovalExpired: it has expired, or was decided otherwise meanwhile.
+            ApprovalExpired: the approval has expired, or its state has changed meanwhile.
             WriteFailed: nothing was used up, and nothing may run.
         """
         step = steps.started(stored.approval, self.now())
@@ -224,11 +227,11 @@ class ApprovalRequests:
         *,
         changed: Sequence[str] = (),
     ) -> None:
-        """Store how an approved call ended; retries for as long as the disk accepts nothing.
+        """Store how an approved call ended. Retries until the disk accepts it.
 
         Raises:
-            IdempotencyConflict: it was ended otherwise meanwhile.
-            WriteFailed: the engine stops, and the call will count as interrupted.
+            IdempotencyConflict: the approval was ended in another way meanwhile.
+            WriteFailed: the engine is stopping. The call will count as interrupted.
         """
         step = steps.ended(to, envelope, changed, self.now())
         while True:
@@ -296,7 +299,11 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """A decision is used when it is fetched: in the time that calls have to start in."""
+        """Return the time before which a call must have ended to be repeated as a new call.
+
+        A later call, if its answer was not fetched, answers equal calls. Fetching the decision on
+        an `external:` call uses it up, so that must happen as soon as an approved call must start.
+        """
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
         return self.now() - timedelta(seconds=kept_s)
@@ -332,7 +339,10 @@ class ApprovedRuns:
         run.over.set()
 
     async def stop(self, approval_id: str) -> bool:
-        """Cancel a run, and wait a bounded time for its end. Return False if that is impossible."""
+        """Cancel a run, and wait up to `STOP_S` for its end.
+
+        Returns False if there is no such run, or it cannot be cancelled.
+        """
         run = self.running.get(approval_id)
         if run is None or not run.handle.cancel():
             return False
@@ -346,7 +356,7 @@ class ApprovedRuns:
             await next(iter(self.running.values())).over.wait()
 
     def followers(self, approval_id: str) -> Sequence[CallHandle]:
-        """The calls that wait for this approval's answer."""
+        """Return the handles of the calls that wait for this approval's answer."""
         return self._followers.get(approval_id, ())
 
     @contextmanager
@@ -400,7 +410,7 @@ class PendingQuota:
 
 
 def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
-    """A handle that passes everything on to the followers."""
+    """Return a handle that passes all output and progress on to the followers."""
 
     def output(stream: str, text: str) -> None:
         for handle in followers:
@@ -415,7 +425,7 @@ def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work in its own task, and raise a cancellation only after it is done.
+    """Run the work in a task of its own. If the caller is cancelled, first complete the work.
 
     A shielded scope is not enough: a call is cancelled through its task (`executors/handle`),
     which no scope delays.

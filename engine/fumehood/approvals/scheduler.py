@@ -126,10 +126,10 @@ class ApprovalScheduler:
         return permit(call, self._services)
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> StoredApproval:
-        """The approval with other arguments, which are checked like those of a new call.
+        """Return the approval with other arguments, which are checked like those of a new call.
 
         Raises:
-            InvalidParams: they do not fit the tool, or change the agent's fixed arguments.
+            InvalidParams: the arguments do not fit the tool, or change the agent's fixed ones.
             PermissionDenied: a rule forbids the edited call, or it needs other approvers.
         """
         approval = stored.approval
@@ -147,13 +147,13 @@ class ApprovalScheduler:
         return edited(stored, new, is_asked=permitted.decision.verdict is Verdict.ASK)
 
     async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
-        """The approval with the effect that the waiting call would have now, or None.
+        """Return the approval with the effect that the waiting call would have now.
 
-        None if its tool has no preview, its session is busy, or more than its files changed; the
-        start of the call then reports the change.
+        None if the tool has no preview, if the session is busy, or if more than the session's files
+        changed. In the last case, the call is refused when it starts.
 
         Raises:
-            EngineError: there is no preview now.
+            EngineError: the preview cannot be computed now.
         """
         before = stored.approval.binding or {}
         if before.get("workspace") is None:
@@ -279,7 +279,7 @@ class ApprovalScheduler:
         record_ending(call, envelope, services)
 
     async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
-        """The approval that the call would request now, and its effect."""
+        """Return the approval that the call would request now, and the call's effect."""
         services = self._services
         plan = await plan_now(permitted, services.walls, services.sessions)
         return await new_approval(permitted, plan, services)
@@ -287,9 +287,9 @@ class ApprovalScheduler:
     async def _require_as_approved(
         self, stored: StoredApproval, call: CallContext, plan: Plan
     ) -> None:
-        """Check the call again when it has its place, because it may have waited long for it.
+        """Check the call again once it has its place, because it may have waited long for that.
 
-        The executor compares the workspace when it changes it.
+        The workspace is not compared here: the executor does so before it changes anything.
 
         Raises:
             ApprovalExpired: the action is no longer the approved one.
@@ -307,7 +307,7 @@ class ApprovalScheduler:
 
 
 _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited)
-"""Reasons for which a call can start later, so that its approval stays valid."""
+"""Errors after which a call can still start later, so that its approval stays valid."""
 
 
 def _passes(refusal: EngineError) -> bool:
@@ -317,7 +317,11 @@ def _passes(refusal: EngineError) -> bool:
 
 
 def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:
-    """The arguments that a caller could give. The agent's fixed ones must be unchanged."""
+    """Return the edited arguments without those that the agent's configuration fixes.
+
+    Raises:
+        InvalidParams: the edit changes a fixed argument.
+    """
     hidden = stored.request.hidden
     shown = stored.approval.arguments
     touched = [n for n in hidden if n in arguments and arguments[n] != shown.get(n)]

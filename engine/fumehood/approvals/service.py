@@ -94,10 +94,10 @@ class ApprovalService:
         return own_view(stored)
 
     async def opened(self, approval_id: str) -> Approval:
-        """One approval for an approver, with the changes that the call would make now.
+        """Return an approval for an approver, with the changes that the call would make now.
 
-        Changed previews are stored as a new version. If the preview cannot be computed, the earlier
-        one and its time stay.
+        A changed preview is stored as a new version of the approval. If no preview can be computed,
+        the earlier one and its time stay.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -115,9 +115,10 @@ class ApprovalService:
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True
     ) -> Envelope | None:
-        """The envelope of a caller's own call that had to wait, once there is one.
+        """Return the envelope of a caller's own call that needed approval, or None if it has none.
 
-        This marks the answer as fetched, unless the face does that later (`is_fetched=False`).
+        The answer is then marked as fetched, unless the caller of this method does that later by
+        `fetched` (`is_fetched=False`).
         """
         stored = await self._own_call(call_id, principal)
         if stored is None or stored.answer is None:
@@ -132,9 +133,10 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
-        """A number that grows with every change; waits, bounded, until it differs from `after`.
+        """Wait until the number of changes differs from `after`, or `within_s` is over. Return it.
 
-        It restarts with the engine, so an earlier number may be smaller or greater.
+        The number grows with every change of an approval. It starts anew with the engine, so
+        `after` may also be greater.
         """
         requests = self.requests
         if requests.changes == after:
@@ -143,11 +145,11 @@ class ApprovalService:
         return requests.changes
 
     async def count_pending(self) -> int:
-        """The number of pending approvals."""
+        """Return the number of pending approvals."""
         return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
-        """How the operator can add an approver, or None if there is one."""
+        """Return how the operator can add an approver, or None if there is one already."""
         return self._eligibility.remedy_without_approvers()
 
     # -- deciding ------------------------------------------------------------------------
@@ -162,12 +164,16 @@ class ApprovalService:
         peer: str | None = None,
         version: int | None = None,
     ) -> Approval:
-        """Approve or deny. `version` is the one that was seen; `peer` the socket's principal.
+        """Approve or deny a call.
+
+        `version` is the approval's version that the approver has seen; None accepts any. `peer` is
+        the principal of the user at the other end of the socket, who may be the call's own caller.
 
         Raises:
-            ResourceNotFound, PermissionDenied: no such approval, or not for this approver.
-            IdempotencyConflict: decided already, or changed since `version`.
-            ApprovalExpired: too late.
+            ResourceNotFound: there is no such approval.
+            PermissionDenied: this approver may not decide it.
+            IdempotencyConflict: it is already decided, or has changed since `version`.
+            ApprovalExpired: it has expired.
             InvalidParams: the edit is invalid, or the approval cannot be remembered.
         """
         cut = approval_id[:MAX_ID_CHARACTERS]  # no approval has a longer id
@@ -182,7 +188,7 @@ class ApprovalService:
         channel: str,
         peer: str | None = None,
     ) -> tuple[Approval, ...]:
-        """Make several decisions in one transaction: all of them, or none."""
+        """Make several decisions in one transaction: all of them, or none. Raises as `decide`."""
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is given twice.", fields=["items"])
         stored = [await self._get(one.approval_id) for one in items]
@@ -199,11 +205,11 @@ class ApprovalService:
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """The approval as this approver's edit would make it. Nothing is stored.
+        """Return the approval as this approver's edit would change it. Nothing is stored.
 
         Raises:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
-            InvalidParams: as the decision would be refused.
+            InvalidParams: the decision would be refused with the same error.
         """
         stored = await self.requests.table.get(approval_id)
         _require_open(stored.approval)
@@ -218,7 +224,7 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record how an interrupted call ended; only a human can know, and not its caller."""
+        """Record how an interrupted call ended, as an approver found out. Raises as `decide`."""
         stored = await self.requests.table.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
         now = self.requests.now()
@@ -230,7 +236,7 @@ class ApprovalService:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Record an attempt to decide without authority. The id is None for a batch."""
+        """Record an attempt to decide without authority. The id is None for several approvals."""
         about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self.requests.log.warning("approval.refused", **values)
@@ -242,8 +248,8 @@ class ApprovalService:
         """Cancel a caller's own call that waits, or stop it if it runs.
 
         Raises:
-            ResourceNotFound: no such approval of this caller.
-            IdempotencyConflict: it is over.
+            ResourceNotFound: the caller has no such approval.
+            IdempotencyConflict: the call is over.
         """
         _require_own(await self.requests.table.get(approval_id), principal)
         return own_view(await self._calls.cancel(approval_id, principal.id))
@@ -258,17 +264,17 @@ class ApprovalService:
     # -- remembered rules ----------------------------------------------------------------
 
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
-        """The rule that an approval with this wish would create. Nothing is stored."""
+        """Return the rule that an approval with this wish would create. Nothing is stored."""
         stored = await self.requests.table.get(approval_id)
         now = self.requests.now()
         return remembered_rule(stored, wish, "rul_" + "0" * 24, "", now)
 
     async def remembered(self) -> Sequence[RememberedRule]:
-        """All remembered rules, removed ones included."""
+        """Return all remembered rules, including removed ones."""
         return self.requests.remembered.all()
 
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
-        """Remove a remembered rule. Raises ResourceNotFound."""
+        """Remove a remembered rule. Raises ResourceNotFound if there is no such rule."""
         return await self.requests.remembered.forget(rule_id, by, self.requests.now())
 
     async def _previewed(self, stored: StoredApproval) -> StoredApproval:
@@ -297,7 +303,8 @@ class ApprovalService:
         return stored
 
     async def _get(self, approval_id: str) -> StoredApproval:
-        """One of several approvals to decide. Raises ResourceNotFound, with its id."""
+        """Return one of the approvals to decide. The ResourceNotFound for a missing one names
+        it."""
         try:
             return await self.requests.table.get(approval_id)
         except ResourceNotFound:
@@ -325,7 +332,7 @@ class ApprovalService:
         *,
         is_self_approval: bool,
     ) -> tuple[Step, Envelope | None]:
-        """The state change of a decision, and the call's answer if the decision ends the call."""
+        """Return the step of a decision, and the call's answer if the decision ends the call."""
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)
         digest, edited = approval.action_digest, None
@@ -358,7 +365,11 @@ class ApprovalService:
     def _rule_of(
         self, one: OneOfSeveral, stored: StoredApproval, record: DecisionRecord
     ) -> RememberedRule | None:
-        """The rule that the approver wishes to be remembered, if any. Raises InvalidParams."""
+        """Return the rule that the approver wants to be remembered, or None.
+
+        Raises:
+            InvalidParams: the decision cannot create such a rule.
+        """
         wish = one.decision.remember
         if wish is None:
             return None
@@ -371,7 +382,11 @@ class ApprovalService:
         return remembered_rule(stored, wish, rule_id, record.approver, record.at)
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Whether it would be a self-approval. Raises PermissionDenied."""
+        """Require that a principal may decide. Return whether it would be a self-approval.
+
+        Raises:
+            PermissionDenied: it may not decide; this is recorded.
+        """
         refused = self._refused(approval, by, peer)
         if refused is not None:
             why, refusal = refused
@@ -382,8 +397,10 @@ class ApprovalService:
     def _refused(
         self, approval: Approval, by: Principal, peer: str | None
     ) -> tuple[str, PermissionDenied] | None:
-        """Why this principal may not decide: the reason for the audit chain, and the error; else
-        None."""
+        """Return why this principal may not decide, or None if it may.
+
+        The reason is for the audit chain, the error for the principal.
+        """
         if Scope.APPROVE not in by.scopes:
             return "no scope", refusals.no_scope()
         is_own = approval.principal_id in (by.id, peer)
@@ -402,13 +419,13 @@ class ApprovalService:
 
 
 def _require_open(approval: Approval) -> None:
-    """Raises ApprovalExpired, IdempotencyConflict: it is not pending."""
+    """Raise ApprovalExpired or IdempotencyConflict if the approval is not pending."""
     if approval.state is not ApprovalState.PENDING:
         is_late = approval.state is ApprovalState.EXPIRED
         raise refusals.too_late(approval) if is_late else refusals.conflict(approval)
 
 
 def _require_own(stored: StoredApproval, principal: Principal) -> None:
-    """Raises ResourceNotFound."""
+    """Raise ResourceNotFound if the approval is not this principal's own."""
     if stored.approval.principal_id != principal.id:
         raise refusals.unknown()

@@ -57,7 +57,7 @@ from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
-"""Bytes of the rows on one page: one call may have arguments of this size."""
+"""The most bytes of the rows on one page. A single call may have arguments of this size."""
 
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
@@ -67,17 +67,17 @@ class Step:
     """One change of one approval. Absent fields stay unchanged."""
 
     kind: str
-    """Its name in the audit chain."""
+    """The change's name in the audit chain."""
     by: str
     at: datetime
     leaves: frozenset[ApprovalState]
     to: ApprovalState | None = None
     version: int | None = None
-    """The approval must still have this version."""
+    """If given, the approval must still have this version."""
     digest: str | None = None
-    """The approval must still be for this action."""
+    """If given, the approval must still be for the action with this digest."""
     in_time: bool = False
-    """The approval must not have expired."""
+    """Whether the change is refused once the approval has expired."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     becomes: StoredApproval | None = None
     """The call after the change: edited, or with a new preview."""
@@ -87,11 +87,12 @@ class Step:
     remember: RememberedRule | None = None
     answer: Envelope | None = None
     event: str | None = None
-    """The event that channels report."""
+    """The event that channels report, such as `approval.created`; None for none."""
     details: JsonObject = field(default_factory=dict)
     """Details for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
-    """Whether an approver's earlier approvals count. The current approver is authenticated."""
+    """Whether an earlier approval of this principal counts. The deciding approver's own always
+    does."""
     is_seen: bool = True
     """Whether the change is visible, so that it creates a new version."""
 
@@ -112,7 +113,7 @@ def approved(
     remember: RememberedRule | None,
     counts: Callable[[str], bool],
 ) -> Step:
-    """An approval, valid until `start_by`; of an edited call, if there is one."""
+    """An approver approved the call, or its edited form. It must start before `start_by`."""
     details = _details(decision)
     if remember is not None:
         details["remembered"] = remember.id
@@ -126,7 +127,7 @@ def approved(
 
 
 def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
-    """A denial."""
+    """An approver denied the call."""
     at = stamp(decision.at)
     return Step(
         "approval.denied", decision.approver, decision.at, PENDING, ApprovalState.DENIED,
@@ -168,7 +169,7 @@ def started(approval: Approval, now: datetime) -> Step:
 
 
 def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
-    """The call has ended. `changed`: the parts of its action that differed from the approved
+    """The call has ended. `changed` names the parts of its action that differed from the approved
     ones."""
     code = envelope.error.code if envelope.error is not None else "OK"
     return Step(
@@ -182,7 +183,7 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """The approval expires soon, and channels send a warning. The version stays."""
+    """The approval expires soon, and channels warn about it. Its version stays the same."""
     return Step(
         "approval.expiring", "engine", now, PENDING,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -190,7 +191,7 @@ def expiring(now: datetime) -> Step:
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
-    """The call would change other files now. Earlier decisions do not count for the new action."""
+    """The call would have another effect now. Earlier decisions do not count for this action."""
     return Step(
         "approval.previewed", "engine", now, PENDING, digest=before.action_digest, becomes=becomes
     )
@@ -239,7 +240,10 @@ def _details(decision: DecisionRecord) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The columns that the scheduler needs, unparsed, because the row may be damaged."""
+    """The columns of a waiting call that the scheduler needs.
+
+    They are not parsed, because a damaged row must not stop the scheduler.
+    """
 
     id: str
     state: str
@@ -300,11 +304,11 @@ class ApprovalTable:
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Note that the caller has the answer: the next equal call is a new call.
+        """Note that the caller has the answer, so that the next equal call is a new call.
 
-        Returns False if it was already fetched. An interrupted call has no final answer until a
-        human resolves it. Reading the approval of an `external:` tool does not use it; only
-        `is_decision` does.
+        Returns False if nothing changed, for example because the answer was already fetched, or
+        because a human must first resolve an interrupted call. An `external:` tool's approval is
+        only used up with `is_decision`, not if its caller merely reads it.
 
         Raises:
             WriteFailed: the answer is not noted as fetched.
@@ -318,15 +322,15 @@ class ApprovalTable:
         return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 
     async def get(self, approval_id: str) -> StoredApproval:
-        """Raises ResourceNotFound, ReadFailed."""
+        """Return an approval. Raises ResourceNotFound, or ReadFailed if it cannot be read."""
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def of_call(self, call_id: str) -> StoredApproval | None:
-        """The newest approval of a call."""
+        """Return the newest approval of a call, or None."""
         return await self._newest(APPROVALS.c.call_id == call_id)
 
     async def page(self, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
-        """The newest first. Raises ResourceNotFound if the cursor is unknown."""
+        """Return a page of approvals, newest first. Raises ResourceNotFound for a wrong cursor."""
         return await self._database.read(lambda connection: _page(connection, query, principal_id))
 
     async def change(self, steps: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
@@ -343,7 +347,7 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def denied_before(self, approval: Approval, since: datetime) -> Approval | None:
-        """The newest denial of the same action, for the same caller and session."""
+        """Return the newest denial since then of the same action, caller and session, or None."""
         found = await self._newest(
             APPROVALS.c.action_digest == approval.action_digest,
             APPROVALS.c.state == ApprovalState.DENIED.value,
@@ -358,24 +362,25 @@ class ApprovalTable:
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), values))
 
     async def prune(self, now: datetime) -> int:
-        """Delete approvals that ended long enough ago; returns their number.
+        """Delete approvals that ended more than `kept_days` ago. Returns their number.
 
         Raises:
-            WriteFailed: the rest stays until the next time.
+            WriteFailed: the rest stays until the next run.
         """
         before = stamp(now - self._kept)
         return await self._database.repeat(lambda connection: _forget(connection, before))
 
     async def in_state(self, state: ApprovalState) -> list[str]:
-        """The ids of all approvals in one state, oldest first."""
+        """Return the ids of all approvals in one state, oldest first."""
         ids = select(APPROVALS.c.id).where(APPROVALS.c.state == state.value)
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
-        """The waiting calls that may need attention, oldest first, and whether any call waits.
+        """Return the waiting calls that may need attention, and whether any call waits.
 
-        They expire by this time, are in a session, or were approved and have not started.
+        Those that need it expire by this time, have a session, or were approved and have not
+        started. Oldest first.
         """
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
         rows = (
@@ -397,12 +402,12 @@ class ApprovalTable:
         return await self._database.read(find)
 
     async def count(self, state: ApprovalState) -> int:
-        """The number of approvals in a state."""
+        """Return the number of approvals in a state."""
         counted = select(func.count()).where(APPROVALS.c.state == state.value)
         return await self._database.read(lambda c: c.execute(counted).scalar_one())
 
     async def pending(self) -> list[tuple[str, str, int]]:
-        """The pending approvals: id, principal, and approximate size on disk."""
+        """Return the id, principal and approximate size on disk of each pending approval."""
         size = func.length(cast(APPROVALS.c.document, LargeBinary))
         rows = select(APPROVALS.c.id, APPROVALS.c.principal_id, size)
         pending = rows.where(APPROVALS.c.state == ApprovalState.PENDING.value)
@@ -470,7 +475,10 @@ class ApprovalTable:
 
 
 def _forget(connection: Connection, before: str) -> int:
-    """Delete a batch that ended before a time. Unresolved approvals stay."""
+    """Delete a batch of approvals that ended before a time, and return its size.
+
+    Interrupted ones stay until a human resolves them.
+    """
     over = [state.value for state in ApprovalState if state not in STAYING]
     old = (
         select(APPROVALS.c.id)
@@ -491,7 +499,7 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Whether the call ended undecided, or its approval cannot have reached the caller."""
+    """Whether the call ended without a decision, or its decision cannot have reached the caller."""
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
     return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
@@ -536,8 +544,10 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 
 
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
-    """Whether it equals this approver's previous decision. It can still complete the quorum if the
-    approver's vote did not count before."""
+    """Whether a decision equals the same approver's previous one.
+
+    It can still complete the quorum, if the approver's vote did not count before.
+    """
     made = [one for one in approval.decisions if one.approver == decision.approver]
     return bool(made) and (made[-1].action_digest, made[-1].decision) == (
         decision.action_digest,
@@ -546,7 +556,7 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """How many different approvers have approved this action and may still approve."""
+    """Return how many approvers have approved this action and may still approve."""
     return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 
 
@@ -635,7 +645,7 @@ _COLUMNS = (
 
 
 def size_of(stored: StoredApproval) -> int:
-    """Approximate size on disk in bytes."""
+    """Return an approval's approximate size on disk in bytes."""
     return len(strict_json.dumps(_document(stored)))
 
 
@@ -696,7 +706,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _audited(approval: Approval, *, by: str) -> JsonObject:
-    """An approval in the audit chain: the hash of its arguments, not their values."""
+    """Return the fields of an approval for the audit chain: a hash instead of the arguments."""
     return {
         "by": by,
         "approval_id": approval.id,

@@ -36,7 +36,7 @@ from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.services import PipelineServices
 
 TAKE_BACK_S = 10.0
-"""How long a cancelled caller waits until its call is taken back."""
+"""Seconds that a cancelled caller waits at most until its call is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class StoredCalls:
     def request_of(
         self, stored: StoredApproval, arguments: JsonObject | None = None
     ) -> CallRequest:
-        """The call as it was made, with the caller's current authority.
+        """Return the request of a stored call, with its caller's current authority.
 
         `arguments` replace the stored ones. The principal is None if the caller may no longer call.
         """
@@ -71,7 +71,7 @@ class StoredCalls:
         handle: CallHandle | None = None,
         arguments: JsonObject | None = None,
     ) -> CallContext:
-        """A context for the rest of the call. `arguments` replace the stored ones."""
+        """Return a context in which to continue the call. `arguments` replace the stored ones."""
         approval = stored.approval
         clock, log = self.services.clock, self.services.log
         trace = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
@@ -79,11 +79,11 @@ class StoredCalls:
         return CallContext(self.request_of(stored, arguments), trace, handle, approval=stored)
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
-        """The envelope of a call that did not run, or whose outcome is unknown."""
+        """Return the envelope of a call that did not run, or whose outcome is unknown."""
         return await build_envelope(self.context_of(stored), error, self.services)
 
     async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
-        """The envelope of an interrupted call after a human found out how it ended."""
+        """Return the envelope of an interrupted call after a human found out how it ended."""
         note = f" {resolution.note}" if resolution.note else ""
         failed = await self.answer(
             stored,
@@ -113,10 +113,10 @@ class StoredCalls:
     ) -> StoredApproval:
         """End a call that does not run, or whose outcome is unknown, and enter it into the log.
 
-        `step` makes the change from the time and the call's answer.
+        `step` makes the approval's state change from the time and the call's answer.
 
         Raises:
-            ResourceNotFound, IdempotencyConflict: its state has changed meanwhile.
+            ResourceNotFound, IdempotencyConflict: the approval's state has changed meanwhile.
         """
         approvals = self.services.approvals
         answer = await self.answer(stored, error)
@@ -139,8 +139,10 @@ class StoredCalls:
         return await self.end(stored, cancelled(), partial(steps.cancelled, by))
 
     async def take_back(self, approval_id: str, by: str, *, by_program: bool) -> None:
-        """Cancel a call whose caller was cancelled while waiting, unless another caller waits for
-        it."""
+        """Cancel a call whose caller was cancelled while waiting.
+
+        The call stays if `ApprovalRequests.is_wanted` says so, or if it has already ended.
+        """
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
             suppress(IdempotencyConflict, ResourceNotFound),

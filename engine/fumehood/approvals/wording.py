@@ -126,7 +126,7 @@ def _expiry_in_words(approval: Approval, was_approved: bool) -> str:
 
 
 def _code_in_words(code: str | None) -> str:
-    """The code, with its meaning if it is one of the engine's."""
+    """Return an error code, with its meaning if it is one of the engine's."""
     if code is None:
         return ""
     error = ERROR_CODES.get(code)
@@ -166,13 +166,13 @@ def argument_name(name: str) -> str:
 
 
 def context_in(preview: JsonObject | None) -> JsonObject | None:
-    """The context of a decision about a tool that is not the engine's, from its preview."""
+    """Return the context in the preview of an `external:` tool's call, or None."""
     context = preview.get("context") if preview is not None and len(preview) == 1 else None
     return context if isinstance(context, dict) else None
 
 
 def effect_heading(approval: Approval) -> str:
-    """The heading of an effect, such as `What will change` or `What changed`."""
+    """Return the heading of an effect, such as `What will change` or `What changed`."""
     return _HEADINGS.get(approval.state, "What will change")
 
 
@@ -270,7 +270,7 @@ def number_of(value: Any) -> int:
 
 
 def rest_of(entry: JsonObject) -> JsonObject:
-    """The parts of an entry that `entry_facts` does not know."""
+    """Return the parts of an entry that `entry_facts` does not know."""
     rest = {key: value for key, value in entry.items() if key not in _KNOWN_OF_ONE}
     return rest | {
         key: entry[key]

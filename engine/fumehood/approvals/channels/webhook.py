@@ -72,7 +72,8 @@ KEPT = timedelta(days=30)
 """How long delivered and dropped messages stay in the table."""
 
 Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
-"""Sends a body with headers; the status of the answer. Raises OSError or httpx2.HTTPError."""
+"""Sends a body with headers, and returns the answer's status. Raises OSError or
+httpx2.HTTPError."""
 
 
 class WebhookChannel(ApprovalChannel):
@@ -252,7 +253,7 @@ class WebhookChannel(ApprovalChannel):
 
 
 def told_of(approval: Approval) -> JsonObject:
-    """The fields of a message about an approval, as it is when the message is sent."""
+    """Return the fields of a message about an approval, as it is when the message is sent."""
     return {"approval": approval.model_dump(mode="json", exclude={"binding"})}
 
 
@@ -265,10 +266,10 @@ async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret that signs in both directions, without a trailing line end.
+    """Read the secret that signs in both directions, without a trailing line end.
 
     Raises:
-        ConfigError: it is missing or too short, or other users can read or change it.
+        ConfigError: the secret is missing or too short, or other users can read or change it.
     """
     if not path.is_absolute():
         raise ConfigError("webhook.secret_file must be an absolute path.")
@@ -296,7 +297,7 @@ _FORM = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})", re.ASCII)
 
 
 def sign(secret: bytes, body: bytes, at: datetime) -> str:
-    """The value of the header for these bytes."""
+    """Return the value of the signature header for these bytes."""
     seconds = str(int(at.timestamp()))
     return f"t={seconds},v1={_mac(secret, seconds, body).hex()}"
 
@@ -308,7 +309,7 @@ class Callbacks:
         self._secret = secret
         self._window_s = window_s
         self._seen: dict[bytes, float] = {}
-        """Signature → the time from which its age alone refuses it."""
+        """Signature → the time after which it is too old to be accepted anyway."""
         self._latest = -math.inf
 
     def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:
@@ -395,7 +396,7 @@ def owe_document(connection: Connection, event: str, document: JsonObject, at: d
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
-    """The owed messages after the number `after`, oldest first."""
+    """Return the owed messages whose number is greater than `after`, oldest first."""
     found = connection.execute(
         select(DELIVERIES)
         .where(_IS_OWED, DELIVERIES.c.seq > after)
