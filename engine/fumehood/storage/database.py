@@ -48,7 +48,7 @@ from fumehood.storage.errors import (
     ReadFailed,
     StoreError,
 )
-from fumehood.storage.schema import FIRST_VERSION, METADATA, STEPS, VERSION, create_schema
+from fumehood.storage.schema import METADATA, STEPS
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 BUSY_TIMEOUT_S = 5
@@ -106,7 +106,7 @@ def open_to_read(path: Path) -> Engine:
         raise _refusal(path, error) from None
     except OSError as error:
         raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
-    if version != VERSION:
+    if version != len(STEPS):
         engine.dispose()
         raise StoreError(f"An older engine wrote the database {path}. Start this one once.")
     return engine
@@ -172,12 +172,12 @@ def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bo
                 "FUMEHOOD_HOME."
             )
         return  # an empty file is a new database
-    if version > VERSION:
+    if version > len(STEPS):
         raise NewerState(
             f"The database {path} was written by a newer engine (schema {version}, this one "
-            f"knows {VERSION}). Start that one, or use another FUMEHOOD_HOME."
+            f"knows {len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
         )
-    if version == VERSION and not tables >= set(METADATA.tables):
+    if version == len(STEPS) and not tables >= set(METADATA.tables):
         raise DamagedState(damage_words(path))
     if thoroughly and one("PRAGMA quick_check(1)") != "ok":
         raise DamagedState(damage_words(path))
@@ -264,20 +264,12 @@ def _begin_explicitly(engine: Engine, statement: str) -> None:
 def _migrate(engine: Engine) -> None:
     with engine.connect() as connection, connection.begin():
         version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-        if version == VERSION:
+        if version == len(STEPS):
             return
-        if not version:
-            create_schema(connection)
-        elif version < FIRST_VERSION:
-            raise StoreError(
-                f"A version before the first release wrote the database (schema {version}). Move "
-                "it away, or use another FUMEHOOD_HOME."
-            )
-        else:
-            for step in STEPS[version - FIRST_VERSION :]:
-                step(connection)
+        for step in STEPS[version:]:
+            step(connection)
         connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
+        connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")
 
 
 def _uri(path: Path, how: str) -> str:

@@ -1,13 +1,15 @@
 """The tables and their migrations. Times are UTC, ISO 8601 with microseconds, unless noted.
 
-Host side, used by the packages that store rows. JSON columns hold validated values. A new database
-gets the declared schema; an older one gets the migrations in `STEPS` that it lacks, in one
-transaction, which also stores the new version. A step never changes after its release.
+Host side, used by the packages that store rows. JSON columns hold validated values. The migrations
+in `STEPS` lead from an empty file to the newest schema. A step never changes after its release; all
+steps that a database lacks run in one transaction, which also stores the new version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, Decimal
 
 from sqlalchemy import (
     JSON,
@@ -326,20 +328,200 @@ event that it reports: an approval, named by its id, or an event stored in `docu
 
 Step = Callable[[Connection], None]
 
-FIRST_VERSION = 13
-"""The oldest schema that can be opened. Earlier ones were never released."""
 
-STEPS: tuple[Step, ...] = ()
-"""The migrations from `FIRST_VERSION` on, in order."""
+def _sql(*statements: str) -> Step:
+    def upgrade(connection: Connection) -> None:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
 
-VERSION = FIRST_VERSION + len(STEPS)
-"""The version of the schema declared above."""
+    return upgrade
 
 
-def create_schema(connection: Connection) -> None:
-    """Create the tables of a new database."""
-    METADATA.create_all(connection)
-    connection.exec_driver_sql(  # for programs that read the database directly
+_KEPT = timedelta(days=30)
+
+
+def _one_table_of_counters(connection: Connection) -> None:
+    """Move budgets and rate limits to one table of integer counters; existing counts are kept."""
+    run = connection.exec_driver_sql
+    budgets = run(
+        "SELECT budget, subject, period, unit, settled, reserved, updated_at FROM counters"
+    ).all()
+    limits = run('SELECT "limit", subject, free_at FROM rate_limits').all()
+    run("DROP TABLE counters")
+    run("DROP TABLE rate_limits")
+    run(
+        """CREATE TABLE counters ( seq INTEGER NOT NULL, name VARCHAR NOT NULL,
+            subject VARCHAR NOT NULL, period VARCHAR NOT NULL, unit VARCHAR NOT NULL,
+            settled INTEGER NOT NULL, reserved INTEGER NOT NULL, until VARCHAR NOT NULL,
+            PRIMARY KEY (seq), UNIQUE (name, subject, period, unit) )"""
+    )
+    run("CREATE INDEX counters_by_end ON counters (until)")
+    run(  # for programs that read the database directly
         """CREATE VIEW rate_limits AS SELECT seq, name AS "limit", subject, reserved AS free_at
             FROM counters WHERE period = 'rate'"""
     )
+    rows = [
+        (name, subject, period, unit, _figure(unit, settled), _figure(unit, reserved),
+         _until(subject, period, updated_at))
+        for name, subject, period, unit, settled, reserved, updated_at in budgets
+    ]  # fmt: skip
+    rows += [
+        (limit, subject, "rate", "free_at", 0, free_at, _stamp(free_at))
+        for limit, subject, free_at in limits
+    ]
+    for row in rows:
+        run(
+            "INSERT INTO counters (name, subject, period, unit, settled, reserved, until) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+
+
+def _figure(unit: str, text: str) -> int:
+    amount = Decimal(text).scaleb(6) if unit == "money" else Decimal(text)
+    return min(int(amount.to_integral_value(ROUND_CEILING)), 2**63 - 1)
+
+
+def _until(subject: str, period: str, updated_at: str) -> str:
+    if period == "total" and "session=" not in subject:
+        return "9999"
+    return (datetime.fromisoformat(updated_at) + _KEPT).isoformat(timespec="microseconds")
+
+
+def _stamp(free_at: int) -> str:
+    return datetime.fromtimestamp(free_at / 1e9, UTC).isoformat(timespec="microseconds")
+
+
+STEPS: tuple[Step, ...] = (
+    # Tables for identities, agents, definitions, changes and the call log.
+    _sql(
+        "CREATE TABLE meta (key VARCHAR NOT NULL PRIMARY KEY, value VARCHAR NOT NULL)",
+        """CREATE TABLE tokens (
+        id VARCHAR NOT NULL PRIMARY KEY, name VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
+        secret_hash BLOB NOT NULL, scopes JSON NOT NULL, agents JSON NOT NULL,
+        created_at VARCHAR NOT NULL, created_by VARCHAR NOT NULL,
+        expires_at VARCHAR, revoked_at VARCHAR)""",
+        """CREATE TABLE approvers (
+        id VARCHAR NOT NULL PRIMARY KEY, name VARCHAR NOT NULL UNIQUE, salt BLOB NOT NULL,
+        secret_hash BLOB NOT NULL, scopes JSON NOT NULL, created_at VARCHAR NOT NULL,
+        created_by VARCHAR NOT NULL, removed_at VARCHAR)""",
+        """CREATE TABLE agents (
+        id VARCHAR NOT NULL PRIMARY KEY, description VARCHAR NOT NULL, principals JSON NOT NULL,
+        is_enabled BOOLEAN NOT NULL, created_at VARCHAR NOT NULL)""",
+        """CREATE TABLE bindings (
+        agent_id VARCHAR NOT NULL, tool VARCHAR NOT NULL, sort_order INTEGER NOT NULL,
+        fixed JSON NOT NULL, defaults JSON NOT NULL, is_enabled BOOLEAN NOT NULL,
+        PRIMARY KEY (agent_id, tool))""",
+        """CREATE TABLE definitions (
+        name VARCHAR NOT NULL, version VARCHAR NOT NULL, document JSON NOT NULL,
+        created_at VARCHAR NOT NULL, updated_at VARCHAR NOT NULL, PRIMARY KEY (name, version))""",
+        """CREATE TABLE switches (
+        name VARCHAR NOT NULL, version VARCHAR NOT NULL, is_active BOOLEAN NOT NULL,
+        PRIMARY KEY (name, version))""",
+        """CREATE TABLE changes (
+        seq INTEGER NOT NULL PRIMARY KEY, at VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
+        action VARCHAR NOT NULL, subject VARCHAR NOT NULL, details JSON NOT NULL)""",
+        """CREATE TABLE calls (
+        seq INTEGER NOT NULL PRIMARY KEY, id VARCHAR NOT NULL UNIQUE, at VARCHAR NOT NULL,
+        principal_id VARCHAR NOT NULL, agent_id VARCHAR, session_id VARCHAR,
+        trace_id VARCHAR NOT NULL, tool VARCHAR NOT NULL, version VARCHAR,
+        code VARCHAR NOT NULL, ended_by VARCHAR, total_ms FLOAT NOT NULL, cpu_ms FLOAT,
+        cost VARCHAR NOT NULL, currency VARCHAR NOT NULL, input_tokens INTEGER NOT NULL,
+        output_tokens INTEGER NOT NULL, tokens_used INTEGER NOT NULL)""",
+        "CREATE INDEX calls_by_principal ON calls (principal_id, seq, at, tool, code, agent_id)",
+    ),
+    # The table of blobs.
+    _sql(
+        """CREATE TABLE blobs (
+        id VARCHAR NOT NULL PRIMARY KEY, principal_id VARCHAR NOT NULL, filename VARCHAR NOT NULL,
+        content_type VARCHAR NOT NULL, size INTEGER NOT NULL, created_at VARCHAR NOT NULL,
+        expires_at INTEGER NOT NULL)""",
+        "CREATE INDEX blobs_by_end ON blobs (expires_at)",
+    ),
+    # The table of sessions.
+    _sql(
+        """CREATE TABLE sessions (
+    id VARCHAR NOT NULL PRIMARY KEY, principal_id VARCHAR NOT NULL, agent_id VARCHAR,
+    state VARCHAR NOT NULL, why VARCHAR, image VARCHAR NOT NULL, languages JSON NOT NULL,
+    memory_mb INTEGER NOT NULL, created_at VARCHAR NOT NULL, last_used_at VARCHAR NOT NULL,
+    expires_at VARCHAR NOT NULL, finished_at VARCHAR, calls INTEGER NOT NULL)""",
+    ),
+    # The tables of approvals, idempotency keys, budgets, the audit chain and the webhook.
+    _sql(
+        """CREATE TABLE approvals ( seq INTEGER NOT NULL, id VARCHAR NOT NULL, version INTEGER NOT
+    NULL, state VARCHAR NOT NULL, call_id VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
+    agent_id VARCHAR, session_id VARCHAR, tool VARCHAR NOT NULL, action_digest VARCHAR NOT
+    NULL, idempotency_key VARCHAR, created_at VARCHAR NOT NULL, expires_at VARCHAR NOT NULL,
+    warned_at VARCHAR, decided_at VARCHAR, started_at VARCHAR, ended_at VARCHAR, code VARCHAR,
+    document JSON NOT NULL, answer VARCHAR, PRIMARY KEY (seq), UNIQUE (id) )""",
+        """CREATE INDEX approvals_by_call ON approvals (call_id)""",
+        """CREATE INDEX approvals_by_digest ON approvals (action_digest, state)""",
+        """CREATE INDEX approvals_by_principal ON approvals (principal_id, seq)""",
+        """CREATE INDEX approvals_by_state ON approvals (state, seq)""",
+        """CREATE TABLE decisions ( seq INTEGER NOT NULL, approval_id VARCHAR NOT NULL, at VARCHAR
+    NOT NULL, approver VARCHAR NOT NULL, channel VARCHAR NOT NULL, decision VARCHAR NOT NULL,
+    action_digest VARCHAR NOT NULL, reason VARCHAR, edited BOOLEAN NOT NULL, is_self_approval
+    BOOLEAN NOT NULL, PRIMARY KEY (seq) )""",
+        """CREATE INDEX decisions_by_approval ON decisions (approval_id, seq)""",
+        """CREATE TABLE remembered ( id VARCHAR NOT NULL, tool VARCHAR NOT NULL, principal_id
+    VARCHAR NOT NULL, agent_id VARCHAR, session_id VARCHAR, arguments JSON NOT NULL, rule
+    VARCHAR NOT NULL, definition VARCHAR NOT NULL, approval_id VARCHAR NOT NULL, created_by
+    VARCHAR NOT NULL, created_at VARCHAR NOT NULL, expires_at VARCHAR, uses_left INTEGER,
+    used INTEGER NOT NULL, removed_at VARCHAR, PRIMARY KEY (id) )""",
+        """CREATE TABLE idempotency ( principal_id VARCHAR NOT NULL, "key" VARCHAR NOT NULL,
+    fingerprint VARCHAR NOT NULL, call_id VARCHAR NOT NULL, state VARCHAR NOT NULL, may_repeat
+    BOOLEAN NOT NULL, approval_id VARCHAR, created_at VARCHAR NOT NULL, expires_at VARCHAR NOT
+    NULL, answer VARCHAR, PRIMARY KEY (principal_id, "key") )""",
+        """CREATE INDEX idempotency_by_end ON idempotency (expires_at)""",
+        """CREATE TABLE counters ( budget VARCHAR NOT NULL, subject VARCHAR NOT NULL, period VARCHAR
+    NOT NULL, unit VARCHAR NOT NULL, settled VARCHAR NOT NULL, reserved VARCHAR NOT NULL,
+    updated_at VARCHAR NOT NULL, PRIMARY KEY (budget, subject, period, unit) )""",
+        """CREATE TABLE audit ( seq INTEGER NOT NULL, key_id VARCHAR NOT NULL, body VARCHAR NOT
+    NULL, mac BLOB NOT NULL, PRIMARY KEY (seq) )""",
+        """CREATE TABLE deliveries ( seq INTEGER NOT NULL, approval_id VARCHAR NOT NULL, event
+    VARCHAR NOT NULL, created_at VARCHAR NOT NULL, attempts INTEGER NOT NULL, delivered_at
+    VARCHAR, given_up_at VARCHAR, PRIMARY KEY (seq) )""",
+        """CREATE INDEX deliveries_by_state ON deliveries (delivered_at, given_up_at)""",
+    ),
+    # Webhook messages that are not about an approval store their own document.
+    _sql(
+        "ALTER TABLE deliveries ADD COLUMN document JSON",
+    ),
+    # The call log records which calls were answered from the result cache.
+    _sql(
+        "ALTER TABLE calls ADD COLUMN cache_hit BOOLEAN",
+    ),
+    # The table of rate limits.
+    _sql(
+        """CREATE TABLE rate_limits ( seq INTEGER NOT NULL, "limit" VARCHAR NOT NULL,
+            subject VARCHAR NOT NULL, free_at INTEGER NOT NULL, PRIMARY KEY (seq),
+            UNIQUE ("limit", subject) )""",
+        "CREATE INDEX rate_limits_by_end ON rate_limits (free_at)",
+    ),
+    # The call log records which call's program made a call.
+    _sql(
+        "ALTER TABLE calls ADD COLUMN parent_id VARCHAR",
+    ),
+    # Approvals store the key by which repeats of their call are recognized.
+    _sql(
+        "ALTER TABLE approvals ADD COLUMN repeat_key VARCHAR",
+        "CREATE UNIQUE INDEX approvals_by_repeat_key ON approvals (repeat_key)",
+    ),
+    # The session of a blob, with which the blob is removed.
+    _sql(
+        "ALTER TABLE blobs ADD COLUMN session_id VARCHAR",
+    ),
+    # The call log stores the time of each stage and the audit row, and has an index by trace.
+    _sql(
+        "ALTER TABLE calls ADD COLUMN stages JSON",
+        "ALTER TABLE calls ADD COLUMN audit_seq INTEGER",
+        "CREATE INDEX calls_by_trace ON calls (trace_id)",
+        "CREATE INDEX calls_by_parent ON calls (parent_id) WHERE parent_id IS NOT NULL",
+    ),
+    # A remembered rule stores whether it allows additional arguments; earlier ones do not.
+    _sql(
+        "ALTER TABLE remembered ADD COLUMN any_others BOOLEAN NOT NULL DEFAULT 0",
+    ),
+    _one_table_of_counters,
+)
+"""The migrations, in order. A schema's version is the number of steps that have run."""
