@@ -125,7 +125,10 @@ EVERYBODY = Subject()
 
 
 class Exceeded(NamedTuple):
-    """The limit that prevents a call from starting now. Of several, it is the last to be free."""
+    """The limit that prevents a call from starting now.
+
+    If there are several, it is the one that will prevent the call for the longest time.
+    """
 
     limit: Limit
     retry_after_ms: int

@@ -196,7 +196,7 @@ _TYPES = mimetypes.MimeTypes(filenames=())
 
 @dataclass(slots=True)
 class _Coming:
-    """A file that is being received, or was received."""
+    """A file of the program that is being received, or has been received."""
 
     path: str
     announced: int
@@ -221,7 +221,7 @@ class ProgramFiles:
         *,
         with_files: bool = True,
     ) -> None:
-        """Without `with_files`, only figures are kept."""
+        """Prepare to receive files. Without `with_files`, only figures are kept."""
         self._blobs = blobs
         self._principal_id = principal_id
         self._session_id = session_id

@@ -299,7 +299,8 @@ class ContainerSupply:
         return unfit
 
     def _report(self) -> None:
-        """Log the result of a look if it has changed."""
+        """Report whether Docker and the images are available, if that differs from the last
+        time."""
         missing = [error.message for error in self.missing.values()]
         result = [self.down.message] if self.down is not None else missing
         if result == self._reported:
