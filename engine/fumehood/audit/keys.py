@@ -28,7 +28,6 @@ from fumehood.storage.errors import AuditKeyLost
 CURRENT = "audit.key"
 """The file name of the current key."""
 
-MAX_FILE_BYTES = 1024
 """Bytes that are read of a key file."""
 
 KEPT = re.compile(rf"audit-([0-9a-f]{{{KEY_ID_DIGITS}}})\.key")
@@ -118,7 +117,7 @@ def _read(path: Path) -> AuditKey | None:
                 f"The audit key {path} is open to other users. If nobody else has read it: "
                 f"chmod 600 {path}. Else do that, start, and then: fumehood audit rotate"
             )
-        text = os.read(descriptor, MAX_FILE_BYTES).decode("ascii", "replace")
+        text = os.read(descriptor, found.st_size).decode("ascii", "replace")
     finally:
         os.close(descriptor)
     try:

@@ -149,24 +149,6 @@ def verify(
     return walk.end()
 
 
-@dataclass(slots=True)
-class _Unchecked:
-    """The rows under one missing key, and the position of their finding in the list."""
-
-    finding: int
-    first: int
-    last: int
-    rows: int = 1
-
-    @property
-    def which(self) -> str:
-        if self.rows == 1:
-            return f"row {self.first}"
-        has_others = self.rows < self.last - self.first + 1
-        some = f", {self.rows} of them," if has_others else ""
-        return f"rows {self.first} to {self.last}{some}"
-
-
 class _Walk:
     """A verification in progress, which knows what the next row must be."""
 
@@ -188,7 +170,7 @@ class _Walk:
         self._key_ids: dict[str, None] = {}
         self._problems = 0
         self._findings: list[Finding] = []
-        self._unchecked: dict[str, _Unchecked] = {}
+        self._lacking: set[str] = set()
 
     def take(self, row: AuditRow) -> None:
         """Check the next row."""
@@ -207,7 +189,6 @@ class _Walk:
 
     def end(self) -> Verdict:
         """Finish the verification, and return the result with rows that are missing at the end."""
-        self._tell_unchecked()
         beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
         if self._whole and beyond is not None:
             at = self._anchors[beyond][0].at
@@ -261,20 +242,11 @@ class _Walk:
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
-        """Report a missing key only once. The range of its rows is known at the end."""
-        lacking = self._unchecked.get(row.key_id)
-        if lacking is None:
-            if len(self._findings) < MAX_FINDINGS:
-                self._unchecked[row.key_id] = _Unchecked(len(self._findings), row.seq, row.seq)
-            self._find(row.seq, "no_key", f"there is no key {row.key_id[:40]}")
-            return
-        lacking.last = row.seq
-        lacking.rows += 1
-
-    def _tell_unchecked(self) -> None:
-        for key_id, lacking in self._unchecked.items():
-            message = f"{lacking.which} cannot be checked: there is no key {key_id[:40]}"
-            self._findings[lacking.finding] = Finding(lacking.first, "no_key", message)
+        """Report a missing key at its first row only."""
+        if row.key_id not in self._lacking:
+            self._lacking.add(row.key_id)
+            message = f"rows under the key {row.key_id[:40]}, which is missing, cannot be checked"
+            self._find(row.seq, "no_key", f"{message} (the first is row {row.seq})")
 
     def _rotate(self, row: AuditRow, announced: tuple[str, str] | None) -> None:
         if announced is None:

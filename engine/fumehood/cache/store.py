@@ -14,6 +14,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydantic_core import to_json
 
@@ -22,6 +23,7 @@ from fumehood.core.call import CallOptions
 from fumehood.core.envelope import Metacognition
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.protocol import strict_json
 from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
@@ -29,18 +31,15 @@ MAX_ARGUMENT_BYTES = 64 * 1024
 """Size in bytes of the largest arguments of calls that are cached. To hash them takes about 5 ms
 on the event loop."""
 
-MAX_REMEMBERED = 2048
+MAX_REMEMBERED = 512
 """How many keys, and how many digests of tools, `CacheKeys` remembers."""
-
-MAX_REMEMBERED_BYTES = 2048
-"""Size in bytes of the largest arguments whose key is remembered."""
 
 
 class CacheKeys:
     """Makes the keys of one engine's answers, and remembers recent ones."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], str] = {}
+        self._key = lru_cache(MAX_REMEMBERED)(_key)
         self._digests: dict[int, tuple[RegisteredTool, str]] = {}
         """The digests by `id(tool)`. Keeping the tool itself ensures that its id is not reused."""
 
@@ -52,10 +51,9 @@ class CacheKeys:
         principal_id: str,
         options: CallOptions,
     ) -> str | None:
-        """Return the key of a call's answer. Equal calls have the same key.
+        """Return the cache key of a call, or None if its arguments are too long or not canonical.
 
-        `digest_of_tool` hashes a tool's definition and code. Returns None if the arguments are too
-        long or have no canonical form; such a call is not cached.
+        `digest_of_tool` computes the hash of a definition and its code.
         """
         try:
             text = to_json(arguments)
@@ -64,43 +62,40 @@ class CacheKeys:
         if len(text) > MAX_ARGUMENT_BYTES:
             return None
         definition = self._digest(tool, digest_of_tool)
-        call = (
-            definition, text, principal_id, options.agent_id, options.return_summary,
-            options.max_length,
-        )  # fmt: skip
-        known = self._known.get(call)
-        if known is not None:
-            return known
-        document: JsonObject = {
-            "tool": tool.definition.name,
-            "version": tool.definition.version,
-            "definition": definition,
-            "arguments": arguments,
-            "principal": principal_id,
-            "agent": options.agent_id,
-            "return_summary": options.return_summary,
-            "max_length": options.max_length,
-        }
-        try:
-            key = digest_of(document)
-        except ValueError:
-            return None
-        if len(text) <= MAX_REMEMBERED_BYTES:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            self._known[call] = key
-        return key
+        chosen = options.agent_id, options.return_summary, options.max_length
+        return self._key(definition, text, principal_id, *chosen)
 
     def _digest(self, tool: RegisteredTool, make: Callable[[RegisteredTool], str]) -> str:
-        """Return the digest of a tool, which is usually computed once for each registration."""
+        """Return the digest of a tool, which is computed once for each registration."""
         found = self._digests.get(id(tool))
-        if found is not None:
-            return found[1]
-        if len(self._digests) >= MAX_REMEMBERED:
-            self._digests.clear()
-        digest = make(tool)
-        self._digests[id(tool)] = tool, digest
-        return digest
+        if found is None:
+            if len(self._digests) >= MAX_REMEMBERED:
+                self._digests.clear()
+            found = self._digests[id(tool)] = tool, make(tool)
+        return found[1]
+
+
+def _key(
+    definition: str,
+    arguments: bytes,
+    principal_id: str,
+    agent_id: str | None,
+    return_summary: bool,
+    max_length: int | None,
+) -> str | None:
+    try:
+        return digest_of(
+            {
+                "definition": definition,
+                "arguments": strict_json.loads(arguments),
+                "principal": principal_id,
+                "agent": agent_id,
+                "return_summary": return_summary,
+                "max_length": max_length,
+            }
+        )
+    except ValueError:
+        return None
 
 
 ENTRY_BYTES = 1024

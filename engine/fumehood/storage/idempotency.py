@@ -35,7 +35,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Row
 from sqlalchemy.sql.expression import ClauseElement
 
-from fumehood.core.envelope import Envelope, ErrorInfo
+from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InternalError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
@@ -318,10 +318,6 @@ def _kept(row: Row[Any]) -> KeptKey:
     return KeptKey(call, KeyState(row.state), row.approval_id, row.answer)
 
 
-MAX_NOTES = 20
-"""Warnings, and fields of an error, that stay in an answer that is too long. Callers control
-how many there are."""
-
 NOT_KEPT = (
     "The call has ended, but its answer was too long to be kept. Do not repeat the call to see it."
 )
@@ -363,17 +359,13 @@ def _without_data(envelope: Envelope, length: int) -> Envelope:
         },
     }
     error = envelope.error
-    warnings = envelope.metadata.warnings[:MAX_NOTES]
+    if error is not None:
+        error = error.model_copy(update={"details": note, "fields": None})
     return envelope.model_copy(
         update={
             "data": note if error is None else {},
-            "error": _short(error, note) if error is not None else None,
-            "metadata": envelope.metadata.model_copy(update={"warnings": warnings}),
+            "error": error,
+            "metadata": envelope.metadata.model_copy(update={"warnings": ()}),
             "debug_info": None,
         }
     )
-
-
-def _short(error: ErrorInfo, note: JsonObject) -> ErrorInfo:
-    fields = error.fields[:MAX_NOTES] if error.fields is not None else None
-    return error.model_copy(update={"details": note, "fields": fields})

@@ -36,12 +36,9 @@ DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000
 """Recordings of ended calls that are kept. Needed because a size limit allows many small files."""
 
-MAX_HELD_BYTES = 32 * 1024
-"""Bytes of one call's newest lines that stay in memory, so that waiting readers need no disk
-access."""
-
-READ_BYTES = 128 * 1024
-"""Bytes that a reader reads at once. A longer line is read completely."""
+READ_BYTES = 64 * 1024
+"""Bytes that a reader reads at once; a longer line is read completely. As many bytes of the newest
+lines stay in memory, so that waiting readers need no disk access."""
 
 RESYNC = "resync"
 """Kind of the event that tells a client that a reader starts again from the first event."""
@@ -167,7 +164,7 @@ class Recording:
     def _publish(
         self, lines: bytes, count: int, tail: list[tuple[str, bytes]], is_last: bool
     ) -> None:
-        self._newest = (self.size, lines if len(lines) <= MAX_HELD_BYTES else b"")
+        self._newest = (self.size, lines if len(lines) <= READ_BYTES else b"")
         self.size += len(lines)
         self.count = count
         for kind, data in tail:

@@ -291,8 +291,6 @@ def test_chain_with_a_swapped_key_can_be_neither_verified_nor_continued(state: P
     lacking = [found for found in verdict.findings if found.problem == "no_key"]
     assert len(lacking) == len({row.key_id for row in rows_of(state)})
     assert lacking[0].seq == 1
-    assert lacking[0].message.startswith("rows 1 to ")
-    assert f" to {ROWS} cannot be checked" in lacking[-1].message
     before = (state / "state.db").read_bytes()
     with pytest.raises(AuditKeyLost, match="Restore the key"):
         open_database(state / "state.db")
@@ -404,11 +402,8 @@ def test_missing_key_is_one_finding_for_any_number_of_rows() -> None:
     assert verdict.problems == 1
     (found,) = verdict.findings
     key_id = SECRETS[0].id
-    assert found.message == f"rows 1 to 500 cannot be checked: there is no key {key_id}"
-    one, gap = chain_of_rows(1), [row for row in chain_of_rows(9) if row.seq != 5]
-    assert verify(one, {}).findings[0].message.startswith("row 1 cannot be checked")
-    said = [found.message for found in verify(gap, {}).findings if found.problem == "no_key"]
-    assert said == [f"rows 1 to 9, 8 of them, cannot be checked: there is no key {key_id}"]
+    assert (found.seq, found.problem) == (1, "no_key")
+    assert f"under the key {key_id}, which is missing, cannot be checked" in found.message
 
 
 def test_many_missing_keys_are_counted_and_the_first_listed() -> None:

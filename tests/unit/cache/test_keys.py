@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.approvals.preview import definition_digest
-from fumehood.cache.store import MAX_ARGUMENT_BYTES, MAX_REMEMBERED, CacheKeys
+from fumehood.cache.store import MAX_ARGUMENT_BYTES, CacheKeys
 from fumehood.core.call import CallOptions
 from fumehood.protocol.canonical import canonical
 from fumehood.registry.index import RegisteredTool
@@ -103,13 +103,6 @@ def test_memoized_cache_keys_equal_computed_ones(calls: list[dict[str, Any]]) ->
         assert key(arguments, keys) == key(arguments)
     texts = {canonical(arguments) for arguments in calls}
     assert len({key(arguments, keys) for arguments in calls}) == len(texts)
-
-
-def test_memory_of_keys_is_bounded() -> None:
-    keys = CacheKeys()
-    for number in range(2 * MAX_REMEMBERED + 5):
-        key({"x": number}, keys)
-        assert len(keys._known) <= MAX_REMEMBERED
 
 
 def test_definition_digest_is_computed_once_per_definition() -> None:

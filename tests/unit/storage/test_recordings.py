@@ -405,34 +405,6 @@ def crashed(home: Path, name: str = "call_1", *, texts: int = 3) -> tuple[Path, 
     return path, events
 
 
-TORN = [
-    b"[", b'["tool_output",3,{"text":"3"}', b'["tool_result",3,{"success":true}]',
-    b"\0" * 5000, b"x" * 300_000,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("torn", [b"", *TORN], ids=range(len(TORN) + 1))
-async def test_torn_last_line_is_truncated_and_lost_call_gets_an_ending(
-    home: Path, torn: bytes
-) -> None:
-    path, events = crashed(home)
-    with path.open("ab") as file:
-        file.write(torn)
-    async with opened(home, kept_s=60) as store:
-        assert await found(store, "call_1") is None  # its end is not known yet
-        assert await store.end_lost(outcome_unknown) == 1
-        records = await found(store, "call_1")
-        assert records is not None
-        *outputs, last = records
-        assert [record.data for record in outputs] == events
-        assert (last.kind, json.loads(last.data)) == ("tool_error", {"lost": "call_1"})
-        assert [int(record.id.split(":")[0]) for record in records] == [0, 1, 2, 3]
-        assert store.room.taken == path.stat().st_size
-    async with opened(home, kept_s=60) as store:
-        assert await store.end_lost(outcome_unknown) == 0
-        assert await found(store, "call_1") == records
-
-
 async def test_file_truncated_at_any_byte_yields_only_whole_events(home: Path) -> None:
     """A write interrupted by a kill leaves any prefix of itself."""
     path, events = crashed(home)
