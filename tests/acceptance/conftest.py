@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conftest import Daemon
+from support.http import SocketClient
 from support.site import Site, running_site
 
 if TYPE_CHECKING:  # a machine without a browser need not have playwright
@@ -85,6 +87,14 @@ def site(shared_site: Site) -> Iterator[Site]:
     if not shared_site.takes_calls():
         shared_site.kill()
         shared_site.start(BUDGETS)
+
+
+@pytest.fixture
+def http(daemon: Daemon) -> Iterator[SocketClient]:
+    """A client of the module's own daemon."""
+    client = daemon.client()
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from conftest import FUMEHOOD, Daemon
 from fumehood import Client, Config, ControlClient, Engine, Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.sandbox.images.catalog import Image
+from support.answers import details_of, sandbox_of
 from support.approving import approving_daemon, ran
 from support.http import SocketClient
 from support.wait import wait_until
@@ -38,13 +39,6 @@ def daemon(python_image: Image) -> Iterator[Daemon]:
         approving_daemon(Path(home)) as running,
     ):
         yield running
-
-
-@pytest.fixture
-def http(daemon: Daemon) -> Iterator[SocketClient]:
-    client = daemon.client()
-    yield client
-    client.close()
 
 
 def arguments(code: str, *tools: str) -> dict[str, Any]:
@@ -130,17 +124,14 @@ def test_program_time_limit_is_paused_only_while_approval_is_pending(daemon: Dae
         control.approvals.approve(asked.id, version=asked.version)
         answer = waits.result(30)
         assert ended_by(answer) is EndedBy.WALL_TIME
-        assert answer.error is not None
-        assert answer.error.details is not None
-        assert answer.error.details["stdout"] == "waited\n"
+        assert details_of(answer)["stdout"] == "waited\n"
         child = caller.call_state(asked.call_id).call
     assert child.parent_id == answer.metadata.call_id
     assert ran(daemon) == ["'waited' 1"]
 
 
 def ended_by(envelope: Envelope) -> EndedBy:
-    assert envelope.metadata.sandbox is not None
-    return envelope.metadata.sandbox.ended_by
+    return sandbox_of(envelope).ended_by
 
 
 def test_command_line_runs_program_that_calls_tools(daemon: Daemon) -> None:

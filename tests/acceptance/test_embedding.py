@@ -17,6 +17,7 @@ from fumehood import (
     ToolError,
     tool,
 )
+from support.answers import code_of, error_of, sandbox_of
 
 pytestmark = pytest.mark.anyio
 
@@ -50,8 +51,7 @@ async def test_embedded_engine_runs_own_function_and_built_in_tools(home: Path) 
         assert envelope.data == {"city": "Paris", "limit": 5}
         assert len(envelope.metadata.warnings) == 2
         assert envelope.metadata.usage.cost == "0.010000"
-        assert envelope.metadata.sandbox is not None
-        assert envelope.metadata.sandbox.placement == "host"
+        assert sandbox_of(envelope).placement == "host"
         assert (await engine.call("calculator", {"expression": "1 + 1"})).data["value"] == 2
 
 
@@ -62,8 +62,10 @@ async def test_dangerous_tool_without_approver_is_refused_and_dry_run_explains_i
     async with Engine(tools=[send_invoice], config=Config(home=home)) as engine:
         arguments = {"customer": "Ada", "amount": 12.5}
         refused = await engine.call("send_invoice", arguments)
-        assert refused.error is not None
-        assert (refused.error.code, refused.error.human_review) == ("REQUIRES_HUMAN_APPROVAL", True)
+        assert (code_of(refused), error_of(refused).human_review) == (
+            "REQUIRES_HUMAN_APPROVAL",
+            True,
+        )
         assert refused.metadata.usage.cost == "0.000000"
         plan = (await engine.call("send_invoice", arguments, dry_run=True)).data
         assert plan["would_run"] is False
@@ -101,8 +103,7 @@ async def test_oversized_guest_request_is_refused_and_guest_survives(home: Path)
     async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
         guest = engine.walls["interpreter"]["guest_pid"]
         envelope = await engine.call("open_calculator", {"expression": "1" + " " * 2_000_000})
-        assert envelope.error is not None
-        assert envelope.error.code == "REQUEST_TOO_LARGE"
+        assert code_of(envelope) == "REQUEST_TOO_LARGE"
         assert (await engine.call("open_calculator", {"expression": "1 + 1"})).success
         assert engine.walls["interpreter"]["guest_pid"] == guest
 
@@ -132,8 +133,7 @@ async def stubborn() -> str:
 async def test_function_that_swallows_cancellation_is_reported_as_timeout(home: Path) -> None:
     async with Engine(tools=[stubborn], config=Config(home=home)) as engine:
         envelope = await engine.call("stubborn")
-        assert envelope.error is not None
-        assert envelope.error.code == "TIMEOUT"
+        assert code_of(envelope) == "TIMEOUT"
 
 
 OWN_ERRORS: list[tuple[dict[str, Any], str]] = [
@@ -156,8 +156,7 @@ async def test_tool_error_is_bounded_in_size_like_a_result(home: Path) -> None:
     async with Engine(tools=[fails], config=Config(home=home)) as engine:
         for number, (_, code) in enumerate(OWN_ERRORS):
             envelope = await engine.call("fails", {"number": number})
-            assert envelope.error is not None
-            assert envelope.error.code == code
+            assert code_of(envelope) == code
             assert len(envelope.model_dump_json()) < 5000
 
 
@@ -168,8 +167,7 @@ async def test_isolation_and_memory_options_are_refused_for_host_functions(
 ) -> None:
     async with Engine(tools=[find_city], config=Config(home=home)) as engine:
         envelope = await engine.call("find_city", {"name": "Paris"}, **option)
-        assert envelope.error is not None
-        assert envelope.error.fields == tuple(f"options.{name}" for name in option)
+        assert error_of(envelope).fields == tuple(f"options.{name}" for name in option)
 
 
 @pytest.mark.row("T2")
@@ -184,8 +182,7 @@ async def test_invalid_tool_name_is_answered_with_an_error_envelope(home: Path) 
     async with Engine(config=Config(home=home)) as engine:
         for name in names:
             envelope = await engine.call(name, {})
-            assert envelope.error is not None
-            assert envelope.error.code in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
+            assert code_of(envelope) in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
             assert envelope.model_dump_json()
 
 
@@ -194,8 +191,7 @@ async def test_thousands_of_unknown_arguments_are_refused_with_a_bounded_error(h
     many = {f"k{number}": 1 for number in range(5000)}
     async with Engine(config=Config(home=home)) as engine:
         envelope = await engine.call("calculator", many)
-        assert envelope.error is not None
-        assert envelope.error.code == "INVALID_PARAMS"
+        assert code_of(envelope) == "INVALID_PARAMS"
         assert len(envelope.model_dump_json()) < 3000
         with pytest.raises(TypeError, match="no keyword argument 'k0'"):
             await engine.call("calculator", {"expression": "1"}, **many)

@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, shell_path
 from fumehood import AgentRun, ControlClient, Refused
+from support.answers import error_of
 from support.approving import approving_daemon, ran
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.definition_files import DefinitionDirectory
@@ -229,9 +230,8 @@ def test_agent_run_stops_for_approval_and_resumes_after_decision(
         run = client.run_agent(Script(turn), [USER])
         assert (run.ended_by, run.turns) == ("approval", 1)
         (waiting,) = run.waiting
-        assert waiting.error is not None
         assert run.messages[2]["content"].startswith("REQUIRES_HUMAN_APPROVAL: ")
-        assert waiting.error.approval_id in run.messages[2]["content"]
+        assert error_of(waiting).approval_id in run.messages[2]["content"]
         assert json.loads(run.messages[3]["content"])["value"] == 42
 
         run = AgentRun.model_validate_json(run.model_dump_json())  # another process goes on
@@ -241,7 +241,7 @@ def test_agent_run_stops_for_approval_and_resumes_after_decision(
         assert still.messages == run.messages
         assert ran(daemon) == []
 
-        getattr(control.approvals, decision)(waiting.error.approval_id, version=None)
+        getattr(control.approvals, decision)(error_of(waiting).approval_id, version=None)
         wait_until(lambda: client.call_state(waiting.metadata.call_id).envelope is not None)
         llm = Script(FINAL)
         after = client.run_agent(llm, still)

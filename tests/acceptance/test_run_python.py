@@ -32,13 +32,6 @@ def daemon(python_image: Image) -> Iterator[Daemon]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture
-def http(daemon: Daemon) -> Iterator[SocketClient]:
-    client = daemon.client()
-    yield client
-    client.close()
-
-
 def run(
     http: SocketClient, code: str, files: Any = None, stdin: Any = None, **options: Any
 ) -> Answer:

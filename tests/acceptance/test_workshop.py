@@ -25,13 +25,6 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def http(daemon: Daemon) -> Iterator[SocketClient]:
-    client = daemon.client()
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def session(daemon: Daemon) -> Iterator[Session]:
     made = Session(daemon, image="python", memory_mb=128)
     yield made

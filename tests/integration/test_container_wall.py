@@ -156,16 +156,6 @@ async def test_each_trust_domain_keeps_its_own_container(python_image: Image) ->
         assert len(started) == 2
 
 
-@pytest.mark.row("S4", "P8")
-async def test_endless_program_is_ended_by_wall_time_and_the_next_call_succeeds(
-    python_image: Image,
-) -> None:
-    async with bench(python_image) as made:
-        ending = await made.run("print('so far', flush=True)\nwhile True: pass", wall_s=1)
-        assert (ending.ended_by, ending.stdout) == (EndedBy.WALL_TIME, "so far\n")
-        assert (await made.run()).ended_by is EndedBy.OK
-
-
 @pytest.mark.row("S4")
 async def test_container_killed_by_oom_ends_as_memory(python_image: Image) -> None:
     command = ("/usr/bin/python3", "-I", "-S", "-c", EATS_MEMORY)

@@ -22,7 +22,6 @@ from fumehood.sandbox.container.docker_api import (
     DockerNotInstalled,
     DockerNotRunning,
     DockerTimeout,
-    Listed,
 )
 from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
@@ -133,14 +132,6 @@ async def test_wall_runs_a_program_and_removes_its_containers_on_exit() -> None:
     assert sorted(made.docker.removed) == ["fumehood-eeeeeeee-1", "fumehood-eeeeeeee-2"]
 
 
-async def test_second_call_of_a_trust_domain_reuses_its_container() -> None:
-    async with bench() as made:
-        await made.run()
-        await made.run()
-        await made.run(TrustDomain("uid:2"))
-        assert len(made.docker.bodies) == 2
-
-
 async def test_container_body_has_the_engines_labels_image_and_runtime() -> None:
     async with bench(runtime="runc", cpus=0.5) as made:
         await made.run()
@@ -161,15 +152,6 @@ async def test_lazy_wall_sends_nothing_to_docker_before_the_first_call() -> None
         assert made.wall.status.seen == frozenset()
         assert not made.wall.status.is_ready
         assert (await made.run()).ended_by is EndedBy.OK
-
-
-async def test_predecessors_orphaned_containers_are_reaped_at_start() -> None:
-    labels = {"fumehood.engine": "d" * 32, "fumehood.owner": "o" * 32, "fumehood.deadline": "0"}
-    left = Listed("x", "fumehood-dddddddd-1", "running", labels)
-    async with bench(docker={"containers": {"x": left}}) as made:
-        await made.until(lambda: made.told("container.reaped"))
-        assert made.docker.removed == ["fumehood-dddddddd-1"]
-        assert made.told("container.reaped") == [{"name": "fumehood-dddddddd-1", "owner": "ours"}]
 
 
 @pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
@@ -371,14 +353,6 @@ async def test_image_removed_during_a_run_spares_the_run_and_refuses_the_next(
         assert [body["Image"] for body in made.docker.bodies] == ["sha256:1", "sha256:2"]
 
 
-async def test_host_without_memory_limits_has_no_container_wall() -> None:
-    async with bench() as made:
-        made.docker.info_answer["MemoryLimit"] = False
-        with pytest.raises(SandboxUnavailable, match="cannot limit memory"):
-            await made.run()
-        assert made.docker.bodies == []
-
-
 async def test_docker_warning_about_a_limit_prevents_the_start() -> None:
     async with bench(docker={"warnings": ("No swap limit support",)}) as made:
         with pytest.raises(SandboxUnavailable, match="lack a required limit"):
@@ -460,18 +434,6 @@ async def test_container_lost_in_a_run_ends_as_memory_only_if_docker_reports_oom
         assert (ending.ended_by, ending.stdout) == (ended_by, "so far")
 
 
-async def test_container_state_is_read_before_the_container_is_removed() -> None:
-    async def dies(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        await guest.hears()
-
-    async with bench(docker={"behave": dies}) as made:
-        await made.run()
-        await made.until(lambda: made.docker.removed)
-        asked = made.docker.asked
-        assert asked.index("state") < asked.index("remove")
-
-
 async def test_oom_reported_late_by_docker_is_waited_for() -> None:
     async def dies(guest: FakeGuest) -> None:
         await guest.says(READY)
@@ -514,26 +476,6 @@ async def test_invalid_guest_frame_ends_as_sandbox_lost_even_if_docker_reports_o
         docker={"behave": lies, "last_state": {"OOMKilled": True, "ExitCode": 137}}
     ) as made:
         assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
-
-
-async def test_cancelled_call_cancels_its_program_and_frees_the_container() -> None:
-    told: list[str] = []
-
-    async def slow(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        while True:
-            message = await guest.hears()
-            told.append(message["op"])
-            if message["op"] == "cancel":
-                await guest.says(ended(message["id"], ended_by="cancelled"), reset(message["id"]))
-
-    async with bench(docker={"behave": slow}) as made:
-        async with anyio.create_task_group() as group:
-            group.start_soon(made.run)
-            await made.until(lambda: told == ["run"])
-            group.cancel_scope.cancel()
-        assert told == ["run", "cancel"]
-        await made.until(lambda: made.wall.counts["idle"] == 1)
 
 
 async def test_lease_refuses_a_larger_run_and_a_second_run() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict
-from fumehood.core.identity import Principal, Scope
 from fumehood.policy.model import Decision, Verdict
+from support.answers import code_of, error_of
+from support.asking import ALICE, BOB, add_approvers, approve, reaches
 from support.container import scripted_wall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
-
-OVER = {ApprovalState.DONE, ApprovalState.FAILED, ApprovalState.EXPIRED, ApprovalState.DENIED}
 
 
 @dataclass
@@ -28,32 +26,16 @@ class Bench:
     engine: Engine
     session_id: str
     root: Path
-    approver: Principal
 
     async def ask(self, **arguments: Any) -> str:
         """Request a deletion and return its approval id."""
         answer = await self.engine.call("delete_files", arguments, session_id=self.session_id)
-        assert answer.error is not None
-        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL", answer.error
-        extra = answer.error.model_dump()
-        approval_id: str = extra["approval_id"]
-        return approval_id
+        assert code_of(answer) == "REQUIRES_HUMAN_APPROVAL", answer.error
+        return error_of(answer).approval_id or ""
 
     async def agree(self, approval_id: str) -> Approval:
         """Approve and wait for the outcome."""
-        decision = NewDecision(decision="approve")
-        await self.engine.approvals.decide(approval_id, decision, self.approver, channel="test")
-        return await self.ended(approval_id)
-
-    async def ended(self, approval_id: str) -> Approval:
-        """Wait for the approval to end."""
-        seen = 0
-        with anyio.fail_after(60):
-            while True:
-                one = await self.engine.approvals.show(approval_id)
-                if one.state in OVER:
-                    return one
-                seen = await self.engine.approvals.next_change(seen)
+        return await approve(self.engine, approval_id)
 
 
 @pytest.fixture
@@ -61,14 +43,11 @@ async def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Be
     monkeypatch.chdir(home.parent)  # the scripted wall's sessions lie here
     config = Config(home=home, sessions={"image": "python"})  # type: ignore[arg-type]
     async with Engine(config=config, container=scripted_wall()) as engine:
-        admin = Principal("approver:first", frozenset({Scope.ADMIN}))
-        made, _ = await engine.approvers.add(
-            "alice", [Scope.APPROVE], by=admin, now=datetime.now(UTC)
-        )
+        await add_approvers(engine, "alice", "bob")
         session = await engine.sessions.create(engine.owner)
         root = home.parent / "workspaces" / session.id
         root.mkdir(parents=True)
-        yield Bench(engine, session.id, root, made.principal)
+        yield Bench(engine, session.id, root)
 
 
 async def test_approved_deletion_removes_exactly_the_previewed_files(bench: Bench) -> None:
@@ -94,8 +73,7 @@ async def test_approval_expires_if_files_changed_since_the_request(bench: Bench)
     assert (first.state, first.changed) == (ApprovalState.EXPIRED, ("workspace",))
     answer = await bench.engine.approvals.answer_of(first.call_id, bench.engine.owner)
     assert answer is not None
-    assert answer.error is not None
-    assert (answer.error.code, answer.error.details) == (
+    assert (code_of(answer), error_of(answer).details) == (
         "APPROVAL_EXPIRED", {"changed": ["workspace"]},
     )  # fmt: skip
     assert sorted(path.name for path in (bench.root / "d").iterdir()) == ["f", "new"]
@@ -113,17 +91,16 @@ async def test_pending_approval_expires_with_its_session(bench: Bench) -> None:
     twin = await engine.sessions.create(engine.owner)
     (bench.root.parent / twin.id).mkdir()
     (bench.root.parent / twin.id / "f").write_text("text")
-    of_twin = await Bench(engine, twin.id, bench.root, bench.approver).ask(paths=["f"])
+    of_twin = await Bench(engine, twin.id, bench.root).ask(paths=["f"])
     await engine.sessions.end(engine.owner, bench.session_id)
     engine.approvals.requests.new_call.set()
-    one = await bench.ended(approval_id)
+    one = await reaches(bench.engine, approval_id)
     assert (one.state, one.changed, one.code) == (
         ApprovalState.EXPIRED, ("session",), "APPROVAL_EXPIRED",
     )  # fmt: skip
     answer = await engine.approvals.answer_of(one.call_id, engine.owner)
     assert answer is not None
-    assert answer.error is not None
-    assert "It was not denied. Make a new session" in answer.error.message
+    assert "It was not denied. Make a new session" in error_of(answer).message
     with pytest.raises(ApprovalExpired, match="Too late: the session of this call ended at "):
         await bench.agree(approval_id)
     assert (await engine.approvals.show(of_twin)).state is ApprovalState.PENDING
@@ -145,9 +122,8 @@ async def test_deletion_predicted_to_fail_is_refused_without_approval(
     (bench.root / "d/f").write_text("text")
     (bench.root / "l").symlink_to("d")
     answer = await bench.engine.call("delete_files", arguments, session_id=bench.session_id)
-    assert answer.error is not None
-    assert (answer.error.code, answer.error.approval_id) == (code, None)
-    assert (answer.error.details or {})["deleted"] == []
+    assert (code_of(answer), error_of(answer).approval_id) == (code, None)
+    assert (error_of(answer).details or {})["deleted"] == []
     assert await bench.engine.approvals.count_pending() == 0
     assert (bench.root / "f").exists()
     await bench.ask(paths=["f", "no"])  # the twin
@@ -192,10 +168,10 @@ async def test_opening_an_approval_refreshes_its_preview_and_version(
     assert await approvals.show(approval_id) == opened  # it is stored
     stale = NewDecision(decision="approve")
     with pytest.raises(IdempotencyConflict):
-        await approvals.decide(approval_id, stale, bench.approver, channel="test", version=1)
+        await approvals.decide(approval_id, stale, ALICE, channel="test", version=1)
     seen = NewDecision(decision="approve", action_digest=opened.action_digest)
-    await approvals.decide(approval_id, seen, bench.approver, channel="test", version=2)
-    assert (await bench.ended(approval_id)).state is ApprovalState.DONE
+    await approvals.decide(approval_id, seen, ALICE, channel="test", version=2)
+    assert (await reaches(bench.engine, approval_id)).state is ApprovalState.DONE
     assert list(bench.root.iterdir()) == []
 
 
@@ -218,19 +194,15 @@ async def test_vote_on_an_outdated_preview_is_discarded_when_refreshed(
 ) -> None:
     gate: Any = bench.engine.policy.gate
     gate.decide = lambda facts: Decision(Verdict.ASK, "two", policy_version="v", quorum=2)
-    admin = Principal("approver:first", frozenset({Scope.ADMIN}))
-    bob, _ = await bench.engine.approvers.add(
-        "bob", [Scope.APPROVE], by=admin, now=datetime.now(UTC)
-    )
     yes, approvals = NewDecision(decision="approve"), bench.engine.approvals
     (bench.root / "f").write_text("one")
     approval_id = await bench.ask(paths=["f"])
-    voted = await approvals.decide(approval_id, yes, bench.approver, channel="test")
+    voted = await approvals.decide(approval_id, yes, ALICE, channel="test")
     assert voted.counted == ("approver:alice",)
     (bench.root / "f").write_text("two")
     opened = await approvals.opened(approval_id)
     assert opened.counted == ()
-    voted = await approvals.decide(approval_id, yes, bob.principal, channel="test")
+    voted = await approvals.decide(approval_id, yes, BOB, channel="test")
     assert (voted.state, voted.counted) == (ApprovalState.PENDING, ("approver:bob",))
     assert (await bench.agree(approval_id)).state is ApprovalState.DONE
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT
 from fumehood.core.envelope import Envelope
-from fumehood.pipeline.claim import Claim, Keys, Waiting
-from fumehood.storage import idempotency as rows
+from fumehood.pipeline.claim import Keys
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.idempotency import KEY_LIFETIME
-from support.keyed import NOW, Driver, answer, permitted
+from support.keyed import NOW, Driver, permitted
 from support.keyed_crash import ACTING, POINTS, REPEATABLE, killed_at_random, lines, result, run_to
 from support.keyed_crash import write as act
 
@@ -41,41 +38,6 @@ def engine(home: Path) -> Callable[[], Opened]:
             database.close()
 
     return life
-
-
-async def test_restarted_engine_replays_the_stored_answer(
-    engine: Callable[[], Opened],
-) -> None:
-    call = permitted({"text": "a"}, idempotency_key="k")
-    async with engine() as (driver, _):
-        await driver.call(call, "call_1")
-    async with engine() as (driver, _):
-        again = await driver.call(call, "call_2")
-        assert isinstance(again, Envelope)
-        assert (again.data, again.metadata.idempotent_replay) == ({"by": "call_1"}, True)
-        other = permitted({"text": "b"}, idempotency_key="k")
-        assert await driver.call(other, "call_3") == "IDEMPOTENCY_CONFLICT"
-        assert driver.acted == []
-
-
-async def test_call_waiting_for_approval_still_waits_after_restart(
-    engine: Callable[[], Opened],
-) -> None:
-    call = permitted(idempotency_key="k")
-    async with engine() as (driver, database):
-        held = await driver.keys.claim(call, "call_1", NOW)
-        assert isinstance(held, Claim)
-        await database.write(lambda c: rows.hand_over(c, held.principal_id, held.key, "apr_1"))
-        held.handed_over("apr_1")
-    async with engine() as (driver, database):
-        assert await driver.call(call, "call_2") == Waiting("apr_1")
-        late = NOW + timedelta(days=2)
-        text = answer("call_1", {"did": "k"}).model_dump_json()
-        await database.write(lambda c: rows.complete(c, held.principal_id, "k", text, late))
-    async with engine() as (driver, _):
-        again = await driver.call(call, "call_3", now=late + KEY_LIFETIME - timedelta(seconds=1))
-        assert isinstance(again, Envelope)
-        assert again.data == {"did": "k"}
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -71,24 +71,6 @@ def bindings(settings: dict[str, Any]) -> SecretBindings:
 # -- reading -------------------------------------------------------------------------------
 
 
-def test_document_is_fetched_from_the_operators_url_and_configures_its_host(
-    upstream: Upstream,
-) -> None:
-    upstream.script("/api/openapi.json", Reply(body=json.dumps(SHOP).encode()))
-    done = run(f"{upstream.url}/api/openapi.json?v=1")
-    assert printed(done) == NAMES
-    tools = json.loads(done.stdout)["tools"]
-    assert tools[0]["endpoint"] == f"{upstream.url}/v1/orders"
-    settings = configuration(done)
-    assert settings["rest"] == {"allowed_hosts": [upstream.authority]}
-    assert settings["secrets"] == {
-        "shop-key": {
-            "env": "SHOP_KEY", "tools": ["list_orders", "add_order"],
-            "hosts": [upstream.authority],
-        }
-    }  # fmt: skip
-
-
 def test_redirect_to_another_private_address_is_refused(upstream: Upstream) -> None:
     """SSRF: a document's server must not reach other services through the operator's host."""
     body = json.dumps(SHOP).encode()

@@ -18,6 +18,7 @@ from fumehood.core.limits import Limits
 from fumehood.sandbox.process.wall import JailWall, jail_command
 from fumehood.sandbox.wall import RunSinks
 from support import jailed_tools
+from support.answers import code_of, error_of
 from support.processes import children_of_guest, is_gone
 from support.wait import wait_until
 
@@ -71,9 +72,8 @@ async def test_without_landlock_only_jail_tools_are_refused(tmp_path: Path) -> N
     wall = JailWall(command=command)
     async with Engine(tools=[jailed_tools.add], config=Config(home=tmp_path), jail=wall) as engine:
         refused = await engine.call("add_up", {"first": 1})
-        assert refused.error is not None
-        assert refused.error.code == "SANDBOX_UNAVAILABLE"
-        assert "CONFIG_SECURITY_LANDLOCK" in refused.error.message
+        assert code_of(refused) == "SANDBOX_UNAVAILABLE"
+        assert "CONFIG_SECURITY_LANDLOCK" in error_of(refused).message
         assert engine.walls["jail"]["ready"] is False
         assert engine.walls["jail"]["essential"] is False
         assert engine.walls["jail"]["faults"] == ["Unavailable: the kernel has no Landlock"]

@@ -22,6 +22,7 @@ import pytest
 
 from fumehood import Config, Engine, ToolType
 from fumehood.executors import mcp_servers, mcp_wire
+from support.answers import code_of, error_of
 from support.recording import RecordingLog
 from support.wait import wait_until
 
@@ -109,11 +110,9 @@ async def test_real_mcp_servers_tools_are_callable_in_both_eras_over_stdio_and_h
         (figure,) = drawn.files
         assert figure.content_type == "image/png"
         failed = await engine.call("tester__fail")
-        assert failed.error is not None
-        assert failed.error.code == "EXECUTION_ERROR"
+        assert code_of(failed) == "EXECUTION_ERROR"
         big = await engine.call("tester__big", {"size": 3_000_000})
-        assert big.error is not None
-        assert big.error.code == "OUTPUT_LIMIT_EXCEEDED"
+        assert code_of(big) == "OUTPUT_LIMIT_EXCEEDED"
         events = [event async for event in engine.stream("tester__count", {"to": 4})]
         reports = [event for event in events if event.type == "tool_progress"]
         if not old or kind == "stdio-old":
@@ -131,15 +130,16 @@ async def test_tool_list_change_notification_updates_the_registry() -> None:
 async def test_dead_server_is_restarted_and_its_tools_stay_listed() -> None:
     async with serving(tester=server(SCRIPTED, "dies")) as engine:
         died = await engine.call("tester__echo", {"text": "a"})
-        assert died.error is not None
-        assert (died.error.code, died.error.retryable) == ("NETWORK_ERROR", False)
+        assert (code_of(died), error_of(died).retryable) == ("NETWORK_ERROR", False)
         assert "tester__echo" in names(engine)
         mcp = engine._made.upstreams.mcp
         assert mcp is not None
         await until(lambda: mcp.servers["tester"]._wire is None)
         refused = await engine.call("tester__echo", {"text": "a"})
-        assert refused.error is not None
-        assert (refused.error.code, refused.error.retryable) == ("SANDBOX_UNAVAILABLE", True)
+        assert (code_of(refused), error_of(refused).retryable) == (
+            "SANDBOX_UNAVAILABLE",
+            True,
+        )
         await until(lambda: mcp.servers["tester"]._wire is not None)
 
 
@@ -180,13 +180,11 @@ async def test_oversized_answer_fails_its_call_and_100_mb_end_the_server() -> No
     async with serving(tester=server(SCRIPTED, "huge", "8")) as engine:
         for _ in range(2):  # the same server goes on
             answer = await engine.call("tester__echo")
-            assert answer.error is not None
-            assert answer.error.code == "OUTPUT_LIMIT_EXCEEDED"
+            assert code_of(answer) == "OUTPUT_LIMIT_EXCEEDED"
     async with serving(tester=server(SCRIPTED, "huge", "100")) as engine:
         before = psutil.Process().memory_info().rss
         answer = await engine.call("tester__echo")
-        assert answer.error is not None
-        assert answer.error.code == "NETWORK_ERROR"
+        assert code_of(answer) == "NETWORK_ERROR"
         assert psutil.Process().memory_info().rss - before < 60 << 20
 
 
@@ -196,8 +194,7 @@ async def test_unanswered_call_times_out_and_notifies_the_server(
     note = tmp_path / "note"
     async with serving(tester=server(SCRIPTED, "hangs", str(note))) as engine:
         answer = await engine.call("tester__echo", timeout_seconds=0.3)
-        assert answer.error is not None
-        assert answer.error.code == "TIMEOUT"
+        assert code_of(answer) == "TIMEOUT"
         await until(lambda: note.exists() and "requestId" in note.read_text())
 
 
@@ -314,8 +311,7 @@ async def test_schema_changed_during_a_call_applies_to_the_next_call() -> None:
         assert (await engine.call("tester__echo", {"text": "a"})).data == {"text": "a"}
         await until(lambda: "other" in engine.tool("tester__echo").tool.parameters["properties"])
         refused = await engine.call("tester__echo", {"other": "no number"})
-        assert refused.error is not None
-        assert refused.error.code == "INVALID_PARAMS"
+        assert code_of(refused) == "INVALID_PARAMS"
 
 
 async def test_equal_tool_names_of_two_servers_coexist_and_collisions_are_left_out() -> None:
@@ -329,16 +325,6 @@ async def test_equal_tool_names_of_two_servers_coexist_and_collisions_are_left_o
         (long,) = [name for name in found if "xxx" in name]
         assert len(long) == 64
         assert (await engine.call(long, {"text": "long"})).data == {"text": "long"}
-
-
-async def test_mcp_tool_is_dangerous_unless_configured_harmless() -> None:
-    async with serving(tester=server(SCRIPTED, harmless=["other"])) as engine:
-        assert engine.tool("tester__echo").tool.dangerous
-        waiting = await engine.call("tester__echo", {"text": "a"})
-        assert waiting.error is not None
-        assert waiting.error.code == "REQUIRES_HUMAN_APPROVAL"
-    async with serving(tester=server(SCRIPTED)) as engine:
-        assert not engine.tool("tester__echo").tool.dangerous
 
 
 async def test_poisoned_description_is_flagged_and_makes_the_tool_dangerous() -> None:
@@ -437,18 +423,6 @@ async def test_private_server_address_requires_allowed_hosts(address: str) -> No
         assert mcp is not None
         await until(lambda: names(engine) == ["good__echo"])
         await until(lambda: "rest.allowed_hosts" in mcp.servers["tester"]._why)
-
-
-async def test_tool_of_an_unconfigured_server_is_sandbox_unavailable() -> None:
-    async with serving(tester=server(SCRIPTED)) as engine:
-        registry = engine._made.registry
-        from fumehood.registry.index import Source, tool_of_document
-
-        document = {"name": "gone__echo", "type": "MCP", "description": "Echo."}
-        registry.put(tool_of_document(document, Source.API))
-        answer = await engine.call("gone__echo")
-        assert answer.error is not None
-        assert answer.error.code == "SANDBOX_UNAVAILABLE"
 
 
 @pytest.mark.needs("docker")

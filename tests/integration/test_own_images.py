@@ -148,11 +148,6 @@ def test_invalid_images_new_input_is_refused_and_leaves_nothing(
     assert not images.exists() or list(images.iterdir()) == []
 
 
-def test_built_in_image_name_is_refused_for_own_image(command: Command) -> None:
-    done = command.run("new", "python", "--requirements", "/dev/null")
-    assert (done.returncode, "is none of" in done.stderr) == (2, True)
-
-
 def test_failed_replacement_keeps_the_previous_image_up_to_date(command: Command) -> None:
     write_wheel(command.packages, "broken", files={"broken.py": "raise SystemExit(9)\n"})
     write_wheel(command.packages, "greeting")
@@ -195,15 +190,6 @@ def test_image_used_by_a_container_is_not_removed(command: Command) -> None:
     assert (command.home / "images" / MINE).is_dir()
     assert document["digest"] in json.loads(done.stdout)["kept"]
     assert [image["digest"] for image in command.listed()] == [document["digest"]]
-
-
-def test_world_writable_recipe_folder_is_not_built(command: Command) -> None:
-    write_wheel(command.packages, "greeting")
-    assert command.new("greeting\n").returncode == 0
-    (command.home / "images" / MINE).chmod(0o777)
-    done = command.run("build", MINE)
-    assert (done.returncode, "can be written by others" in done.stderr) == (2, True)
-    assert [image["up_to_date"] for image in command.listed()] == [False]
 
 
 def test_unwritable_wheel_cache_is_reported_without_traceback(

@@ -21,6 +21,7 @@ from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.settings import JailSettings
 from fumehood.testing import FakeWall
+from support.answers import code_of, error_of
 from support.part_tools import KEY, TOOLS, forging
 from support.processes import is_gone
 from support.wait import wait_until
@@ -140,18 +141,6 @@ async def test_tokens_and_cost_of_yielded_results_are_added_up(engine: Engine, t
     assert str(answer.metadata.usage.cost) == "0.500000"
 
 
-@pytest.mark.row("P11", "D2")
-@pytest.mark.parametrize("tool", FUNCTIONS)
-async def test_without_enable_streaming_the_result_is_the_only_event(
-    engine: Engine, tool: str
-) -> None:
-    (only,) = await follow(engine, tool, {"kind": "text"}, enable_streaming=False)
-    events = await follow(engine, tool, {"kind": "text"})
-    assert only.type == "tool_result"
-    assert answer_of([only]).data == answer_of(events).data
-    assert {event.type for event in events} == {"tool_progress", "tool_output", "tool_result"}
-
-
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("tool", FUNCTIONS)
 @pytest.mark.parametrize("is_followed", [True, False])
@@ -165,8 +154,7 @@ async def test_endless_generator_is_ended_by_output_or_time_limit(
             answer = answer_of(events)
         else:
             answer = await engine.call(tool, {"kind": kind}, **options)
-        assert answer.error is not None
-        return answer.error.code, events
+        return code_of(answer), events
 
     code, events = await end("endless")
     assert code == "OUTPUT_LIMIT_EXCEEDED"
@@ -188,8 +176,7 @@ async def test_control_uncounted_parts_let_only_the_time_limit_end_the_generator
 
     monkeypatch.setattr("fumehood.executors.function.Parts", uncounted)
     answer = await engine.call("awaited", {"kind": "endless"}, timeout_seconds=0.5)
-    assert answer.error is not None
-    assert answer.error.code == "TIMEOUT"
+    assert code_of(answer) == "TIMEOUT"
 
 
 @pytest.mark.row("E8")
@@ -223,12 +210,10 @@ async def test_failed_attempt_is_not_retried_after_a_part_was_streamed(
 @pytest.mark.parametrize("tool", FUNCTIONS)
 async def test_non_json_part_and_returned_value_are_errors(engine: Engine, tool: str) -> None:
     unfit = await engine.call(tool, {"kind": "unfit"})
-    assert unfit.error is not None
-    assert "cannot be given as JSON" in unfit.error.message
+    assert "cannot be given as JSON" in error_of(unfit).message
     if tool in ("jailed", "worked"):
         returned = await engine.call(tool, {"kind": "returns"})
-        assert returned.error is not None
-        assert returned.error.code == "EXECUTION_ERROR"
+        assert code_of(returned) == "EXECUTION_ERROR"
 
 
 @pytest.mark.row("P9", "P12")

@@ -20,6 +20,7 @@ from fumehood import Client, ControlClient, DaemonUnavailable
 from fumehood.client import exchange
 from fumehood.core.events import ErrorEvent, OutputEvent, ResultEvent
 from fumehood.protocol.sse import Frame
+from support.answers import code_of
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.container import told
 from support.cutting_proxy import cutting_proxy
@@ -236,8 +237,7 @@ def test_call_that_was_not_streamed_has_no_events(daemon: Daemon) -> None:
         call_id = client.call("calculator", {"expression": "1"}).metadata.call_id
         (event,) = client.follow(str(call_id))
     assert isinstance(event, ErrorEvent)
-    assert event.envelope.error is not None
-    assert event.envelope.error.code == "RESOURCE_NOT_FOUND"
+    assert code_of(event.envelope) == "RESOURCE_NOT_FOUND"
 
 
 # -- kill -9 ---------------------------------------------------------------------------------
@@ -281,8 +281,7 @@ def test_killed_engine_loses_no_sent_event_and_its_successor_ends_the_stream() -
                 assert client.call_record(call_id).code == "OUTCOME_UNKNOWN"
                 arguments = program(tells=TELLS, waits=True)
                 repeated = client.call("run_python", arguments, idempotency_key="k")
-            assert repeated.error is not None
-            assert repeated.error.code == "OUTCOME_UNKNOWN"
+            assert code_of(repeated) == "OUTCOME_UNKNOWN"
             # Once more: the end was written, and is not made a second time.
             again.process.kill()
             again.process.wait(timeout=30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -48,20 +47,6 @@ async def test_html_page_is_fetched_as_text_and_its_full_text_is_kept(
     sandbox = envelope.metadata.sandbox
     assert sandbox is not None
     assert (sandbox.placement, envelope.metadata.performance.network_ms > 0) == ("host", True)
-
-
-@pytest.mark.row("E7")
-@pytest.mark.parametrize("size", [4, 1_000_000])
-async def test_binary_content_is_returned_as_a_file(
-    upstream: Upstream, home: Path, size: int
-) -> None:
-    body = b"\x89\xff\x00P" * (size // 4)
-    upstream.script("/a/figure.png", Reply(body=body, content_type="image/png"))
-    envelope = await fetch(upstream, home, "/a/figure.png")
-    (file,) = envelope.data["files"]
-    assert base64.b64decode(file["content_base64"]) == body
-    assert (file["filename"], file["content_type"]) == ("figure.png", "image/png")
-    assert envelope.metadata.usage.output_tokens < 200
 
 
 async def test_server_error_is_retried_but_404_is_not(upstream: Upstream, home: Path) -> None:

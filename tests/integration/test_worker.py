@@ -13,6 +13,7 @@ import pytest
 
 from fumehood import Config, Engine
 from support import host_tools
+from support.answers import code_of, sandbox_of
 from support.processes import is_gone
 from support.recording import RecordingLog
 from support.wait import wait_until
@@ -60,8 +61,7 @@ async def test_synchronous_function_runs_in_a_reused_worker_process(
     assert first.data["pid"] != os.getpid() == first.data["parent"]
     assert first.data["home"] == os.environ.get("HOME")
     assert (await engine.call("who")).data["pid"] == first.data["pid"]
-    assert first.metadata.sandbox is not None
-    assert (first.metadata.sandbox.placement, first.metadata.sandbox.isolation) == ("host", "none")
+    assert (sandbox_of(first).placement, sandbox_of(first).isolation) == ("host", "none")
     assert first.metadata.resources.cpu_ms is None
     assert capfd.readouterr().out == ""
 
@@ -152,8 +152,7 @@ async def test_exception_text_is_neither_returned_nor_logged_in_clear(
     engine: Engine, log: RecordingLog
 ) -> None:
     envelope = await engine.call("fail", {"secret": SECRET})
-    assert envelope.error is not None
-    assert envelope.error.code == "EXECUTION_ERROR"
+    assert code_of(envelope) == "EXECUTION_ERROR"
     assert SECRET not in envelope.model_dump_json()
     (fault,) = log.named("call.tool_failed")
     assert fault["exception"] == "ValueError"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fumehood.core.envelope import (
     Envelope,
     ErrorInfo,
     Metadata,
     Performance,
     Resources,
+    SandboxReport,
     UsageReport,
 )
 from fumehood.core.json_types import JsonObject
@@ -37,3 +40,28 @@ def envelope_bytes(data: JsonObject, *, code: str | None = None, message: str = 
         ),
     )
     return envelope.model_dump_json().encode()
+
+
+def error_of(answer: Any) -> Any:
+    """The error of an envelope or outcome, which failed."""
+    assert answer.error is not None, answer.data
+    return answer.error
+
+
+def details_of(answer: Any) -> JsonObject:
+    """The details of a failed call's error."""
+    details: JsonObject | None = error_of(answer).details
+    assert details is not None
+    return details
+
+
+def sandbox_of(answer: Envelope) -> SandboxReport:
+    """Where a call ran, which ran in a sandbox."""
+    assert answer.metadata.sandbox is not None
+    return answer.metadata.sandbox
+
+
+def code_of(answer: Any) -> str:
+    """The error code of an envelope or outcome, or `OK`."""
+    code: str = "OK" if answer.error is None else answer.error.code
+    return code

@@ -11,7 +11,13 @@ from typing import Any
 import anyio
 
 from fumehood import Config, Engine, tool
-from fumehood.approvals.model import Approval, ApprovalQuery, ApprovalState, NewDecision
+from fumehood.approvals.model import (
+    OPEN_STATES,
+    Approval,
+    ApprovalQuery,
+    ApprovalState,
+    NewDecision,
+)
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
@@ -24,7 +30,30 @@ OTHER_CALLER = Principal("uid:1001", frozenset({Scope.CALL}))
 ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
 BOB = Principal("approver:bob", frozenset({Scope.APPROVE}))
 YES = NewDecision(decision="approve")
+OVER = set(ApprovalState) - OPEN_STATES
 NO = NewDecision(decision="deny", reason="It is needed tomorrow.")
+
+
+async def add_approvers(engine: Engine, *names: str) -> None:
+    """Add these approvers, or Alice."""
+    admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+    for name in names or ("alice",):
+        await engine.approvers.add(name, [Scope.APPROVE], by=admin, now=engine.now())
+
+
+async def reaches(engine: Engine, approval_id: str, *states: ApprovalState) -> Approval:
+    """Wait for the approval to reach one of these states, or to end, and return it."""
+    desk, seen = engine.approvals, 0
+    with anyio.fail_after(60):
+        while (approval := await desk.show(approval_id)).state not in (states or OVER):
+            seen = await desk.next_change(seen, within_s=1)
+    return approval
+
+
+async def approve(engine: Engine, approval_id: str, *states: ApprovalState) -> Approval:
+    """Approve as Alice, and wait for one of these states or for the end."""
+    await engine.approvals.decide(approval_id, YES, ALICE, channel="test")
+    return await reaches(engine, approval_id, *states)
 
 
 @dataclass
@@ -65,11 +94,7 @@ class Asking:
 
     async def state(self, approval_id: str, *states: ApprovalState) -> Approval:
         """Wait for the approval to reach one of these states and return it."""
-        desk, seen = self.engine.approvals, 0
-        with anyio.fail_after(10):
-            while (approval := await desk.show(approval_id)).state not in states:
-                seen = await desk.next_change(seen, within_s=1)
-        return approval
+        return await reaches(self.engine, approval_id, *states)
 
     async def waiting(self, count: int = 1) -> Sequence[Approval]:
         """Wait until so many approvals are listed; the newest first."""
@@ -80,11 +105,7 @@ class Asking:
 
     async def ended(self, approval_id: str) -> Envelope:
         """Wait for the answer of a call that needed approval."""
-        approval = await self.state(
-            approval_id,
-            *(set(ApprovalState) - {ApprovalState.PENDING, ApprovalState.APPROVED,
-                                    ApprovalState.STARTED}),
-        )  # fmt: skip
+        approval = await self.state(approval_id)
         principal = Principal(approval.principal_id, frozenset({Scope.CALL}))
         answer = await self.engine.approvals.answer_of(approval.call_id, principal)
         assert answer is not None
@@ -127,9 +148,7 @@ async def asking(
         prepare(engine)
         async with engine:
             if approver and not engine.approvers.current():
-                admin = Principal("approver:root", frozenset({Scope.ADMIN}))
-                for name in ("alice", "bob"):
-                    await engine.approvers.add(name, [Scope.APPROVE], by=admin, now=engine.now())
+                await add_approvers(engine, "alice", "bob")
             yield Asking(engine, deeds, clock)
     finally:
         if database is not None:

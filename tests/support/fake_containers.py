@@ -99,3 +99,16 @@ class FakeMaker:
     @property
     def living(self) -> list[FakeContainer]:
         return [container for container in self.made if not container.is_dead]
+
+
+class Holder:
+    """A session, as far as the pool can tell."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_clean(self) -> None:
+        self.heard.append("clean")
+
+    def on_end(self, why: str) -> None:
+        self.heard.append(why)

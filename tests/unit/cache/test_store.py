@@ -37,6 +37,12 @@ async def lead(cache: ResultCache, key: str = "k") -> Flight:
     return found
 
 
+async def led() -> tuple[ResultCache, Flight]:
+    """A cache with a flight."""
+    cache = make()
+    return cache, await lead(cache)
+
+
 def land(flight: Flight, data: bytes = b"{}", *, is_kept: bool = True, ttl: int = 60) -> None:
     flight.land(data, (), at=AT, ttl_seconds=ttl, is_kept=is_kept)
 
@@ -131,8 +137,7 @@ async def test_cache_sizes_add_up_and_never_exceed_the_bound(
 
 
 async def test_concurrent_equal_calls_make_one_run() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     waiting = [asyncio.create_task(cache.take("k", a_minute)) for _ in range(99)]
     await asyncio.sleep(0)
     assert cache.status().running == 1
@@ -143,8 +148,7 @@ async def test_concurrent_equal_calls_make_one_run() -> None:
 
 
 async def test_uncached_answer_is_still_given_to_waiting_calls() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     waiting = asyncio.create_task(cache.take("k", a_minute))
     await asyncio.sleep(0)
     land(flight, is_kept=False)
@@ -153,8 +157,7 @@ async def test_uncached_answer_is_still_given_to_waiting_calls() -> None:
 
 
 async def test_one_waiting_call_runs_after_a_failure() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     runs = 0
 
     async def call() -> CachedAnswer | None:
@@ -179,8 +182,7 @@ async def test_one_waiting_call_runs_after_a_failure() -> None:
 
 
 async def test_synchronous_run_answers_the_waiting_calls() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     runs = 0
 
     async def call() -> None:
@@ -198,8 +200,7 @@ async def test_synchronous_run_answers_the_waiting_calls() -> None:
 
 
 async def test_wait_for_a_run_is_bounded_and_the_run_continues() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     with pytest.raises(TimeoutError):
         await cache.take("k", a_moment)
     land(flight)
@@ -207,8 +208,7 @@ async def test_wait_for_a_run_is_bounded_and_the_run_continues() -> None:
 
 
 async def test_cancelled_waiter_does_not_affect_others() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     first, second = (asyncio.create_task(cache.take("k", a_minute)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -219,8 +219,7 @@ async def test_cancelled_waiter_does_not_affect_others() -> None:
 
 
 async def test_waiter_cancelled_when_chosen_to_run_hands_over() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     first, second = (asyncio.create_task(cache.take("k", a_minute)) for _ in range(2))
     await asyncio.sleep(0)
     flight.close()
@@ -250,8 +249,7 @@ async def test_run_started_before_a_clear_is_not_cached_but_answers_waiters() ->
 
 
 async def test_flight_is_closed_only_once() -> None:
-    cache = make()
-    flight = await lead(cache)
+    cache, flight = await led()
     flight.close()
     land(flight)
     flight.close()

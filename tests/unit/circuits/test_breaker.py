@@ -27,6 +27,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.observe.window import SLOTS
 from fumehood.testing import ManualClock
+from support.answers import code_of, error_of
 from support.definitions import rest_document
 from support.recording import RecordingLog
 from support.upstreams import gone, upstream_bench, weather
@@ -217,16 +218,14 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
         made.bench.clock.advance(30)
         answered = await made.call(idempotency_key="k")  # the key was free again
         assert made.bench.engine.ready().broken_circuits == 0
-    assert refused.error is not None
-    assert (refused.error.code, refused.error.retry_after_ms) == ("CIRCUIT_OPEN", 30_000)
-    assert refused.error.retryable
+    assert (code_of(refused), error_of(refused).retry_after_ms) == ("CIRCUIT_OPEN", 30_000)
+    assert error_of(refused).retryable
     assert refused.metadata.sandbox is None
     assert refused.metadata.usage.cost == "0.000000"
     assert (planned.data["would_run"], planned.data["refused_with"]) == (False, "CIRCUIT_OPEN")
     assert planned.data["placement"]["kind"] == "host"
     assert "weather.example" not in refused.model_dump_json()
-    assert keyed.error is not None
-    assert keyed.error.code == "CIRCUIT_OPEN"
+    assert code_of(keyed) == "CIRCUIT_OPEN"
     assert shown is not None
     assert (shown.upstream, shown.state) == ("weather.example:443", CircuitState.OPEN)
     assert (ready.broken_circuits, ready.status) == (1, "ready")
@@ -253,30 +252,11 @@ async def test_cancelled_trial_returns_its_permit(
                 await begun.wait()
                 meanwhile = await made.call()
                 tasks.cancel_scope.cancel()
-            assert meanwhile.error is not None
-            assert (meanwhile.error.code, meanwhile.error.retry_after_ms) == ("CIRCUIT_OPEN", 1000)
+            assert (code_of(meanwhile), error_of(meanwhile).retry_after_ms) == (
+                "CIRCUIT_OPEN",
+                1000,
+            )
             assert (await made.call()).success
-
-
-async def test_concurrent_calls_get_the_limited_number_of_trials(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {"circuits": {"min_failures": 1, "trials": 3}}
-    async with upstream_bench(home, monkeypatch, weather(retry_count=0), **config) as made:
-        made.upstream.scripts["weather"] = [gone()]
-        await made.call()
-        made.bench.clock.advance(30)
-        envelopes: list[Any] = []
-
-        async def call() -> None:
-            envelopes.append(await made.call())
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(20):
-                tasks.start_soon(call)
-        assert sum(one.success for one in envelopes) == made.upstream.asked() - 1 == 3
-        assert {one.error.code for one in envelopes if one.error} == {"CIRCUIT_OPEN"}
-        assert (await made.call()).success
 
 
 @pytest.mark.parametrize(
@@ -307,17 +287,6 @@ async def test_short_timeouts_of_a_caller_do_not_open_the_circuit(
         shown = made.bench.engine.tool("weather").circuit
     assert shown is not None
     assert (shown.state is CircuitState.OPEN) is opens
-
-
-@pytest.mark.row("D2")
-async def test_call_refused_by_a_circuit_has_no_events(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with upstream_bench(home, monkeypatch, weather(retry_count=0), **OPENED) as made:
-        made.upstream.scripts["weather"] = [gone()]
-        await made.call()
-        events = [event async for event in made.bench.engine.stream("weather", {"city": "Oslo"})]
-    assert [event.type for event in events] == ["tool_error"]
 
 
 # -- a model -------------------------------------------------------------------------------

@@ -239,36 +239,11 @@ WALL = WallLimits(30, 600, 512, 2048, 128, 1 << 20)
 
 @pytest.mark.row("T2")
 @given(amounts, amounts, wishes)
-def test_effective_limit_never_exceeds_ceiling_or_request(
+def test_smallest_of_any_requests_is_the_smallest_number_among_them(
     default: float, ceiling: float, wished: list[float | None]
 ) -> None:
-    effective = smallest(default, ceiling, *wished)
-    assert effective <= ceiling
-    assert all(effective <= wish for wish in wished if wish is not None)
-
-
-@pytest.mark.row("T2")
-@given(amounts, amounts, wishes)
-def test_effective_limit_is_one_of_those_given(
-    default: float, ceiling: float, wished: list[float | None]
-) -> None:
-    assert smallest(default, ceiling, *wished) in [default, ceiling, *wished]
-
-
-@pytest.mark.row("T2")
-@given(amounts, amounts, st.integers(0, 4))
-def test_missing_requests_mean_the_default_limit(
-    default: float, ceiling: float, absent: int
-) -> None:
-    assert smallest(default, ceiling, *[None] * absent) == min(default, ceiling)
-
-
-@pytest.mark.row("T2")
-@given(amounts, amounts, amounts)
-def test_missing_request_does_not_change_the_limit(
-    default: float, ceiling: float, wish: float
-) -> None:
-    assert smallest(default, ceiling, None, wish, None) == smallest(default, ceiling, wish)
+    requests = [wish for wish in wished if wish is not None] or [default]
+    assert smallest(default, ceiling, *wished) == min(ceiling, *requests)
 
 
 @pytest.mark.row("T2")

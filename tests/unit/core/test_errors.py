@@ -85,13 +85,6 @@ def test_run_endings_match_the_specification() -> None:
     assert set(ENDING_ERRORS) == set(EndedBy)
 
 
-def test_error_tables_are_read_only() -> None:
-    with pytest.raises(TypeError):
-        ERROR_CODES["MINE"] = InvalidParams  # type: ignore[index]
-    with pytest.raises(TypeError):
-        ENDING_ERRORS[EndedBy.OK] = InvalidParams  # type: ignore[index]
-
-
 def test_each_error_class_has_its_own_code() -> None:
     assert all(error.code == code and "code" in vars(error) for code, error in ERROR_CODES.items())
 
@@ -141,7 +134,19 @@ def test_tool_error_can_have_its_own_code(code: str) -> None:
 @pytest.mark.row("E1")
 @pytest.mark.parametrize(
     "code",
-    ["", "AB", "city_not_found", "City", "1CITY", "_CITY", "A B C", "CITY-GONE", "A" * 65, "ÄÖÜ"],
+    [
+        "",
+        "AB",
+        "city_not_found",
+        "City",
+        "1CITY",
+        "_CITY",
+        "A B C",
+        "CITY-GONE",
+        "A" * 65,
+        "ÄÖÜ",
+        "CITY_NOT_FOUND\n",
+    ],
 )
 def test_malformed_tool_error_code_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="own error code"):
@@ -169,9 +174,3 @@ def test_an_error_keeps_a_copy_of_its_extra_keys() -> None:
     error = InvalidParams("a", extra=extra)
     extra["replacement"] = "c"
     assert error.extra == {"replacement": "b"}
-
-
-@pytest.mark.row("E1")
-def test_tool_error_code_with_a_trailing_newline_is_refused() -> None:
-    with pytest.raises(ValueError, match="own error code"):
-        ToolError("CITY_NOT_FOUND\n", "No.")

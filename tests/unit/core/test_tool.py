@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -128,6 +127,8 @@ def test_semantic_version_is_accepted(version: str) -> None:
         "1.0.0 ",
         "1.0.0\n",
         "1.٣.0",
+        "1.1٣.0",
+        "1٠.0.0",
         "latest",
         "1.0.0-" + "a" * 100,
         1.0,
@@ -333,17 +334,6 @@ def test_estimated_tokens_are_a_number_or_ranges() -> None:
     )
 
 
-@pytest.mark.row("T4")
-def test_sunset_date_is_a_date() -> None:
-    assert make(sunset_date="2026-12-31").sunset_date == date(2026, 12, 31)
-
-
-def test_a_definition_cannot_be_changed() -> None:
-    definition = make()
-    with pytest.raises(ValidationError, match="frozen"):
-        definition.dangerous = True  # type: ignore[misc]
-
-
 @pytest.mark.row("T1")
 def test_definition_round_trips_through_json() -> None:
     full = make(
@@ -373,10 +363,3 @@ def test_model_view_of_a_tool_hides_how_it_runs() -> None:
         "description": "Look something up.",
         "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
     }
-
-
-@pytest.mark.row("T1")
-@pytest.mark.parametrize("version", ["1.1٣.0", "1٠.0.0"])
-def test_version_with_other_digits_than_ascii_is_refused(version: str) -> None:
-    with pytest.raises(ValidationError, match="version"):
-        make(version=version)

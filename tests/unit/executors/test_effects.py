@@ -21,12 +21,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fumehood.core.errors import (
-    ApprovalExpired,
     EndedBy,
     EngineError,
     InternalError,
     InvalidParams,
-    WorkspaceChanged,
 )
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -113,18 +111,6 @@ async def test_preview_of_a_replaced_file_has_a_diff(files: FakeFiles) -> None:
         }
     ]
     assert (files.root / "f").read_text() == "one\ntwo\n"
-
-
-@pytest.mark.row("A2")
-async def test_preview_of_an_append_names_other_hard_links(
-    files: FakeFiles,
-) -> None:
-    (files.root / "f").write_text("one\n")
-    os.link(files.root / "f", files.root / "settings.py")
-    (changed,) = (await shown("write", files, path="f", content="two\n", mode="append"))["changed"]
-    assert changed["after"]["sha256"] == sha256(b"one\ntwo\n")
-    assert changed["diff"] == "@@ -1 +1,2 @@\n one\n+two\n"
-    assert changed["other_names"] == 1
 
 
 @pytest.mark.row("A2")
@@ -247,24 +233,6 @@ async def test_preview_of_too_many_files_is_refused_before_approval(
         await effect("delete", files, paths=["a", "b"])
     assert caught.value.details == {"fault": "too_many"}
     assert await effect("delete", files, paths=["a"])  # the twin
-
-
-@pytest.mark.row("A2")
-async def test_call_approved_for_other_files_changes_nothing(files: FakeFiles) -> None:
-    (files.root / "f").write_text("one")
-    found = await effect("delete", files, paths=["f"])
-    (files.root / "f").write_text("two")
-    deletion = tool("workspace:delete"), {"paths": ["f"]}, LIMITS, files, DOMAIN, CURSORS
-    with pytest.raises(WorkspaceChanged) as caught:
-        await run_workspace(*deletion, expected=found.base)
-    assert isinstance(caught.value, ApprovalExpired)
-    assert (caught.value.code, caught.value.details) == (
-        "APPROVAL_EXPIRED", {"changed": ["workspace"]},
-    )  # fmt: skip
-    assert (files.root / "f").read_text() == "two"
-    anew = await effect("delete", files, paths=["f"])
-    assert (await run_workspace(*deletion, expected=anew.base)).error is None
-    assert not (files.root / "f").exists()
 
 
 @pytest.mark.row("A2")
@@ -541,12 +509,6 @@ def test_patch_program_applies_the_diff(tmp_path: Path) -> None:
         command = ["patch", "--silent", "f"]
         subprocess.run(command, input=diff.encode(), cwd=tmp_path, check=True, timeout=60)
         assert (tmp_path / "f").read_text() == after
-
-
-def test_file_lines_cannot_forge_a_diff_header() -> None:
-    hostile = "@@ -1 +1 @@\n--- a\n+++ b\n\\ No newline at end of file\n"
-    heads = [line for line in unified("", hostile).text.splitlines() if not line.startswith("+")]
-    assert heads == ["@@ -0,0 +1,4 @@"]
 
 
 def test_long_diff_is_truncated_and_marked() -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from fumehood.executors import program_output
 from fumehood.executors.program import KeptStreams
-from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import BlobStore
-from fumehood.storage.database import open_database
-from fumehood.testing import ManualClock
+from support.blobs import blob_store, read_blob
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E6", "S8")]
 
@@ -29,19 +27,12 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def blobs(home: Path) -> AsyncIterator[BlobStore]:
-    database = open_database(None)
-    store = BlobStore(database, home, max_bytes=1 << 20, lifetime_s=60, now=ManualClock().now)
-    await store.open()
-    yield store
-    store.close()
-    database.close()
+    async with blob_store(home) as store:
+        yield store
 
 
 async def whole(blobs: BlobStore, url: str) -> str:
-    link = parse_blob_url(url)
-    _, file = await blobs.open_blob(link.blob_id, OWNER, link.expires, link.signature)
-    with file:
-        return file.read().decode()
+    return (await read_blob(blobs, url)).decode()
 
 
 @pytest.mark.parametrize("size", [1, 7, 299, 999, 5000])

@@ -20,8 +20,7 @@ from fumehood.executors.program_output import (
 )
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.storage.blobs import BlobStore
-from fumehood.storage.database import open_database
-from fumehood.testing import ManualClock
+from support.blobs import blob_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E7")]
 
@@ -31,12 +30,8 @@ CHUNK = 64 * 1024
 
 @pytest.fixture
 async def store(home: Path) -> AsyncIterator[BlobStore]:
-    database = open_database(None)
-    made = BlobStore(database, home, max_bytes=64 << 20, lifetime_s=60, now=ManualClock().now)
-    await made.open()
-    yield made
-    made.close()
-    database.close()
+    async with blob_store(home, max_bytes=64 << 20) as made:
+        yield made
 
 
 def put(files: ProgramFiles, path: str, content: bytes = b"abc", size: int | None = None) -> None:
@@ -154,21 +149,15 @@ async def test_file_bytes_before_the_first_file_are_ignored(store: BlobStore) ->
 
 
 async def test_file_that_cannot_be_stored_has_a_note(home: Path) -> None:
-    database = open_database(None)
-    store = BlobStore(
-        database, home, max_bytes=MAX_INLINE_BYTES, lifetime_s=60, now=ManualClock().now
-    )
-    await store.open()
-    files = taker(store)
-    put(files, "large", b"x" * MAX_INLINE_BYTES)
-    put(files, "small")
-    large, small = await files.entries()
+    async with blob_store(home, max_bytes=MAX_INLINE_BYTES) as store:
+        files = taker(store)
+        put(files, "large", b"x" * MAX_INLINE_BYTES)
+        put(files, "small")
+        large, small = await files.entries()
     assert large.keys() == {"filename", "content_type", "size", "not_kept"}
     assert "your share" in large["not_kept"]
     assert "content_base64" in small
     assert os.listdir(home / "blobs") == []
-    store.close()
-    database.close()
 
 
 async def test_discarded_run_files_leave_no_blobs(store: BlobStore, home: Path) -> None:

@@ -20,7 +20,7 @@ from fumehood.pipeline import batch as module
 from fumehood.pipeline.incoming import parse_batch
 from fumehood.protocol.messages import decode_envelope
 from fumehood.registry.declare import FunctionTool
-from support.answers import envelope_bytes
+from support.answers import code_of, envelope_bytes
 from support.recording import bench
 
 pytestmark = pytest.mark.anyio
@@ -62,41 +62,17 @@ async def echo(number: int, turns: int = 0) -> int:
     return number
 
 
-@tool(sandboxed=False, dangerous=True, description="Never runs here.")
-async def act() -> None:
-    raise AssertionError("a dangerous tool ran without approval")
-
-
 def called(name: str, **arguments: Any) -> dict[str, Any]:
     """A member of a batch."""
     return {"tool": name, "arguments": arguments}
 
 
 def codes(envelopes: list[Envelope]) -> list[str]:
-    return ["OK" if found.error is None else found.error.code for found in envelopes]
+    return [code_of(found) for found in envelopes]
 
 
 def waits(count: int) -> list[dict[str, Any]]:
     return [called("wait", number=number) for number in range(count)]
-
-
-async def test_batch_answers_are_in_call_order_and_failures_are_isolated(
-    home: Path,
-) -> None:
-    calls = [
-        called("echo", number=0, turns=90), called("echo", number=-1), called("nothing"),
-        called("act"), called("echo", number="x"), called("echo", number=5),
-    ]  # fmt: skip
-    async with bench(home, [echo, act]) as b:
-        answers = await b.engine.batch(calls)
-        logged = await b.engine.calls(limit=100)
-    assert codes(answers) == [
-        "OK", "EXECUTION_ERROR", "TOOL_NOT_FOUND", "REQUIRES_HUMAN_APPROVAL", "INVALID_PARAMS",
-        "OK",
-    ]  # fmt: skip
-    assert [answers[0].data["value"], answers[5].data["value"]] == [0, 5]
-    assert len({answer.metadata.call_id for answer in answers}) == len(calls)
-    assert len(logged.items) == len(calls)
 
 
 @settings(max_examples=25)
@@ -165,29 +141,6 @@ async def test_concurrent_batch_calls_are_limited_to_max_parallel(
         gate.opened.set()
     assert gate.most == most
     assert gate.begun == list(range(20))
-
-
-async def test_batch_deadline_cancels_running_calls_and_starts_no_others(home: Path) -> None:
-    gate = Gate()
-    gate.full = 2
-    async with bench(home, [gate.tool(), echo]) as b:
-        with anyio.fail_after(10):
-            answers = await b.engine.batch(
-                [called("echo", number=7), *waits(5), {"tool": 1}],
-                max_parallel=2, timeout_seconds=0.3,
-            )  # fmt: skip
-        again = await b.engine.call("echo", {"number": 1})
-    assert codes(answers) == [
-        "OK", "CANCELLED", "CANCELLED", "TIMEOUT", "TIMEOUT", "TIMEOUT", "INVALID_PARAMS",
-    ]  # fmt: skip
-    assert gate.begun == [0, 1]
-    assert gate.running == 0
-    late = answers[3]
-    assert late.error is not None
-    assert late.error.retryable is True
-    assert "was not begun" in late.error.message
-    assert (late.metadata.tool_name, late.metadata.call_id) == ("wait", None)
-    assert again.success
 
 
 async def test_cancelled_batch_task_cancels_its_running_calls(home: Path) -> None:

@@ -61,31 +61,25 @@ async def called(home: Path, checkers: Sequence[ResultChecker], **options: Any) 
         return await engine.call("answer", {"query": "why"}, **options)
 
 
-async def opinion(home: Path, *checkers: ResultChecker) -> Any:
+OBJECTION = {"checked": True, "needs_correction": True, "correction": "answer is not sure of 'why'"}
+
+
+@pytest.mark.parametrize(
+    ("checkers", "expected"),
+    [
+        ([doubts], OBJECTION),
+        ([agrees], {"checked": True, "needs_correction": False}),
+        ([agrees, doubts, passes], OBJECTION),
+        ([], None),
+        ([passes], None),
+    ],
+)
+async def test_envelope_has_the_opinion_of_the_checkers_if_they_have_one(
+    home: Path, checkers: list[ResultChecker], expected: object
+) -> None:
     envelope = await called(home, checkers)
     assert envelope.success
-    return envelope.model_dump(mode="json")["metadata"].get("metacognition")
-
-
-async def test_checker_objection_is_in_the_envelope(home: Path) -> None:
-    assert await opinion(home, doubts) == {
-        "checked": True,
-        "needs_correction": True,
-        "correction": "answer is not sure of 'why'",
-    }
-
-
-async def test_result_without_objection_is_marked_checked(home: Path) -> None:
-    assert await opinion(home, agrees) == {"checked": True, "needs_correction": False}
-
-
-async def test_single_objection_among_several_checkers_counts(home: Path) -> None:
-    assert (await opinion(home, agrees, doubts, passes))["needs_correction"]
-
-
-async def test_result_without_assessment_has_no_metacognition(home: Path) -> None:
-    assert await opinion(home) is None
-    assert await opinion(home, passes) is None
+    assert envelope.model_dump(mode="json")["metadata"].get("metacognition") == expected
 
 
 @pytest.mark.parametrize("bad", [fails, never_ends])

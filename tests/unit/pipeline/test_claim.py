@@ -13,12 +13,11 @@ import anyio
 import pytest
 from sqlalchemy import Connection, func, select
 
-from fumehood import Config, Engine, ToolError, tool
+from fumehood import Config, Engine, tool
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
-    EndedBy,
     IdempotencyConflict,
     InvalidParams,
     OutcomeUnknown,
@@ -36,16 +35,16 @@ from fumehood.pipeline.claim import (
     key_made_of,
     key_of,
 )
-from fumehood.sandbox.wall import RunEnding
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import WriteFailed
 from fumehood.storage.idempotency import KEY_LIFETIME, KeyState
 from fumehood.storage.schema import IDEMPOTENCY
 from fumehood.testing import FakeWall, ManualClock
-from support.definitions import OWNER, expression_document, function_definition
+from support.answers import code_of
+from support.definitions import function_definition
 from support.keyed import KEYED, NOW, Driver, answer, failure, permitted, principal
-from support.recording import RecordingLog, bench
+from support.recording import RecordingLog
 from support.state import put, set_full, set_roomy, writer_held
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("P3")]
@@ -181,17 +180,6 @@ async def test_key_reused_for_different_call_conflicts_in_every_state(
     await held.abandon(acted=True)
     assert await driver.call(other, "call_5") == "IDEMPOTENCY_CONFLICT"
     assert driver.acted == ["call_1"]
-
-
-async def test_same_key_of_another_principal_is_separate(driver: Driver) -> None:
-    mine, others = (
-        permitted({"text": "a"}, by=who, idempotency_key="k") for who in (OWNER, principal("uid:2"))
-    )
-    await driver.call(mine, "call_1")
-    answered = await driver.call(others, "call_2")
-    assert isinstance(answered, Envelope)
-    assert answered.data == {"by": "call_2"}
-    assert answered.metadata.idempotent_replay is False
 
 
 async def test_repeat_of_waiting_call_names_its_approval(
@@ -599,10 +587,6 @@ def opened(home: Path, counter: Counter) -> Opened:
     return life
 
 
-def code(envelope: Envelope) -> str:
-    return envelope.error.code if envelope.error is not None else "OK"
-
-
 async def test_replay_is_recorded_in_the_call_log_at_no_cost(
     opened: Opened, counter: Counter
 ) -> None:
@@ -632,40 +616,14 @@ async def test_cancelled_keyed_call_is_rerun_only_if_read_only(
             await counter.begun.wait()
             if by == "its caller":
                 live.cancel()
-                assert code(await running) == "CANCELLED"
+                assert code_of(await running) == "CANCELLED"
             else:
                 running.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await running
         counter.waits = False
-        assert code(await engine.call(name, idempotency_key="k")) == heard
+        assert code_of(await engine.call(name, idempotency_key="k")) == heard
     assert len(counter.deeds) == deeds
-
-
-async def test_tool_failure_is_replayed_without_rerunning(opened: Opened, counter: Counter) -> None:
-    counter.error = ToolError("CITY_BUSY", "Come back.", retryable=True, retry_after_ms=5)
-    async with opened() as engine:
-        first = await engine.call("act", idempotency_key="k")
-        again = await engine.call("act", idempotency_key="k")
-    assert code(first) == code(again) == "CITY_BUSY"
-    assert first.error is not None
-    assert again.error is not None
-    assert (first.error.retryable, again.error.retryable) == (True, False)
-    assert len(counter.deeds) == 1
-
-
-async def test_lost_run_of_idempotent_tool_frees_its_key(home: Path) -> None:
-    endings = [EndedBy.SANDBOX_LOST, EndedBy.OK]
-    wall = FakeWall(
-        lambda run: RunEnding(
-            isolation="call", ended_by=endings.pop(0), result={"value": 4, "text": "4"}
-        )
-    )
-    async with bench(home, [expression_document(idempotent=True)], wall) as b:
-        first = await b.engine.call("sums", {"expression": "1"}, idempotency_key="k")
-        again = await b.engine.call("sums", {"expression": "1"}, idempotency_key="k")
-    assert (code(first), code(again)) == ("SANDBOX_UNAVAILABLE", "OK")
-    assert again.metadata.idempotent_replay is False
 
 
 async def test_dry_run_takes_no_key_and_replays_nothing(opened: Opened, counter: Counter) -> None:

@@ -11,21 +11,21 @@ import anyio
 import pytest
 
 from fumehood import Engine, ToolError
-from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
+from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import ERROR_CODES, EngineError, RateLimited, UpstreamTimeout
 from fumehood.core.events import ProgressEvent, ResultEvent
-from fumehood.core.identity import Principal, Scope
 from fumehood.executors.base import ToolRun
 from fumehood.executors.handle import CallHandle
+from support.answers import code_of, error_of
+from support.asking import ALICE, YES, add_approvers, approve, reaches
 from support.identities import bind, make_agent
 from support.upstreams import UpstreamBench, gone, unsent, upstream_bench, weather
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("P7")]
 
 ME = f"uid:{os.getuid()}"
-ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
 
 
 def first(**fields: Any) -> dict[str, Any]:
@@ -144,15 +144,13 @@ async def test_fallback_refused_by_a_gate_is_not_used(
     fallback: Any, code: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(), fallback) as made:
-        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
         engine = made.bench.engine
-        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        await add_approvers(engine)
         fails(made)
         envelope = await made.call()
         assert made.upstream.asked("archive") == 0
         assert (await engine.approvals.list(ApprovalQuery())).items == ()
-    assert envelope.error is not None
-    assert (envelope.error.code, envelope.error.retryable) == ("NETWORK_ERROR", True)
+    assert (code_of(envelope), error_of(envelope).retryable) == ("NETWORK_ERROR", True)
     assert envelope.metadata.fallback.answered is False
     assert envelope.metadata.fallback.error.code == code
     assert envelope.metadata.warnings[-1] == f"fallback: archive gave no answer ({code})"
@@ -218,8 +216,7 @@ async def test_keyed_call_is_not_rerun_if_its_fallback_may_have_acted(
         fails(made, archive=[gone()])
         await made.call(idempotency_key="k")
         assert made.upstream.asked("archive") == (2 if idempotent else 1)
-    assert envelope.error is not None
-    assert envelope.error.retryable is idempotent
+    assert error_of(envelope).retryable is idempotent
 
 
 @pytest.mark.row("A5")
@@ -228,17 +225,11 @@ async def test_approved_call_never_uses_a_fallback(
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(dangerous=True), archive()) as made:
         engine = made.bench.engine
-        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
-        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        await add_approvers(engine)
         fails(made)
         asked = await made.call()
-        approval_id = asked.error.approval_id
-        yes = NewDecision(decision="approve")
-        await engine.approvals.decide(approval_id, yes, ALICE, channel="test")
-        seen = 0
-        with anyio.fail_after(10):
-            while (await engine.approvals.show(approval_id)).state is not ApprovalState.FAILED:
-                seen = await engine.approvals.next_change(seen, within_s=1)
+        ended = await approve(engine, asked.error.approval_id)
+        assert ended.state is ApprovalState.FAILED
         answer = await engine.approvals.answer_of(asked.metadata.call_id, engine.owner)
         assert made.upstream.asked() == 1
         assert made.upstream.asked("archive") == 0
@@ -255,24 +246,19 @@ async def test_approval_stays_valid_while_the_circuit_is_open(
     config = {"circuits": {"min_failures": 1}}
     async with upstream_bench(home, monkeypatch, *tools, **config) as made:
         engine = made.bench.engine
-        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
-        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        await add_approvers(engine)
         fails(made)
         await made.call()
         asked = await made.call("danger")
         approval_id = asked.error.approval_id
-        yes = NewDecision(decision="approve")
-        await engine.approvals.decide(approval_id, yes, ALICE, channel="test")
+        await engine.approvals.decide(approval_id, YES, ALICE, channel="test")
         with anyio.fail_after(10):
             while not made.bench.log.named("approval.not_carried_out"):
                 await anyio.lowlevel.checkpoint()
         assert (await engine.approvals.show(approval_id)).state is ApprovalState.APPROVED
         assert made.upstream.asked("danger") == 0
         made.bench.clock.advance(30)
-        seen = 0
-        with anyio.fail_after(20):
-            while (await engine.approvals.show(approval_id)).state is not ApprovalState.DONE:
-                seen = await engine.approvals.next_change(seen, within_s=1)
+        await reaches(engine, approval_id, ApprovalState.DONE)
         assert made.upstream.asked("danger") == 1
 
 
@@ -300,8 +286,7 @@ async def test_cancelled_call_cancels_its_fallback(
             envelope = await task
         assert ended.is_set()
         log = await codes(engine)
-    assert envelope.error is not None
-    assert envelope.error.code == "CANCELLED"
+    assert code_of(envelope) == "CANCELLED"
     assert log == {"weather": "CANCELLED", "archive": "CANCELLED"}
 
 

@@ -40,11 +40,10 @@ from fumehood.pipeline.result import (
     shortened,
 )
 from fumehood.protocol import strict_json
-from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import BlobStore
-from fumehood.storage.database import open_database
-from fumehood.testing import FakeWall, ManualClock
+from fumehood.testing import FakeWall
+from support.blobs import blob_store, read_blob
 from support.definitions import function_definition, registered
 
 pytestmark = pytest.mark.anyio
@@ -178,12 +177,8 @@ LONG = "head " + "x" * 30_000 + " tail"
 
 @pytest.fixture
 async def store(home: Path) -> AsyncIterator[BlobStore]:
-    database = open_database(None)
-    made = BlobStore(database, home, max_bytes=1 << 20, lifetime_s=60, now=ManualClock().now)
-    await made.open()
-    yield made
-    made.close()
-    database.close()
+    async with blob_store(home) as made:
+        yield made
 
 
 async def _short(store: BlobStore, data: Any, **how: Any) -> dict[str, Any]:
@@ -194,10 +189,7 @@ async def _short(store: BlobStore, data: Any, **how: Any) -> dict[str, Any]:
 
 
 async def _whole(store: BlobStore, url: str) -> str:
-    link = parse_blob_url(url)
-    _, file = await store.open_blob(link.blob_id, OWNER, link.expires, link.signature)
-    with file:
-        return file.read().decode()
+    return (await read_blob(store, url)).decode()
 
 
 @pytest.mark.row("E6")

@@ -176,13 +176,6 @@ def test_streamed_redaction_equals_redaction_of_the_whole_text(
     assert ("".join(pieces) + stream.finish(), stream.count) == redactor.text(text)
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_key_streamed_one_character_at_a_time_is_redacted(name: str) -> None:
-    stream = Redactor().stream()
-    out = [stream.feed(character) for character in f"my key is {KEYS[name]}\nbye\n"]
-    assert "".join(out) + stream.finish() == f"my key is {REDACTED}\nbye\n"
-
-
 def test_text_without_a_key_prefix_is_streamed_at_once() -> None:
     stream = Redactor().stream()
     for piece in ("working", ".", ".", ".", "done 5", "0 % ", "ask"[:1]):

@@ -128,14 +128,9 @@ def test_pattern_property_violation_names_its_property() -> None:
     assert sorted(v.path for v in found) == ["a_s", "n_a", "n_s", "n_s", "other"]
 
 
-@pytest.mark.row("P2")
-def test_required_key_containing_quotes_is_named_correctly() -> None:
-    schema = {"required": ["a", "' is a required property", "b"]}
-    found = _violations(schema, {})
-    assert [v.path for v in found] == ["a", "' is a required property", "b"]
-
-
-@pytest.mark.parametrize("keys", [["é"], ["\n"], ["a.b"], [""], ["x" * 200]])
+@pytest.mark.parametrize(
+    "keys", [["é"], ["\n"], ["a.b"], [""], ["x" * 200], ["a", "' is a required property", "b"]]
+)
 def test_missing_key_is_named_for_any_characters(keys: list[str]) -> None:
     assert [v.path for v in _violations({"required": keys}, {})] == keys
 

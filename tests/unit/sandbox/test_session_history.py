@@ -9,22 +9,11 @@ import pytest
 from fumehood.core.errors import InternalError
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.session import MAX_OF_PRINCIPAL, SessionHistory
+from support.session_rows import SessionRows
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class Rows:
-    def __init__(self) -> None:
-        self.ids: set[str] = set()
-        self.failing = False
-
-    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        if self.failing:
-            raise InternalError("full")
-        self.ids |= {one.record.id for one in put}
-        self.ids -= set(delete)
 
 
 def over(number: int, principal_id: str = "alice") -> KeptSession:
@@ -46,7 +35,7 @@ def over(number: int, principal_id: str = "alice") -> KeptSession:
 
 
 async def test_session_history_of_one_principal_does_not_displace_others() -> None:
-    rows = Rows()
+    rows = SessionRows()
     history = SessionHistory(rows)
     history.add(over(-1, "bob"))
     for number in range(MAX_OF_PRINCIPAL + 5):
@@ -56,19 +45,19 @@ async def test_session_history_of_one_principal_does_not_displace_others() -> No
     assert history.of("alice")[0].record.id == f"sess_{MAX_OF_PRINCIPAL + 4}"
     assert history.find("alice", "sess_4") is None
     assert history.find("bob", "sess_-1") is not None
-    assert len(rows.ids) == MAX_OF_PRINCIPAL + 1
+    assert len(rows.kept) == MAX_OF_PRINCIPAL + 1
 
 
 async def test_failed_history_write_is_repeated() -> None:
-    rows = Rows()
+    rows = SessionRows()
     history = SessionHistory(rows)
-    rows.failing = True
+    rows.failure = InternalError("full")
     history.add(over(1))
     with pytest.raises(InternalError):
         await history.write()
-    rows.failing = False
+    rows.failure = None
     await history.write()
-    assert rows.ids == {"sess_1"}
+    assert rows.kept.keys() == {"sess_1"}
 
 
 async def test_history_row_changed_during_its_write_is_written_again() -> None:
@@ -90,11 +79,11 @@ async def test_history_row_changed_during_its_write_is_written_again() -> None:
 
 
 async def test_expired_history_is_forgotten_with_its_rows() -> None:
-    rows = Rows()
+    rows = SessionRows()
     history = SessionHistory(rows)
     history.add(over(1))
     history.add(over(100))
     await history.write()
     assert history.prune(NOW + timedelta(days=1, seconds=50)) == 1
     await history.write()
-    assert rows.ids == {"sess_100"}
+    assert rows.kept.keys() == {"sess_100"}

@@ -14,7 +14,6 @@ import pytest
 
 from fumehood.core.errors import (
     EndedBy,
-    EngineError,
     InternalError,
     InvalidParams,
     QuotaExceeded,
@@ -29,6 +28,7 @@ from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import HasImages, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
+from support.session_rows import SessionRows
 from support.wait import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
@@ -37,30 +37,13 @@ ALICE, BOB = Principal("alice"), Principal("bob")
 LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=512, output_bytes=1000)
 
 
-class Rows:
-    """Rows in memory, that fail when they are told to."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, KeptSession] = {}
-        self.failure: EngineError | None = None
-
-    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        await asyncio.sleep(0)
-        if self.failure is not None:
-            raise self.failure
-        for one in put:
-            self.kept[one.record.id] = one
-        for session_id in delete:
-            self.kept.pop(session_id, None)
-
-
 class Bench:
     def __init__(
-        self, rows: Rows | None = None, wall: FakeWall | None = None, **rules: Any
+        self, rows: SessionRows | None = None, wall: FakeWall | None = None, **rules: Any
     ) -> None:
         self.clock = ManualClock()
         self.wall = wall or FakeWall(limits=CONTAINER_LIMITS)
-        self.rows = rows or Rows()
+        self.rows = rows or SessionRows()
         self.events: list[tuple[str, JsonObject]] = []
         self.refused_agents = {"others"}
         self.keeper = SessionKeeper(
@@ -90,13 +73,21 @@ class Bench:
     def runs(self, session: SessionRecord) -> asyncio.Task[RunEnding]:
         return asyncio.ensure_future(self.run(session))
 
+    async def busy(self, calls: int = 1) -> tuple[SessionRecord, *tuple[Any, ...]]:
+        """A new session and its calls: one that is held up, and others that wait for it."""
+        session = await self.keeper.create(ALICE)
+        self.wall.held[0].may_run.clear()
+        running = [self.runs(session) for _ in range(calls)]
+        await settle()
+        return session, *running
+
     def state(self, session: SessionRecord, who: Principal = ALICE) -> tuple[str, str | None]:
         found = self.keeper.find(who, session.id)
         return found.state.value, found.why
 
 
 @asynccontextmanager
-async def bench(rows: Rows | None = None, **rules: Any) -> AsyncIterator[Bench]:
+async def bench(rows: SessionRows | None = None, **rules: Any) -> AsyncIterator[Bench]:
     made = Bench(rows, **rules)
     async with made.keeper:
         yield made
@@ -295,10 +286,7 @@ async def test_two_sessions_of_one_principal_run_at_once() -> None:
 
 async def test_call_of_a_busy_session_is_refused_after_the_queue_time() -> None:
     async with bench(queue_seconds=0.01) as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running = made.runs(record)
-        await settle()
+        record, running = await made.busy()
         with pytest.raises(SandboxUnavailable, match="busy with other calls") as caught:
             await made.run(record)
         assert caught.value.may_retry
@@ -309,10 +297,7 @@ async def test_call_of_a_busy_session_is_refused_after_the_queue_time() -> None:
 
 async def test_call_over_the_queue_limit_of_a_session_is_refused() -> None:
     async with bench(waiting=1) as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running, waiting = made.runs(record), made.runs(record)
-        await settle()
+        record, running, waiting = await made.busy(2)
         with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
             await made.run(record)
         made.wall.held[0].may_run.set()
@@ -322,10 +307,7 @@ async def test_call_over_the_queue_limit_of_a_session_is_refused() -> None:
 
 async def test_cancelled_wait_does_not_block_the_session() -> None:
     async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running, leaving, waiting = [made.runs(record) for _ in range(3)]
-        await settle()
+        _, running, leaving, waiting = await made.busy(3)
         leaving.cancel()
         await settle()
         made.wall.held[0].may_run.set()
@@ -334,10 +316,7 @@ async def test_cancelled_wait_does_not_block_the_session() -> None:
 
 async def test_cancelled_call_keeps_the_session() -> None:
     async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running = made.runs(record)
-        await settle()
+        record, running = await made.busy()
         running.cancel()
         await settle()
         made.wall.held[0].may_run.set()
@@ -371,10 +350,7 @@ async def test_expired_session_is_refused_before_it_is_cleaned_up() -> None:
 
 async def test_busy_session_ends_after_its_call_once_its_lifetime_is_over() -> None:
     async with bench(idle_seconds=50, lifetime_seconds=100) as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running, waiting = made.runs(record), made.runs(record)
-        await settle()
+        record, running, waiting = await made.busy(2)
         made.clock.advance(100)
         made.keeper.tidy()
         assert made.state(record)[0] == "active"
@@ -401,10 +377,7 @@ async def test_idle_session_ends_by_itself() -> None:
 
 async def test_owner_ends_a_session_with_the_call_in_it() -> None:
     async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running, waiting = made.runs(record), made.runs(record)
-        await settle()
+        record, running, waiting = await made.busy(2)
         over = await made.keeper.end(ALICE, record.id)
         assert (over.state, over.why) == (SessionStatus.ENDED, "Its owner ended it.")
         assert made.rows.kept[record.id].record == over
@@ -416,10 +389,7 @@ async def test_owner_ends_a_session_with_the_call_in_it() -> None:
 
 async def test_lost_container_loses_the_session_and_its_call() -> None:
     async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running = made.runs(record)
-        await settle()
+        record, running = await made.busy()
         made.wall.held[0].lose("its container is gone")
         assert (await running).ended_by is EndedBy.SANDBOX_LOST
         with pytest.raises(ResourceNotFound, match="files and variables are gone") as caught:
@@ -493,12 +463,9 @@ async def test_refused_session_does_not_count_towards_the_limits() -> None:
 
 
 async def test_stopping_engine_ends_all_sessions() -> None:
-    rows = Rows()
+    rows = SessionRows()
     async with bench(rows) as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_run.clear()
-        running = made.runs(record)
-        await settle()
+        record, running = await made.busy()
     assert (await running).ended_by is EndedBy.CANCELLED
     over = rows.kept[record.id].record
     assert (over.state, over.why) == (SessionStatus.ENDED, "The engine was stopped.")
@@ -507,7 +474,7 @@ async def test_stopping_engine_ends_all_sessions() -> None:
 
 
 async def test_sessions_left_active_by_a_dead_engine_are_reported_as_lost() -> None:
-    rows = Rows()
+    rows = SessionRows()
     async with bench(rows) as made:
         record = await made.keeper.create(ALICE)
         left = dict(rows.kept)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from fumehood.core.errors import EngineError
 from fumehood.core.identity import Principal
 from fumehood.core.limits import Limits
-from fumehood.core.session import KeptSession, SessionStatus
+from fumehood.core.session import SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
+from support.session_rows import SessionRows
 
 MOST, MOST_OF_ONE = 3, 2
 RULES = SessionSettings(
@@ -48,24 +49,13 @@ STEPS = st.lists(
 )
 
 
-class Rows:
-    def __init__(self) -> None:
-        self.kept: dict[str, KeptSession] = {}
-
-    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        self.kept |= {one.record.id: one for one in put}
-        for session_id in delete:
-            self.kept.pop(session_id, None)
-        await asyncio.sleep(0)  # who stops waiting now does not stop the write
-
-
 class World:
     """A keeper, and everything that can happen to it."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.wall = FakeWall(limits=CONTAINER_LIMITS)
-        self.rows = Rows()
+        self.rows = SessionRows()
         clock = SessionClock(self.clock.now, self.clock.monotonic)
         self.keeper = SessionKeeper(self.wall, self.rows, RULES, clock, lambda who, agent: None)
         self.ids: dict[str, list[str]] = {"a": [], "b": []}

@@ -7,7 +7,6 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.fair_share import FairShare
-from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
-from fumehood.protocol.blob_urls import BlobUrl, parse_blob_url
+from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.storage import file_room
 from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.directory import random_file
-from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import BLOBS
-from fumehood.storage.sessions import SessionTable
 from fumehood.testing import ManualClock
+from support.blobs import blob_store, read_blob
 from support.state import set_full, set_roomy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E6", "E7")]
@@ -44,14 +41,9 @@ def clock() -> ManualClock:
 async def opened(
     home: Path, clock: ManualClock, *, max_bytes: int = 100 * KB
 ) -> AsyncIterator[BlobStore]:
-    database = open_database(home / FILE_NAME)
-    store = BlobStore(database, home, max_bytes=max_bytes, lifetime_s=60, now=clock.now)
-    await store.open()
-    try:
+    database = home / FILE_NAME
+    async with blob_store(home, database=database, max_bytes=max_bytes, now=clock.now) as store:
         yield store
-    finally:
-        store.close()
-        database.close()
 
 
 @pytest.fixture
@@ -77,13 +69,6 @@ async def keep_on(store: BlobStore) -> None:
         await keep(store, b"x")
 
 
-async def read(store: BlobStore, url: str, owner: str = OWNER) -> bytes:
-    link = parse_blob_url(url)
-    _, file = await store.open_blob(link.blob_id, owner, link.expires, link.signature)
-    with file:
-        return file.read()
-
-
 def files(home: Path) -> list[str]:
     return sorted(path.name for path in (home / "blobs").iterdir())
 
@@ -94,46 +79,16 @@ def rows(database: Database) -> int:
     )
 
 
-def kept_session(session_id: str, clock: ManualClock) -> KeptSession:
-    now = clock.now()
-    record = SessionRecord(
-        id=session_id, state=SessionStatus.ACTIVE, why=None, image="python", languages=("python",),
-        agent_id=None, memory_mb=128, created_at=now, last_used_at=now, expires_at=now, calls=0,
-        is_busy=False,
-    )  # fmt: skip
-    return KeptSession(OWNER, record)
-
-
 @pytest.mark.parametrize("content", [b"", b"abc", bytes(range(256)) * 100])
 async def test_blob_content_is_read_back_unchanged_from_private_file(
     store: BlobStore, home: Path, content: bytes
 ) -> None:
     blob = await keep(store, content)
     assert (blob.filename, blob.content_type, blob.size) == ("a/b.txt", "text/plain", len(content))
-    assert await read(store, blob.url) == content
+    assert await read_blob(store, blob.url) == content
     assert files(home) == [blob.id]
     assert (home / "blobs").stat().st_mode & 0o777 == 0o700
     assert (home / "blobs" / blob.id).stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.row("D4")
-async def test_blob_of_another_principal_is_not_found(store: BlobStore) -> None:
-    blob = await keep(store)
-    with pytest.raises(ResourceNotFound, match="You have no such blob"):
-        await read(store, blob.url, OTHER)
-    assert await read(store, blob.url) == b"abc"
-
-
-@pytest.mark.row("D4")
-async def test_altered_blob_url_is_not_found(store: BlobStore) -> None:
-    link = parse_blob_url((await keep(store)).url)
-    for expires, signature in (
-        (str(int(link.expires) + 1), link.signature), (link.expires, "0" * 64),
-        ("", link.signature), ("-1", link.signature), ("1e9", link.signature),
-        ("٣", link.signature), ("9" * 13, link.signature), (link.expires, ""),
-    ):  # fmt: skip
-        with pytest.raises(ResourceNotFound, match="no such blob"):
-            await store.open_blob(link.blob_id, OWNER, expires, signature)
 
 
 async def test_expired_blob_is_refused_at_once_and_removed_on_prune(
@@ -141,25 +96,15 @@ async def test_expired_blob_is_refused_at_once_and_removed_on_prune(
 ) -> None:
     blob = await keep(store)
     clock.advance(59)
-    assert await read(store, blob.url) == b"abc"
+    assert await read_blob(store, blob.url) == b"abc"
     clock.advance(1)
     with pytest.raises(ResourceNotFound, match="has expired"):
-        await read(store, blob.url)
+        await read_blob(store, blob.url)
     assert files(home) == [blob.id]
     assert await store.prune(clock.now()) == 1
     assert files(home) == []
     assert (rows(store._database), store.room.taken) == (0, 0)
     assert await store.prune(clock.now()) == 0
-
-
-async def test_prune_keeps_unexpired_blobs(store: BlobStore, clock: ManualClock) -> None:
-    old = await keep(store)
-    clock.advance(30)
-    new = await keep(store, b"new")
-    assert await store.prune(clock.now() + timedelta(seconds=31)) == 1
-    assert await read(store, new.url) == b"new"
-    with pytest.raises(ResourceNotFound):
-        await read(store, old.url)
 
 
 async def test_discarded_draft_leaves_no_file(store: BlobStore, home: Path) -> None:
@@ -181,9 +126,9 @@ async def test_principals_oldest_blob_is_evicted_for_its_newest(
         await store.overdue.wait()
     assert await store.prune(clock.now()) == rows(store._database) - 2 == 1
     with pytest.raises(ResourceNotFound, match="newer ones took its place"):
-        await read(store, old[0].url)
+        await read_blob(store, old[0].url)
     for blob, owner in ((old[1], OWNER), (new, OWNER), (twin, OTHER)):
-        assert await read(store, blob.url, owner)
+        assert await read_blob(store, blob.url, owner)
 
 
 async def test_content_over_share_or_total_is_not_kept(store: BlobStore, home: Path) -> None:
@@ -213,29 +158,8 @@ async def test_growing_draft_does_not_prevent_eviction_of_others(store: BlobStor
     growing = fed(store, b"x" * 50 * KB)  # has most, and no blob that could go
     await keep(store, b"x" * 20 * KB, "uid:3")
     with pytest.raises(ResourceNotFound):
-        await read(store, kept.url, OTHER)
+        await read_blob(store, kept.url, OTHER)
     assert (await store.keep(growing, "a", "text/plain")).size == 50 * KB
-
-
-async def test_blobs_of_ended_session_are_removed(store: BlobStore, clock: ManualClock) -> None:
-    table = SessionTable(store._database, store.overdue.set)
-    here, there = (kept_session(f"sess_{name}", clock) for name in "ab")
-    await table.change([here, there], [])
-    assert not store.overdue.is_set()
-    blobs_of = {}
-    for session_id in ("sess_a", "sess_b", None):
-        draft = store.draft(OWNER, session_id)
-        draft.feed(b"abc")
-        blobs_of[session_id] = await store.keep(draft, "a", "text/plain")
-    assert await store.prune(clock.now()) == 0
-    over = here.record.model_copy(update={"state": SessionStatus.ENDED})
-    await table.change([KeptSession(OWNER, over, clock.now())], [])
-    assert store.overdue.is_set()
-    assert await store.prune(clock.now()) == 1
-    assert store.room.taken == 6
-    with pytest.raises(ResourceNotFound, match="its session has ended"):
-        await read(store, blobs_of["sess_a"].url)
-    assert await read(store, blobs_of["sess_b"].url) == await read(store, blobs_of[None].url)
 
 
 async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -> None:
@@ -293,7 +217,7 @@ async def test_blob_file_is_removed_if_its_row_cannot_be_written(
     set_roomy(store._database)
     blob = await keep(store)
     assert len(files(home)) == rows(store._database)
-    assert await read(store, blob.url) == b"abc"
+    assert await read_blob(store, blob.url) == b"abc"
 
 
 async def test_draft_faster_than_the_disk_is_not_kept(
@@ -322,16 +246,16 @@ async def test_restart_removes_orphan_files_and_rows_and_keeps_the_rest(
         assert files(home) == [kept.id]
         assert rows(store._database) == 1
         assert store.room.taken == 4
-        assert await read(store, kept.url) == b"kept"
+        assert await read_blob(store, kept.url) == b"kept"
         with pytest.raises(ResourceNotFound):
-            await read(store, lost.url)
+            await read_blob(store, lost.url)
 
 
 async def test_blob_with_missing_file_is_not_found(store: BlobStore, home: Path) -> None:
     blob = await keep(store)
     (home / "blobs" / blob.id).unlink()
     with pytest.raises(ResourceNotFound):
-        await read(store, blob.url)
+        await read_blob(store, blob.url)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * (KB + 1)])
@@ -341,7 +265,7 @@ async def test_blob_file_of_wrong_size_is_not_found(
     blob = await keep(store, b"x" * KB)
     (home / "blobs" / blob.id).write_bytes(content)
     with pytest.raises(ResourceNotFound):
-        await read(store, blob.url)
+        await read_blob(store, blob.url)
 
 
 async def test_symlink_replacing_blob_file_is_not_followed(store: BlobStore, home: Path) -> None:
@@ -350,20 +274,7 @@ async def test_symlink_replacing_blob_file_is_not_followed(store: BlobStore, hom
     (home / "blobs" / blob.id).unlink()
     (home / "blobs" / blob.id).symlink_to(home / "secret")
     with pytest.raises(ResourceNotFound):
-        await read(store, blob.url)
-
-
-async def test_blob_directory_open_to_others_is_refused(home: Path, clock: ManualClock) -> None:
-    (home / "blobs").mkdir()
-    (home / "blobs").chmod(0o755)
-    database = open_database(None)
-    store = BlobStore(database, home, max_bytes=KB, lifetime_s=60, now=clock.now)
-    with pytest.raises(StoreError, match="open to other users"):
-        await store.open()
-    with pytest.raises(NotKept, match="keeps nothing now"):
-        await keep(store)
-    store.close()
-    database.close()
+        await read_blob(store, blob.url)
 
 
 async def test_stateless_engine_keeps_blobs_in_temporary_directory(
@@ -375,7 +286,7 @@ async def test_stateless_engine_keeps_blobs_in_temporary_directory(
     await store.open()
     assert os.listdir(home) == []  # most engines never need one
     blob = await keep(store)
-    assert await read(store, blob.url) == b"abc"
+    assert await read_blob(store, blob.url) == b"abc"
     assert len(os.listdir(home)) == 1
     store.close()
     assert os.listdir(home) == []
@@ -415,13 +326,6 @@ def test_blob_signature_is_valid_only_for_its_blob_principal_and_expiry() -> Non
     for forged in ("", "0" * 64, signature[:-1], signature + "0", signature.upper(), "ä", "\ud800"):
         assert not links.is_genuine(BLOB, "uid:1", 1000, forged)
     assert not BlobLinks(b"l" * KEY_BYTES).is_genuine(BLOB, "uid:1", 1000, signature)
-
-
-@pytest.mark.row("E7", "D4")
-def test_blob_url_is_parsed_by_clients() -> None:
-    links = BlobLinks(b"k" * KEY_BYTES)
-    url = links.make(BLOB, "uid:1", 1000)
-    assert parse_blob_url(url) == BlobUrl(BLOB, "1000", _signature(links, BLOB, "uid:1", 1000))
 
 
 @pytest.mark.row("E7", "D4")

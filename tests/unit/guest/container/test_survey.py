@@ -24,14 +24,6 @@ pytestmark = pytest.mark.row("A2")
 Request = dict[str, Any]
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "workspace"
-    place.mkdir()
-    monkeypatch.setattr(walk, "WORKSPACE", str(place))
-    return place
-
-
 def do(request: Request) -> dict[str, Any]:
     exit_code, claim = files.run(request)
     assert exit_code == 0
@@ -361,10 +353,7 @@ def test_survey_never_leaves_the_workspace(place: Path, path: str) -> None:
         assert sha256(b"secret") not in str(told)
 
 
-def test_survey_follows_no_symbolic_link(place: Path) -> None:
-    outside = place.parent / "outside"
-    outside.mkdir()
-    (outside / "secret").write_text("secret")
+def test_survey_follows_no_symbolic_link(place: Path, outside: Path) -> None:
     (place / "file").symlink_to(outside / "secret")
     (place / "dir").symlink_to(outside)
     assert outcomes(look(writing("file", "append"))) == {"file": "link"}

@@ -19,14 +19,6 @@ from fumehood.core.limits import (
 from fumehood.guest.container import workspace
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "workspace"
-    place.mkdir()
-    monkeypatch.setattr(workspace, "WORKSPACE", str(place))
-    return place
-
-
 def _kept(place: Path) -> tuple[dict[str, bytes], int]:
     """Keep house; the files that were told of, and how many were left out."""
     told: list[dict[str, Any]] = []
@@ -57,10 +49,9 @@ def test_plain_files_are_handed_over_in_order_and_then_removed(place: Path) -> N
 
 
 @pytest.mark.row("S5", "E7")
-def test_links_pipes_and_sockets_are_counted_but_not_handed_over(place: Path) -> None:
-    outside = place.parent / "outside"
-    outside.mkdir()
-    (outside / "secret").write_text("secret")
+def test_links_pipes_and_sockets_are_counted_but_not_handed_over(
+    place: Path, outside: Path
+) -> None:
     (place / "file-link").symlink_to(outside / "secret")
     (place / "directory-link").symlink_to(outside)
     os.mkfifo(place / "pipe")

@@ -49,18 +49,18 @@ def data(content: bytes = b"x") -> dict[str, Any]:
 
 
 async def begun(
-    guest: ScriptedGuest, limits: Limits = LIMITS, sinks: RunSinks = NO_SINKS
-) -> asyncio.Task[RunEnding]:
-    """A run that has been sent."""
+    guest: ScriptedGuest | None = None, limits: Limits = LIMITS, sinks: RunSinks = NO_SINKS
+) -> tuple[ScriptedGuest, asyncio.Task[RunEnding]]:
+    """A guest, new unless it is given, and a run that has been sent to it."""
+    guest = guest or ScriptedGuest()
     task = asyncio.ensure_future(guest.channel.run("python", {"code": "1"}, limits, sinks, "call"))
     await asyncio.sleep(0)
     assert [message["op"] for message in guest.wire.messages][-1:] == ["run"]
-    return task
+    return guest, task
 
 
 async def test_next_run_waits_for_the_guest_to_be_reset() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     guest.says(output("hi\n"), file(), data(), ended())
     ending = await task
     assert (ending.ended_by, ending.result, ending.stdout) == (EndedBy.OK, {"value": 4}, "hi\n")
@@ -71,7 +71,7 @@ async def test_next_run_waits_for_the_guest_to_be_reset() -> None:
     guest.says(reset())
     assert guest.channel.is_free
     assert guest.heard.clean == 1
-    again = await begun(guest)
+    _, again = await begun(guest)
     assert guest.wire.messages[-1]["id"] == 2
     guest.says(ended(2), reset(2))
     assert (await again).ended_by is EndedBy.OK
@@ -131,8 +131,7 @@ DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", DURING_A_RUN)
 async def test_invalid_message_during_a_run_loses_the_run_and_the_container(name: str) -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     guest.says(*DURING_A_RUN[name])
     with pytest.raises(Lost):
         await task
@@ -154,8 +153,7 @@ AFTER_THE_ENDING: dict[str, dict[str, Any]] = {
 async def test_invalid_message_after_the_ending_keeps_the_answer_and_ends_the_container(
     name: str,
 ) -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     guest.says(ended(), AFTER_THE_ENDING[name])
     assert (await task).ended_by is EndedBy.OK
     assert guest.channel.dead.is_set()
@@ -173,8 +171,7 @@ RAW = {
 
 @pytest.mark.parametrize("name", RAW)
 async def test_malformed_frame_loses_the_run_and_ends_the_container(name: str) -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     guest.channel.data_received(RAW[name])
     with pytest.raises(Lost):
         await task
@@ -182,8 +179,7 @@ async def test_malformed_frame_loses_the_run_and_ends_the_container(name: str) -
 
 
 async def test_frames_after_an_invalid_frame_are_not_read() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     wrong, right = framing.encode({"op": "exec"}), framing.encode(ended())
     guest.channel.data_received(record(1, wrong) + record(1, right))
     with pytest.raises(Lost):
@@ -191,8 +187,7 @@ async def test_frames_after_an_invalid_frame_are_not_read() -> None:
 
 
 async def test_guest_stderr_is_kept_for_the_log_up_to_a_cap() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     for _ in range(100):
         guest.sends(framing.encode(ended()), stream=2)
     assert not task.done()
@@ -202,8 +197,7 @@ async def test_guest_stderr_is_kept_for_the_log_up_to_a_cap() -> None:
 
 
 async def test_guest_that_misses_its_deadline_is_ended_and_the_run_times_out() -> None:
-    guest = ScriptedGuest(SHORT_CLOCKS)
-    task = await begun(guest, QUICK)
+    guest, task = await begun(ScriptedGuest(SHORT_CLOCKS), QUICK)
     guest.says(output("so far"))
     ending = await task
     assert (ending.ended_by, ending.stdout) == (EndedBy.WALL_TIME, "so far")
@@ -211,16 +205,14 @@ async def test_guest_that_misses_its_deadline_is_ended_and_the_run_times_out() -
 
 
 async def test_guest_that_never_finishes_sending_files_loses_the_run() -> None:
-    guest = ScriptedGuest(replace(SHORT_CLOCKS, answer_grace_s=60))
-    task = await begun(guest, QUICK)
+    guest, task = await begun(ScriptedGuest(replace(SHORT_CLOCKS, answer_grace_s=60)), QUICK)
     guest.says(file(size=100), data())
     assert (await task).ended_by is EndedBy.SANDBOX_LOST
     assert guest.channel.dead.is_set()
 
 
 async def test_guest_that_does_not_reset_in_time_is_ended_as_dirty() -> None:
-    guest = ScriptedGuest(SHORT_CLOCKS)
-    task = await begun(guest)
+    guest, task = await begun(ScriptedGuest(SHORT_CLOCKS))
     guest.says(ended())
     await task
     with anyio.fail_after(5):
@@ -229,8 +221,7 @@ async def test_guest_that_does_not_reset_in_time_is_ended_as_dirty() -> None:
 
 
 async def test_guest_that_reports_an_incomplete_reset_is_ended_as_dirty() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     guest.says(ended(), reset(clean=False, why="a file is left"))
     assert (await task).ended_by is EndedBy.OK
     assert guest.channel.is_dirty
@@ -238,8 +229,7 @@ async def test_guest_that_reports_an_incomplete_reset_is_ended_as_dirty() -> Non
 
 
 async def test_cancelled_run_raises_only_after_the_guest_ended_it() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     task.cancel()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -259,7 +249,7 @@ async def test_cancelled_run_reports_its_ending_before_it_raises(how: str) -> No
     told: list[RunEnding] = []
     printed: list[str] = []
     sinks = RunSinks(ending=told.append, output=lambda stream, text: printed.append(text))
-    task = await begun(guest, sinks=sinks)
+    _, task = await begun(guest, sinks=sinks)
     guest.says(output("so far"))
     if how == "at_once":
         guest.says(ended())
@@ -279,8 +269,7 @@ async def test_cancelled_run_reports_its_ending_before_it_raises(how: str) -> No
 
 
 async def test_guest_that_ignores_a_cancellation_is_ended() -> None:
-    guest = ScriptedGuest(SHORT_CLOCKS)
-    task = await begun(guest)
+    guest, task = await begun(ScriptedGuest(SHORT_CLOCKS))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -288,8 +277,7 @@ async def test_guest_that_ignores_a_cancellation_is_ended() -> None:
 
 
 async def test_death_of_the_guest_ends_the_wait_for_a_cancelled_run() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     task.cancel()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -299,8 +287,7 @@ async def test_death_of_the_guest_ends_the_wait_for_a_cancelled_run() -> None:
 
 
 async def test_closed_stream_loses_the_run_but_keeps_its_output() -> None:
-    guest = ScriptedGuest()
-    task = await begun(guest)
+    guest, task = await begun()
     guest.says(output("so far"))
     guest.channel.connection_lost(None)
     with pytest.raises(Lost) as lost:
@@ -442,7 +429,7 @@ class Callee:
 @pytest.mark.row("B3")
 async def test_tool_call_of_a_program_is_answered_in_parts() -> None:
     guest, callee = ScriptedGuest(), Callee()
-    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     assert guest.wire.messages[-1]["tools"] is True
     guest.says(call(7, arguments={"a": 1}))
     assert callee.calls == [(7, "t", {"a": 1})]
@@ -477,7 +464,7 @@ WRONG_CALLS = {
 @pytest.mark.parametrize("name", WRONG_CALLS)
 async def test_malformed_tool_call_ends_the_container(name: str) -> None:
     guest, callee = ScriptedGuest(), Callee()
-    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     guest.says(*WRONG_CALLS[name])
     with pytest.raises(Lost):
         await task
@@ -487,7 +474,7 @@ async def test_malformed_tool_call_ends_the_container(name: str) -> None:
 @pytest.mark.row("B3", "P8")
 async def test_tool_call_during_a_cancellation_is_dropped() -> None:
     guest, callee = ScriptedGuest(), Callee()
-    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     task.cancel()
     await asyncio.sleep(0)
     guest.says(call(), ended(ended_by="cancelled"))
@@ -500,11 +487,12 @@ async def test_tool_call_during_a_cancellation_is_dropped() -> None:
 @pytest.mark.row("B3", "S4")
 async def test_host_clock_is_paused_while_a_tool_call_waits_for_approval() -> None:
     guest, callee = ScriptedGuest(SHORT_CLOCKS), Callee()
-    task = await begun(guest, QUICK, RunSinks(call=callee.on_call))
+    _, task = await begun(guest, QUICK, RunSinks(call=callee.on_call))
     guest.says(call())
     callee.port.pause(is_paused=True)
     control = ScriptedGuest(SHORT_CLOCKS)
-    assert (await (await begun(control, QUICK))).ended_by is EndedBy.WALL_TIME
+    _, controlled = await begun(control, QUICK)
+    assert (await controlled).ended_by is EndedBy.WALL_TIME
     assert not task.done()
     callee.port.pause(is_paused=False)
     assert (await task).ended_by is EndedBy.WALL_TIME
@@ -515,7 +503,7 @@ async def test_host_clock_is_paused_while_a_tool_call_waits_for_approval() -> No
 @pytest.mark.row("B3")
 async def test_guest_that_does_not_read_answers_is_ended() -> None:
     guest, callee = ScriptedGuest(), Callee()
-    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     guest.says(call())
     guest.wire.unsent_bytes = MAX_UNSENT_BYTES + 1
     callee.port.answer(b"{}")

@@ -15,7 +15,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.settings import ContainerSettings
-from support.fake_containers import FakeContainer, FakeMaker
+from support.fake_containers import FakeContainer, FakeMaker, Holder
 from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
@@ -507,19 +507,6 @@ async def test_warm_containers_use_the_first_image_only() -> None:
         made.run(await made.take("a", image="shell"))
         await settle()
         assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
-
-
-class Holder:
-    """A session, as far as the pool can tell."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def on_clean(self) -> None:
-        self.heard.append("clean")
-
-    def on_end(self, why: str) -> None:
-        self.heard.append(why)
 
 
 async def test_container_handed_to_a_holder_leaves_the_pool() -> None:

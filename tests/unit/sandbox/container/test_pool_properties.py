@@ -13,7 +13,7 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.settings import ContainerSettings
-from support.fake_containers import FakeContainer, FakeMaker
+from support.fake_containers import FakeContainer, FakeMaker, Holder
 
 MOST = 3
 RULES = ContainerSettings(
@@ -46,19 +46,6 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
-
-
-class Holder:
-    """A session, as far as the pool can tell."""
-
-    def __init__(self) -> None:
-        self.ended = 0
-
-    def on_clean(self) -> None:
-        pass
-
-    def on_end(self, why: str) -> None:
-        self.ended += 1
 
 
 class World:
@@ -133,7 +120,7 @@ class World:
         assert kept.isdisjoint(self.pool.names)
         for place, holder in self.kept:
             assert place.container not in in_use
-            assert holder.ended == place.container.is_dead
+            assert len(holder.heard) == place.container.is_dead
 
     def _with_held(self, what: str, number: int) -> None:
         if not self.held:

@@ -111,18 +111,6 @@ def test_failing_sink_is_not_used_again_and_the_run_continues() -> None:
     assert received.on_ended(ending()).ended_by is EndedBy.OK
 
 
-def test_file_data_beyond_the_declared_size_is_refused() -> None:
-    received = run()
-    received.on_file(file("a", 3))
-    with pytest.raises(FrameError):
-        received.on_data(data(b"four"))
-
-
-def test_file_data_without_a_file_is_refused() -> None:
-    with pytest.raises(FrameError):
-        run().on_data(data(b""))
-
-
 def test_more_files_than_a_workspace_holds_are_refused() -> None:
     received = run()
     for number in range(MAX_FILES):
@@ -181,8 +169,3 @@ def test_interrupted_run_keeps_its_partial_output() -> None:
 def test_each_exceeded_limit_is_named_once() -> None:
     received = run().on_ended(ending(limits_hit=["disk", "disk", "processes"]))
     assert received.limits_hit == ("disk", "processes")
-
-
-def test_message_about_another_run_is_refused() -> None:
-    with pytest.raises(FrameError):
-        run().on_ended(ending(run_id=2))
