@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from fumehood.storage.errors import WriteFailed
 
@@ -191,8 +191,11 @@ class Writer:
         with self._lock:
             count = min(len(self._waiting), MAX_GROUP)
             group = [self._waiting.popleft() for _ in range(count)]
-        if not group:
-            return
+        if group:
+            self._run_jobs(group)
+
+    def _run_jobs(self, group: list[_Waiting[Any]]) -> None:
+        """Run jobs in one transaction, and resolve their futures."""
         done: list[tuple[Future[Any], Any]] = []
         writes = any(waiting.durable for waiting in group)
         try:
@@ -288,42 +291,35 @@ class Writer:
     def _write_posts(self, count: int) -> int:
         group = [self._posts.popleft() for _ in range(count)]
         self._wrote_posts_at = time.monotonic()
-        try:
-            with self._transaction(flushed=False) as connection:
-                for how, posts in itertools.groupby(group, key=lambda post: post[0]):
-                    how(connection, [row for _, row in posts])
-        except Exception as error:  # no caller waits for it, and the thread must continue
-            if _is_a_rows_fault(error):
-                self._write_one_by_one(group)
-            else:
-                self._lost += count
-                self._note_failure(error)
-        else:
+        refused = self._write_batches(
+            [
+                (how, [row for _, row in posts])
+                for how, posts in itertools.groupby(group, key=lambda post: post[0])
+            ]
+        )
+        # Written one by one, so that a refused row affects no other.
+        refused = self._write_batches([(how, [row]) for how, rows, _ in refused for row in rows])
+        self._lost += len(refused)
+        if len(refused) < count:
             self._note_success()
+        if refused and not self.is_failing:
+            told = {"refused_rows": len(refused), "reason": self._reason(refused[-1][2])}
+            self._on_event("state.rows_refused", told)
         return count
 
-    def _write_one_by_one(self, group: list[tuple[Batch, Row]]) -> None:
-        """Write posted rows one by one, so that a failing row affects no other."""
-        refused = 0
-        reason = ""
-        try:
-            with self._transaction(flushed=False) as connection:
-                for how, row in group:
-                    try:
-                        with connection.begin_nested():
-                            how(connection, [row])
-                    except Exception as error:
-                        if not _is_a_rows_fault(error) or not _in_transaction(connection):
-                            raise
-                        refused += 1
-                        reason = self._in_words(error)
-        except Exception as error:
-            self._lost += len(group)
-            self._note_failure(error)
-            return
-        self._lost += refused
-        self._note_success()
-        self._on_event("state.rows_refused", {"refused_rows": refused, "reason": reason})
+    def _write_batches(
+        self, batches: list[tuple[Batch, list[Row]]]
+    ) -> list[tuple[Batch, list[Row], BaseException]]:
+        """Write batches of rows in one transaction; return those that failed, and why."""
+        if not batches:
+            return []
+        jobs = [_Waiting(_batch_job(*batch), Future(), durable=False) for batch in batches]
+        self._run_jobs(jobs)
+        return [
+            (*batch, error)
+            for batch, job in zip(batches, jobs, strict=True)
+            if (error := job.future.exception()) is not None
+        ]
 
     def _failure(self, error: BaseException) -> WriteFailed:
         failure = WriteFailed(self._reason(error))
@@ -347,6 +343,10 @@ class Writer:
             self._on_event("state.write_works_again", {"lost_rows": self.lost})
 
 
+def _batch_job(how: Batch, rows: list[Row]) -> Job[None]:
+    return lambda connection: how(connection, rows)
+
+
 def _in_transaction(connection: Connection) -> bool:
     """False if SQLite has rolled back by itself: disk full, I/O error, out of memory."""
     if connection.invalidated:
@@ -364,12 +364,3 @@ def _first_cause(error: BaseException) -> BaseException:
             found = seen
         seen = seen.__cause__ or seen.__context__
     return found
-
-
-def _is_a_rows_fault(error: BaseException) -> bool:
-    """Whether the row itself caused the failure, so that others may succeed."""
-    if isinstance(error, SQLAlchemyError):
-        return isinstance(error, DBAPIError) and not (
-            isinstance(error, OperationalError) or type(error) is DatabaseError
-        )
-    return isinstance(error, OverflowError | ValueError | TypeError)
