@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fumehood.budgets.model import Spender, Subject, subject_of
-from fumehood.budgets.settings import RateLimitRule, RatePer
+from fumehood.budgets.settings import RateLimitRule
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.errors import RateLimited
 from fumehood.core.json_types import JsonObject
@@ -54,68 +54,43 @@ GATHER_S = 0.1
 """Seconds for which new counts are gathered before they are passed to the database."""
 
 
-@dataclass(frozen=True, slots=True)
 class Limit:
     """One limit of a tool's definition or of the configuration."""
 
-    id: str
-    tool: str
-    per: RatePer
-    calls: int
-    period_s: float
-    burst: int
-    interval_ns: int
-    max_wait_ns: int = 0
-    is_of_definition: bool = False
-
-    @classmethod
-    def of_rule(cls, rule: RateLimitRule) -> Limit:
-        return cls(
-            rule.id,
-            rule.tool,
-            rule.per,
-            rule.limit,
-            rule.period_seconds,
-            rule.burst or rule.limit,
-            _interval_ns(rule.period_seconds, rule.limit),
-            int(rule.max_wait_seconds * SECOND_NS),
-        )
-
-    @classmethod
-    def of_definition(cls, tool: str, per_minute: int) -> Limit:
-        """Return the limit of a tool's definition. All versions of a tool share one count, but each
-        has its own rate."""
-        interval_ns = _interval_ns(MINUTE_S, per_minute)
-        return cls(
-            f"{DEFINITION}{tool}", tool, "all", per_minute, MINUTE_S, per_minute, interval_ns,
-            is_of_definition=True,
-        )  # fmt: skip
-
-    @property
-    def tolerance_ns(self) -> int:
+    def __init__(self, rule: RateLimitRule, *, is_of_definition: bool = False) -> None:
+        """All versions of a tool with a limit share one count, but each has its own rate."""
+        self.rule = rule
+        self.id = f"{DEFINITION}{rule.tool}" if is_of_definition else rule.id
+        self.is_of_definition = is_of_definition
+        self.burst = rule.burst or rule.limit
+        # Rounded up, so that no more calls than allowed fit into the period.
+        self.interval_ns = -(-round(rule.period_seconds * SECOND_NS) // rule.limit)
+        self.tolerance_ns = self.interval_ns * (self.burst - 1)
         """How far ahead of now, in nanoseconds, a count may be for a call to start."""
-        return self.interval_ns * (self.burst - 1)
+        self.max_wait_ns = int(rule.max_wait_seconds * SECOND_NS)
 
     def subject(self, caller: Spender) -> Subject:
         """Return the owner of the count against which a call counts."""
-        return EVERYBODY if self.per == "all" else subject_of(caller, (self.per,))
+        per = self.rule.per
+        return EVERYBODY if per == "all" else subject_of(caller, (per,))
 
     @property
     def in_words(self) -> str:
         """The limit as a clause of a message."""
-        each = "" if self.per == "all" else f" for each {self.per}"
-        calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
-        return f"{self.tool} allows {calls} in {self.period_s:.15g} s{each}"
+        rule = self.rule
+        each = "" if rule.per == "all" else f" for each {rule.per}"
+        calls = "1 call" if rule.limit == 1 else f"{rule.limit} calls"
+        return f"{rule.tool} allows {calls} in {rule.period_seconds:.15g} s{each}"
 
     @property
     def details(self) -> JsonObject:
         """The limit in the form of error details and dry runs. It does not name the caller."""
         return {
             "limit": "definition" if self.is_of_definition else "configuration",
-            "tool": self.tool,
-            "per": self.per,
-            "calls": self.calls,
-            "period_seconds": self.period_s,
+            "tool": self.rule.tool,
+            "per": self.rule.per,
+            "calls": self.rule.limit,
+            "period_seconds": self.rule.period_seconds,
             "burst": self.burst,
         }
 
@@ -226,7 +201,7 @@ class RateLimits:
     """
 
     def __init__(self, rules: Sequence[RateLimitRule], table: CounterTable, clock: Clock) -> None:
-        self._rules = tuple(Limit.of_rule(rule) for rule in rules)
+        self._rules = tuple(Limit(rule) for rule in rules)
         self._table = table
         self._clock = clock
         self._counts: dict[CounterKey, _Count] = {}
@@ -295,7 +270,7 @@ class RateLimits:
         names = list(tools)
         return [
             rule.tool
-            for rule in self._rules
+            for rule in (limit.rule for limit in self._rules)
             if not rule.tool.startswith(EXTERNAL)
             and not any(any_matches((rule.tool,), name) for name in names)
         ]
@@ -340,8 +315,11 @@ class RateLimits:
             await _queue(count, me, (at_ns - now_ns) / SECOND_NS)
 
     def _limits_covering(self, tool: str, per_minute: int | None) -> tuple[Limit, ...]:
-        own = () if per_minute is None else (Limit.of_definition(tool, per_minute),)
-        return own + tuple(rule for rule in self._rules if any_matches((rule.tool,), tool))
+        of_rules = tuple(one for one in self._rules if any_matches((one.rule.tool,), tool))
+        if per_minute is None:
+            return of_rules
+        own = RateLimitRule.model_construct(tool=tool, limit=per_minute, period_seconds=MINUTE_S)
+        return (Limit(own, is_of_definition=True), *of_rules)
 
     def _key(self, limit: Limit, caller: Spender) -> CounterKey:
         key = CounterKey(limit.id, limit.subject(caller), PERIOD, UNIT)
@@ -413,11 +391,6 @@ def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) ->
         return None
     at_ns, limit = max(late, key=lambda one: one[0])
     return Exceeded(limit, -(-(at_ns - now_ns) // 1_000_000))
-
-
-def _interval_ns(period_s: float, calls: int) -> int:
-    """Return the interval, rounded up, so that no more calls than allowed fit into the period."""
-    return -(-round(period_s * SECOND_NS) // calls)
 
 
 def _owner(key: CounterKey) -> tuple[str, str | None]:
