@@ -43,6 +43,9 @@ lines stay in memory, so that waiting readers need no disk access."""
 RESYNC = "resync"
 """Kind of the event that tells a client that a reader starts again from the first event."""
 
+NOTICE = "tool_notice"
+"""Kind of the event that explains why a recording stopped."""
+
 MALFORMED = "malformed"
 UNKNOWN = "unknown_event"
 REASONS = {
@@ -107,13 +110,15 @@ class Recording:
         self.file = RoomFile(store.room, call.principal_id, call.call_id, size)
         self._store = store
         self._notice = notice
+        self._refused: str | None = None
+        """Why the room refused an event, or None."""
         self._written = count
         self._newest = (self.size, b"")
         self._waiting: list[asyncio.Event] = []
 
     def record(self, kind: str, data: JsonObject) -> None:
         """Record one event. Never waits and never raises."""
-        if self.file.fault is None and not self.ended_at:
+        if self.file.fault is None and self._refused is None and not self.ended_at:
             self._queue(kind, _encoded(data))
 
     def finish(self, kind: str, data: bytes) -> None:
@@ -135,14 +140,17 @@ class Recording:
         size = 0 if is_last else len(data)  # the answer must not be refused
         fault = self._store.room.queue(self.call.principal_id, size, self._write, (kind, data))
         if fault is not None:
-            self.file.fault = fault
-            if is_last:
+            self._refused = fault
+            if is_last:  # the room is closed
+                self.file.fault = fault
                 self._write([(kind, data)])()
 
     def _write(self, events: list[tuple[str, bytes]]) -> Callable[[], None]:
         """Write events in the thread; return what publishes them to readers."""
         events.sort(key=lambda event: event[0] in LAST_KINDS)  # a thread may report progress late
         is_last = events[-1][0] in LAST_KINDS
+        if is_last and self._refused is not None:
+            events[-1:-1] = self._told(self._refused)
         lines = b"".join(
             line_of(kind, number, data) for number, (kind, data) in enumerate(events, self._written)
         )
@@ -152,14 +160,17 @@ class Recording:
             self._written += len(events)
         else:
             lines = b""
-            if self._notice is not None:
-                tail.append(("tool_notice", _encoded(self._notice(self.file.fault or ""))))
-            tail += events[-1:] if is_last else []
-            self._notice = None
+            tail = self._told(self.file.fault or "")
+            tail += [event for event in events if event[0] in (NOTICE, *LAST_KINDS)]
         if is_last:
             self.file.close()
             self._notice = None  # it refers to the call, which can now be freed
         return partial(self._publish, lines, self._written, tail, is_last)
+
+    def _told(self, why: str) -> list[tuple[str, bytes]]:
+        """Return the event that explains why the recording stopped, unless it was made before."""
+        notice, self._notice = self._notice, None
+        return [] if notice is None else [(NOTICE, _encoded(notice(why)))]
 
     def _publish(
         self, lines: bytes, count: int, tail: list[tuple[str, bytes]], is_last: bool
