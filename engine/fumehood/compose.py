@@ -504,8 +504,8 @@ class EngineLife:
         if made.upstreams.mcp is not None:
             await enter(made.upstreams.mcp.run())
         self._stack.push_async_callback(made.upstreams.close)
-        self._stack.callback(made.state.blobs.close)
-        self._stack.callback(made.state.recordings.close)
+        self._stack.callback(made.state.blobs.room.close)
+        self._stack.callback(made.state.recordings.room.close)
         self._stack.push_async_callback(self._close_budgets)
         self._stack.callback(made.state.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)

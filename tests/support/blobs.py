@@ -31,7 +31,7 @@ async def blob_store(
     try:
         yield store
     finally:
-        store.close()
+        store.room.close()
         opened.close()
 
 

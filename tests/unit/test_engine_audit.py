@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fumehood.storage.database import open_database
 from fumehood.storage.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
 from support.audit import look, rows_of, run_sql
+from support.recording import RecordingLog
 from support.state import set_full, set_roomy, writer_held
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A7")]
@@ -29,30 +29,9 @@ ADMIN = Principal("approver:olga", frozenset({Scope.ADMIN}))
 DEADLINE_S = 20
 
 
-@dataclass
-class Log:
-    """Events as they come."""
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    def info(self, event: str, **values: Any) -> None:
-        self.events.append({"event": event, **values})
-
-    debug = warning = error = info
-
-    def is_enabled_for(self, level: int) -> bool:
-        return False
-
-    def bind(self, **values: Any) -> Log:
-        return self
-
-    def named(self, event: str) -> list[dict[str, Any]]:
-        return [{**found} for found in self.events if found["event"] == event]
-
-
 @asynccontextmanager
-async def engine_at(home: Path, **settings: Any) -> AsyncIterator[tuple[Engine, Log]]:
-    log = Log()
+async def engine_at(home: Path, **settings: Any) -> AsyncIterator[tuple[Engine, RecordingLog]]:
+    log = RecordingLog()
     database = open_database(home / "state.db")
     audit = AuditSettings().model_copy(update=settings)  # also less than an operator may set
     config = Config(home=home).model_copy(update={"audit": audit})
@@ -69,7 +48,7 @@ def kinds(home: Path) -> list[str]:
     return [row["kind"] + (f":{row['why']}" if "why" in row else "") for row in found]
 
 
-async def until(log: Log, count: int) -> None:
+async def until(log: RecordingLog, count: int) -> None:
     """So many anchors were told."""
     with anyio.fail_after(DEADLINE_S):
         while len(log.named("audit.anchor")) < count:
@@ -141,7 +120,7 @@ async def test_unchanged_audit_chain_is_not_anchored_again(
 
 
 async def test_in_memory_engine_has_a_chain_without_anchors() -> None:
-    log = Log()
+    log = RecordingLog()
     async with Engine(config=Config(), interpreter=FakeWall(), log=log) as engine:
         await engine.call("calculator", {"expression": "1"})
         (row,) = await engine.audit.page(0, 10)

@@ -251,8 +251,6 @@ class Circuits:
         return sum(one.state is not CircuitState.CLOSED for one in self.statuses())
 
     def _of(self, tool: ToolDefinition) -> Circuit | None:
-        if tool.executor not in ("http", "mcp"):
-            return None
         upstream = upstream_of(tool)
         if upstream is None:
             return None

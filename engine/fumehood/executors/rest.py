@@ -267,7 +267,7 @@ class RelayedText:
             run.handle.output, run.domain.session_id,
         )  # fmt: skip
         self._pieces = Pieces(partial(self._kept.hear, "stdout"))
-        self._drains = (run.blobs.drained, run.handle.drained)
+        self._drains = (run.blobs.room.drained, run.handle.drained)
         self._undrained = 0
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._secrets: SecretStream | None = None

@@ -68,7 +68,7 @@ class StreamedCall:
                 progress=self._on_progress,
                 begun=self._on_begun,
                 retrying=self._on_retrying,
-                drained=recordings.drained,
+                drained=recordings.room.drained,
             )
         )
         self._ids = {"call_id": request.call_id, "trace_id": request.trace_id}

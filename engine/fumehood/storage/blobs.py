@@ -113,7 +113,7 @@ class Draft:
 
 
 class BlobStore:
-    """The blobs of one engine. Call `open` before the first and `close` after the last.
+    """The blobs of one engine. Call `open` before the first and `room.close` after the last.
 
     The event `overdue` is set when space was short or a session has ended, so that `prune` runs
     soon.
@@ -151,10 +151,6 @@ class BlobStore:
         except OSError as error:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
         self.room.open()
-
-    def close(self) -> None:
-        """Finish pending writes and remove a temporary directory."""
-        self.room.close()
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
         """Return a new draft of a principal or session.
@@ -242,10 +238,6 @@ class BlobStore:
         await self.room.drained()
         await self._database.delete(BLOBS.c.id, [row["id"] for row in rows])
         return len(rows)
-
-    async def drained(self) -> None:
-        """Wait until everything that drafts have received is written."""
-        await self.room.drained()
 
     def _has_gone(self, blob_id: str) -> None:
         """Record that a blob was evicted. Runs in the thread."""

@@ -300,7 +300,7 @@ class RecordingReader:
 
 
 class RecordingStore:
-    """The recordings of one engine. Call `open` before the first and `close` after the last.
+    """The recordings of one engine. Call `open` before the first and `room.close` after the last.
 
     `kept_s` is how many seconds a recording is kept after its call ends; 0 removes it at the end.
     """
@@ -342,10 +342,6 @@ class RecordingStore:
             recording.finish(*last)
         return len(lost)
 
-    def close(self) -> None:
-        """Finish pending writes and remove a temporary directory."""
-        self.room.close()
-
     def new(self, call: RecordedCall, notice: Callable[[str], JsonObject]) -> Recording:
         """Return a new recording. Its file is created with its first event."""
         recording = self._all[call.call_id] = Recording(self, call, notice)
@@ -381,10 +377,6 @@ class RecordingStore:
         else:
             self._forget(recording.call.call_id)
             self.room.submit(recording.file.remove)
-
-    async def drained(self) -> None:
-        """Wait until everything that was recorded before is written."""
-        await self.room.drained()
 
     def _forget(self, call_id: str) -> None:
         self._all.pop(call_id, None)

@@ -82,7 +82,7 @@ async def test_discarded_streams_leave_no_files(blobs: BlobStore) -> None:
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     streams.hear("stdout", "a" * 3000)
     streams.discard()
-    blobs.close()  # waits for its thread
+    blobs.room.close()  # waits for its thread
     assert [path.name for path in blobs.room.directory.iterdir()] == []
 
 

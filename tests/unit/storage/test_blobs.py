@@ -288,7 +288,7 @@ async def test_stateless_engine_keeps_blobs_in_temporary_directory(
     blob = await keep(store)
     assert await read_blob(store, blob.url) == b"abc"
     assert len(os.listdir(home)) == 1
-    store.close()
+    store.room.close()
     assert os.listdir(home) == []
     database.close()
 

@@ -61,7 +61,7 @@ async def opened(
     try:
         yield store
     finally:
-        store.close()
+        store.room.close()
 
 
 def made(store: RecordingStore, *, name: str = "call_1", owner: str = OWNER) -> Recording:
