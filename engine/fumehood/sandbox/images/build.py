@@ -14,7 +14,6 @@ deadline in its name, so the next build removes what a killed one left behind.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
@@ -50,7 +49,16 @@ from fumehood.sandbox.images.catalog import (
     replaced_by,
 )
 from fumehood.sandbox.images.index import fetch
-from fumehood.sandbox.images.recipe import FONTS, LOCKED, SITE, Recipe, guest_archive, guest_digest
+from fumehood.sandbox.images.recipe import (
+    FONTS,
+    LOCKED,
+    SITE,
+    Recipe,
+    add_file,
+    add_folder,
+    guest_archive,
+    guest_digest,
+)
 from fumehood.sandbox.images.rootfs import (
     ImageBuildError,
     OnStep,
@@ -378,8 +386,8 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
     files: set[str] = set()
     size = 0
     with tarfile.open(target, "w") as archive:
-        _add_file(archive, LOCKED, lock.encode())
-        _add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
+        add_file(archive, LOCKED, lock.encode())
+        add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
         for wheel in wheels:
             for path, content in _wheel_files(wheel):
                 if path in files:  # two packages may have the same file; the first one is kept
@@ -393,7 +401,7 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
                         "Ask for fewer.",
                     )
                 _add_folders(archive, path, folders)
-                _add_file(archive, path, content)
+                add_file(archive, path, content)
 
 
 def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
@@ -436,15 +444,7 @@ def _add_folders(archive: tarfile.TarFile, path: str, known: set[str]) -> None:
     for folder in reversed(above[:-1]):  # the last one is the top folder
         known.add(folder)
         if folder.startswith(SITE):
-            member = tarfile.TarInfo(folder)
-            member.type, member.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(member)
-
-
-def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    member = tarfile.TarInfo(path)
-    member.size, member.mode = len(content), 0o644
-    archive.addfile(member, io.BytesIO(content))
+            add_folder(archive, folder)
 
 
 NAME = "fumehood-builder-"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 
 from fumehood.sandbox.images.recipe import (
     Recipe,
@@ -256,16 +256,8 @@ def _remove(client: docker.APIClient, identifier: str) -> bool:
             return False
         for tag in client.inspect_image(identifier)["RepoTags"] or ():
             client.remove_image(tag)
-        _remove_nameless(client, identifier)
+        with suppress(NotFound):  # Docker may have removed it with its last tag
+            client.remove_image(identifier)
     except APIError:
         return False
     return True
-
-
-def _remove_nameless(client: docker.APIClient, identifier: str) -> None:
-    """Remove an image by its id. Docker may already have removed it with its last tag."""
-    try:
-        client.remove_image(identifier)
-    except APIError as error:
-        if error.status_code != 404:
-            raise

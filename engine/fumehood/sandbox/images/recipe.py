@@ -267,24 +267,25 @@ def guest_archive(about: bytes = b"{}") -> bytes:
         for path, _ in guest_files():
             folders.update(f"{GUEST_HOME}/{parent}" for parent in Path(path).parents[:-1])
         for folder in sorted(folders):
-            archive.addfile(_member(folder, kind=tarfile.DIRTYPE, mode=0o755))
+            add_folder(archive, folder)
         for path, content in guest_files():
-            _add_file(archive, f"{GUEST_HOME}/{path}", content)
-        _add_file(archive, ABOUT, about)
+            add_file(archive, f"{GUEST_HOME}/{path}", content)
+        add_file(archive, ABOUT, about)
     return buffer.getvalue()
 
 
-def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    member = _member(path, kind=tarfile.REGTYPE, mode=0o644)
+def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
+    """Add a file that is owned by root and writable only by root."""
+    member = tarfile.TarInfo(path)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
 
 
-def _member(path: str, *, kind: bytes, mode: int) -> tarfile.TarInfo:
+def add_folder(archive: tarfile.TarFile, path: str) -> None:
+    """Add a folder that is owned by root and writable only by root."""
     member = tarfile.TarInfo(path)
-    member.type = kind
-    member.mode = mode
-    return member
+    member.type, member.mode = tarfile.DIRTYPE, 0o755
+    archive.addfile(member)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, BuildError, ImageNotFound
 
-from fumehood.sandbox.images.recipe import Recipe
+from fumehood.sandbox.images.recipe import Recipe, add_file
 
 OnStep = Callable[[str], None]
 """Receives a short description of each step as it begins."""
@@ -186,9 +186,7 @@ def _context(recipe: Recipe) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in recipe.files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+            add_file(archive, name, content)
     return buffer.getvalue()
 
 
