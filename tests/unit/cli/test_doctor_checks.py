@@ -26,8 +26,6 @@ from fumehood.identity import approvers as module
 from fumehood.identity.approvers import make_first_approver
 from fumehood.sandbox.container.docker_api import (
     DockerError,
-    DockerFault,
-    DockerNotInstalled,
     DockerNotPermitted,
     DockerNotRunning,
     DockerNotSupported,
@@ -278,8 +276,7 @@ def test_full_memory_is_a_warning(findings: Any, monkeypatch: pytest.MonkeyPatch
 
 
 UNUSABLE = (
-    DockerNotInstalled, DockerNotRunning, DockerNotPermitted, DockerNotSupported, DockerTimeout,
-    DockerFault,
+    DockerNotRunning, DockerNotPermitted, DockerNotSupported, DockerTimeout, DockerError,
 )  # fmt: skip
 
 

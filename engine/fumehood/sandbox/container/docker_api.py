@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -62,15 +61,6 @@ CONNECT_S = 2.0
 OPEN_S = 10.0
 """Seconds that a blocking client waits for each answer, unless its caller chooses otherwise."""
 
-DAEMONS = ("dockerd", "dockerd-rootless.sh", "podman")
-"""Programs whose presence means that a daemon is installed."""
-
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Directories searched for a Docker daemon in addition to the caller's PATH."""
-
-SNAP = Path("/snap/bin/docker")
-"""Docker's client as a snap. If it exists, the snap's daemon is also installed."""
-
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 """Parameters of the request that attaches to a container's streams."""
 
@@ -92,19 +82,14 @@ class DockerUnreachable(DockerError):
     """No daemon that this engine may use is listening."""
 
 
-class DockerNotInstalled(DockerUnreachable):
-    """No Docker daemon is installed."""
-
-    heals = False
-    message = "Docker is not installed."
-    remedy = "Install it (Debian: apt-get install docker.io), or set DOCKER_HOST."
-
-
 class DockerNotRunning(DockerUnreachable):
     """No Docker daemon is listening."""
 
     message = "Docker is not running."
-    remedy = "Start it (systemctl start docker), or set DOCKER_HOST."
+    remedy = (
+        "Install it (Debian: apt-get install docker.io), start it (systemctl start docker), or set "
+        "DOCKER_HOST."
+    )
 
 
 class DockerNotPermitted(DockerUnreachable):
@@ -139,10 +124,6 @@ class DockerNotFound(DockerError):
 
 class DockerConflict(DockerError):
     """The name is taken, or the container is being removed."""
-
-
-class DockerFault(DockerError):
-    """Any other error of Docker."""
 
 
 class DockerWarned(DockerError):
@@ -252,7 +233,7 @@ class Docker:
         except EngineError:
             raise
         except Exception as error:
-            typed = _typed(error, self.host)
+            typed = _typed(error)
             if isinstance(typed, DockerUnreachable):
                 self._client, failure = None, typed
             raise typed from None
@@ -295,7 +276,7 @@ def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float
         tls = kwargs_from_env(environment=dict(environment))
         client = _make_client(tls.pop("base_url", host), min(timeout_s, OPEN_S), **tls)
     except Exception as error:
-        raise _typed(error, host) from None
+        raise _typed(error) from None
     client.timeout = timeout_s
     return client
 
@@ -309,7 +290,7 @@ def typed_errors() -> Iterator[None]:
     try:
         yield
     except (DockerException, RequestException) as error:
-        raise _typed(error, docker_host()) from None
+        raise _typed(error) from None
 
 
 def _check_listening(host: str, deadline_s: float) -> None:
@@ -352,7 +333,7 @@ def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socke
     return str(created["Id"]), stream
 
 
-def _typed(error: Exception, host: str) -> DockerError:
+def _typed(error: Exception) -> DockerError:
     """Convert an exception of the client, or of the libraries below it, to a DockerError."""
     if isinstance(error, DockerError):
         return error
@@ -367,13 +348,6 @@ def _typed(error: Exception, host: str) -> DockerError:
     match number:
         case errno.EACCES | errno.EPERM:
             return DockerNotPermitted(f"Docker does not let uid {os.geteuid()} use it.")
-        case errno.ENOENT | errno.ENOTDIR if host == DEFAULT_HOST and not _is_installed():
-            client = shutil.which("docker") is not None
-            return DockerNotInstalled(
-                "Docker's client is installed, but no daemon."
-                if client
-                else "Docker is not installed."
-            )
         case int():
             return DockerNotRunning(f"Docker is not running: {os.strerror(number)}.")
     if isinstance(error, TimeoutError):
@@ -396,7 +370,7 @@ def _typed_answer(error: Exception) -> DockerError:
         return DockerTimeout("Docker was silent for too long.")
     if isinstance(error, exceptions.ConnectionError):
         return DockerNotRunning("Docker broke the connection off.")
-    return DockerFault(f"Docker refused: {words}")
+    return DockerError(f"Docker refused: {words}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -404,11 +378,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         inner = [part for part in error.args if isinstance(part, BaseException)]
         error = inner[0] if inner else error.__cause__ or error.__context__
-
-
-def _is_installed() -> bool:
-    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
-    return any(shutil.which(name, path=path) for name in DAEMONS) or SNAP.exists()
 
 
 LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
