@@ -48,27 +48,15 @@ WARNINGS = frozenset(
 )
 """Events of walls and sessions that the log shows as warnings."""
 
-RECOVERIES = {"container.started": "container.failed", "guest.ready": "guest.lost"}
-"""Event → the failure that it ends. Until then, a repeated failure is logged as info, not a
-warning.
-"""
-
 OnEvent = Callable[[str, JsonObject], None]
 """Receives the name of an event and its values."""
 
 
 def logged(log: Logger) -> OnEvent:
     """Return a function that logs the events of walls and sessions."""
-    reasons: dict[tuple[str, object], object] = {}
 
     def on_event(event: str, values: JsonObject) -> None:
-        subject, is_repeated = values.get("image", values.get("wall")), False
-        if event in RECOVERIES:
-            reasons.pop((RECOVERIES[event], subject), None)
-        elif event in RECOVERIES.values():
-            is_repeated = reasons.get((event, subject)) == values["why"]
-            reasons[event, subject] = values["why"]
-        level = log.warning if event in WARNINGS and not is_repeated else log.info
+        level = log.warning if event in WARNINGS else log.info
         level(event, **values)
 
     return on_event
