@@ -115,17 +115,6 @@ async def test_timed_out_run_leaves_the_place_usable(case: Case) -> None:
     assert value(await run(place, COUNTS)) == 1
 
 
-async def test_cancelled_run_leaves_the_place_usable(case: Case) -> None:
-    place = await case.hold()
-    await run(place, LEAVES)
-    running = asyncio.ensure_future(run(place, FOREVER))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait([running])
-    assert value(await run(place, COUNTS)) == 1
-
-
 async def test_run_cancelled_as_it_begins_never_replaces_the_next_run(
     case: Case,
 ) -> None:

@@ -90,18 +90,6 @@ async def test_concurrent_sessions_share_no_variables_or_files(engine: Engine) -
     assert len(running(engine)) == 2
 
 
-async def test_cancelled_call_rolls_the_session_back_to_its_previous_variables(
-    engine: Engine,
-) -> None:
-    session = await create(engine)
-    await run(engine, session, "x = 1")
-    async with anyio.create_task_group() as group:
-        group.start_soon(run, engine, session, "x = 2\nopen('began', 'w')\nwhile True: pass")
-        await until(lambda: engine.sessions.find(engine.owner, session.id).is_busy)
-        group.cancel_scope.cancel()
-    assert await value(engine, session, "x") == 1
-
-
 async def test_oom_keeps_the_session_and_a_killed_container_loses_the_run(
     engine: Engine,
 ) -> None:
@@ -135,33 +123,6 @@ async def test_session_with_killed_container_is_lost_and_refuses_calls(engine: E
     assert "files and variables are gone" in error_of(after).message
     assert await value(engine, other, "1") == 1
     await until(lambda: name not in running(engine))
-
-
-async def test_session_ended_by_its_owner_cancels_its_run_and_removes_the_container(
-    engine: Engine,
-) -> None:
-    session = await create(engine)
-    answers: list[Envelope] = []
-
-    async def call() -> None:
-        answers.append(await run(engine, session, "while True: pass"))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(call)
-        await until(lambda: engine.sessions.find(engine.owner, session.id).is_busy)
-        over = await engine.sessions.end(engine.owner, session.id)
-    assert (over.state, over.why) == ("ended", "Its owner ended it.")
-    assert answers[0].error is not None
-    assert answers[0].error.code == "CANCELLED"
-    await until(lambda: running(engine) == [])
-
-
-async def test_stopping_engine_removes_session_containers(home: Path, python_image: Image) -> None:
-    async with Engine(config=config(home)) as engine:
-        await create(engine)
-        wall = engine._made.walls.container
-        assert isinstance(wall, ContainerWall)
-    assert containers_of(f"fumehood.engine={wall._supply._identity.engine_id}") == []
 
 
 DIES = """

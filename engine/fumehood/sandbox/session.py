@@ -29,9 +29,6 @@ from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContaine
 RETRY_AFTER_MS = 1000
 """Delay in milliseconds suggested to callers while a session or the engine is busy."""
 
-MAX_WORD_CHARACTERS = 80
-"""Characters of an invalid image name that an error shows."""
-
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
 
@@ -171,18 +168,15 @@ def make_request(
     """
     chosen = settings.image if image is None else image
     if not re.fullmatch(IMAGE_NAME, chosen):
-        shown = chosen[:MAX_WORD_CHARACTERS]
         raise InvalidParams(
-            f"{shown!r} cannot be the name of an image. fumehood images list shows those that "
-            "there are.",
+            "This cannot be the name of an image. fumehood images list shows the names.",
             fields=["image"],
         )
-    lifetime = _seconds("lifetime_seconds", lifetime_s, settings.lifetime_seconds)
     return SessionRequest(
         image=chosen,
         memory_mb=_memory_mb(memory_mb, offered),
         idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
-        lifetime_s=lifetime,
+        lifetime_s=_seconds("lifetime_seconds", lifetime_s, settings.lifetime_seconds),
     )
 
 
@@ -349,8 +343,8 @@ class SessionHistory:
         """Forget a session whose creation failed. The next `write` deletes its row, if any."""
         self._forget([session_id])
 
-    def prune(self, now: datetime) -> int:
-        """Forget sessions that ended more than a day ago; return their number."""
+    def prune(self, now: datetime) -> None:
+        """Forget sessions that ended more than a day ago."""
         oldest = now - KEPT
         gone = [
             session_id
@@ -358,7 +352,6 @@ class SessionHistory:
             if one.finished_at is not None and one.finished_at < oldest
         ]
         self._forget(gone)
-        return len(gone)
 
     async def write(self) -> None:
         """Write pending changes. If that fails, they stay pending for the next `write`.

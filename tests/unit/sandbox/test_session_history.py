@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fumehood.core.errors import InternalError
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.session import MAX_OF_PRINCIPAL, SessionHistory
 from support.session_rows import SessionRows
@@ -48,18 +47,6 @@ async def test_session_history_of_one_principal_does_not_displace_others() -> No
     assert len(rows.kept) == MAX_OF_PRINCIPAL + 1
 
 
-async def test_failed_history_write_is_repeated() -> None:
-    rows = SessionRows()
-    history = SessionHistory(rows)
-    rows.failure = InternalError("full")
-    history.add(over(1))
-    with pytest.raises(InternalError):
-        await history.write()
-    rows.failure = None
-    await history.write()
-    assert rows.kept.keys() == {"sess_1"}
-
-
 async def test_history_row_changed_during_its_write_is_written_again() -> None:
     history: SessionHistory
     written: list[int] = []
@@ -76,14 +63,3 @@ async def test_history_row_changed_during_its_write_is_written_again() -> None:
     await history.write()
     await history.write()
     assert written == [1, 1]
-
-
-async def test_expired_history_is_forgotten_with_its_rows() -> None:
-    rows = SessionRows()
-    history = SessionHistory(rows)
-    history.add(over(1))
-    history.add(over(100))
-    await history.write()
-    assert history.prune(NOW + timedelta(days=1, seconds=50)) == 1
-    await history.write()
-    assert rows.kept.keys() == {"sess_100"}
