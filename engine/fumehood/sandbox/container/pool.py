@@ -78,13 +78,6 @@ UNUSED = (State.WARM, State.IDLE)
 """The states of containers that no call uses."""
 
 
-class EventsListener(Protocol):
-    """Receives the events of the pool's containers."""
-
-    def on_clean(self, entry: PoolEntry) -> None: ...
-    def on_end(self, entry: PoolEntry, why: str) -> None: ...
-
-
 @dataclass(eq=False, slots=True)
 class PoolEntry:
     """One container of the pool."""
@@ -92,7 +85,7 @@ class PoolEntry:
     container: Container
     kind: Kind
     made_at: float
-    pool: EventsListener
+    pool: Pool
     state: State = State.WARM
     domain: TrustDomain | None = None
     uses: int = 0
@@ -131,10 +124,6 @@ class PoolEntry:
 # -- the queue -------------------------------------------------------------------------------
 
 
-class QueueFull(Exception):
-    """Too many calls already wait for a container."""
-
-
 @dataclass(eq=False, slots=True)
 class PoolRequest:
     """A call that waits for a container."""
@@ -165,16 +154,17 @@ class FairQueue:
         everybody = self._principals.values()
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
-    def join(self, request: PoolRequest) -> None:
-        """Add a request after the others of its domain. Raises QueueFull."""
+    def join(self, request: PoolRequest) -> bool:
+        """Add a request after the others of its domain; False if too many wait already."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
         if len(mine) >= MAX_WAITING // 4 or self._places.take(principal_id) is not None:
-            raise QueueFull
+            return False
         mine.append(request)
         domains.setdefault(request.domain, mine)
         self._principals.setdefault(principal_id, domains)
+        return True
 
     def leave(self, request: PoolRequest) -> None:
         """Remove a request. Does nothing if it is not queued."""
@@ -336,10 +326,8 @@ class Pool:
             raise _another(self._refusal)
         loop = asyncio.get_running_loop()
         request = PoolRequest(domain, kind, fresh, loop.create_future())
-        try:
-            self._queue.join(request)
-        except QueueFull:
-            raise _busy("Too many calls wait for a container.") from None
+        if not self._queue.join(request):
+            raise _busy("Too many calls wait for a container.")
         self._dispatch()
         try:
             with anyio.fail_after(self._settings.queue_seconds):

@@ -97,14 +97,6 @@ async def test_container_is_kept_for_its_domain_and_used_again() -> None:
         assert len(made.maker.made) == 1
 
 
-async def test_container_is_never_shared_between_trust_domains() -> None:
-    async with bench() as made:
-        first = made.run(await made.take("a"))
-        second = await made.take("b")
-        assert second.container is not first
-        assert not first.is_dead  # there was room
-
-
 async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room() -> None:
     async with bench() as made:
         oldest = made.run(await made.take("a"))
@@ -128,13 +120,6 @@ async def test_new_container_waits_for_the_removal_of_the_old_one() -> None:
         made.maker.may_remove.set()
         assert (await waiting).domain == _domain("b")
         assert made.maker.most_alive == 1
-
-
-async def test_containers_are_reused_only_for_the_same_memory_size() -> None:
-    async with bench() as made:
-        small = made.run(await made.take("a", 128))
-        assert (await made.take("a", 512)).container is not small
-        assert (await made.take("a", 128)).container is small
 
 
 async def test_taken_warm_container_is_replaced() -> None:
@@ -491,14 +476,6 @@ async def test_containers_are_reused_only_for_the_same_image() -> None:
         assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
         assert (await made.take("a", image="shell")).container is shell
         assert (await made.take("a")).container is python
-
-
-async def test_ready_container_of_another_image_is_destroyed_to_make_room() -> None:
-    async with bench(pool_max=1) as made:
-        python = made.run(await made.take("a"))
-        place = await made.take("a", image="shell")
-        assert made.why(python) == ["room for another"]
-        assert place.kind == Kind("shell", 512)
 
 
 async def test_warm_containers_use_the_first_image_only() -> None:
