@@ -1,7 +1,7 @@
 """Server-sent events: conversion between events and bytes, for the daemon and the client.
 
-Pure. *Source*: the HTML standard, "Server-sent events". Invariants: a reader holds at most one
-event of the maximum size; the way in which bytes are split does not change the events.
+Pure. *Source*: the HTML standard, "Server-sent events". Invariant: the way in which bytes are split
+does not change the events.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ KEEP_ALIVE = b": keep-alive\n\n"
 MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
 """Minimum milliseconds before clients reconnect, and the random part that is added, so that they do
 not all reconnect at the same time."""
-
-MAX_EVENT_BYTES = 64 << 20
-"""Maximum size of one event in bytes. It is large because an answer may contain files."""
 
 
 class SseError(ValueError):
@@ -46,8 +43,7 @@ def encode(kind: str, event_id: str, data: bytes) -> bytes:
 class Decoder:
     """Decodes a stream that arrives in chunks. Comments are ignored."""
 
-    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._buffer = bytearray()
         self._looked = 0
         """Length of the beginning of the buffer that contains no end of an event."""
@@ -56,7 +52,7 @@ class Decoder:
         """Add a chunk, and return the events that it completes.
 
         Raises:
-            SseError: the stream is invalid, or an event is too large.
+            SseError: the stream is invalid.
         """
         self._buffer += chunk
         frames: list[Frame] = []
@@ -67,8 +63,6 @@ class Decoder:
                 frames.append(frame)
             start = end + 2
         del self._buffer[:start]
-        if len(self._buffer) > self._max_bytes:
-            raise SseError(f"an event of over {self._max_bytes} bytes")
         self._looked = max(0, len(self._buffer) - 1)
         return frames
 

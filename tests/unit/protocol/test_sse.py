@@ -33,14 +33,6 @@ def test_sse_events_are_decoded_from_any_chunks(
     assert found == wanted
 
 
-def test_endless_sse_event_is_refused() -> None:
-    decoder = Decoder(max_bytes=100)
-    for _ in range(10):
-        decoder.feed(b"data: aaaa")
-    with pytest.raises(SseError):
-        decoder.feed(b"d")
-
-
 @pytest.mark.parametrize(
     "raw",
     [b"nonsense\n\n", b"id: 1\n\n", b"id: 1\nevent: a\n\n", b"id: 1\nid: 2\nevent: a\ndata: 1\n\n",
