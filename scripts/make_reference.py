@@ -30,6 +30,7 @@ from fumehood.guest.interpreter.programs import guards, modules, nodes, output
 from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
+from fumehood.protocol import strict_json
 from fumehood.registry.definitions import EXECUTORS_HERE
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
@@ -208,7 +209,7 @@ def _limits() -> str:
     rows = [
         ["text of the expression", f"{properties['expression']['maxLength']:,} characters"],
         ["nesting", f"{node_table.MAX_DEPTH:,} levels of the syntax tree"],
-        ["integer", f"{sizes.MAX_DIGITS:,} decimal digits"],
+        ["integer", f"{strict_json.MAX_INTEGER_DIGITS:,} decimal digits"],
         ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
     ]
@@ -256,7 +257,7 @@ def _program_limits() -> str:
     rows = [
         ["text of the program", f"{code['maxLength']:,} characters"],
         ["nesting", f"{nodes.MAX_DEPTH:,} levels of the syntax tree"],
-        ["depth of `value`", f"{output.MAX_DEPTH} lists and objects"],
+        ["depth of `value`", f"{strict_json.MAX_VALUE_DEPTH} lists and objects"],
         ["`value_repr`", f"{output.MAX_REPR_CHARACTERS:,} characters"],
     ]
     return _table(("limit", "maximum"), rows).strip()

@@ -56,7 +56,7 @@ class FakeFiles:
             return {"fault": {"kind": str(refusal), "message": "no"}}
 
     def _survey(self, request: JsonObject) -> JsonObject:
-        return self._looked(request["of"]).told()
+        return self._looked(request["of"]).told(int(request["most"]))
 
     def _hold_to(self, request: JsonObject) -> None:
         if "expected" in request and self._looked(request).base() != request["expected"]:

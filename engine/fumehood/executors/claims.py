@@ -29,12 +29,6 @@ MAX_TOKENS = 10**12
 MAX_FIELDS = 50
 """Maximum number of argument names in one refusal."""
 
-MAX_VALUE_DEPTH = 50
-"""Maximum nesting of a claimed value, in levels. An envelope, which contains it, allows more."""
-
-MAX_EXACT_INTEGER = 2**53 - 1
-"""The largest integer that all JSON readers read exactly. A value with a larger one is left out."""
-
 
 def unfit(*, is_result: bool) -> ExecutionError:
     """Return the error for a tool's data that an envelope cannot hold."""
@@ -190,10 +184,10 @@ def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
 def _is_fit(value: Any) -> bool:
     """Whether an envelope can hold the value, and every JSON reader would read it alike."""
     level = [value]
-    for _ in range(MAX_VALUE_DEPTH + 1):
+    for _ in range(strict_json.MAX_VALUE_DEPTH + 1):
         deeper: list[Any] = []
         for item in level:
-            if isinstance(item, int) and abs(item) > MAX_EXACT_INTEGER:
+            if isinstance(item, int) and abs(item) > strict_json.MAX_SAFE_INTEGER:
                 return False
             if isinstance(item, dict):
                 deeper.extend(item.values())

@@ -103,7 +103,12 @@ class _Place:
     limits: Limits
 
     async def survey(self, request: JsonObject, paths: list[str]) -> Survey:
-        said = await ask(self.lease, {"do": "survey", "of": request}, self.limits, SurveyClaim)
+        said = await ask(
+            self.lease,
+            {"do": "survey", "of": request, "most": MAX_LISTED},
+            self.limits,
+            SurveyClaim,
+        )
         try:
             return read_survey(said.required, paths)
         except NotAsAgreed:

@@ -25,7 +25,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
-from fumehood.executors.claims import MAX_VALUE_DEPTH
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import Read, is_json, perform
 from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
@@ -117,7 +116,10 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
     }
     if is_json(answer) and not raw and len(answer.body) <= MAX_JSON_BYTES:
         try:
-            return {**data, "json": strict_json.loads(answer.body, max_depth=MAX_VALUE_DEPTH)}
+            return {
+                **data,
+                "json": strict_json.loads(answer.body, max_depth=strict_json.MAX_VALUE_DEPTH),
+            }
         except strict_json.StrictJsonError:
             pass
     text = _text(answer)

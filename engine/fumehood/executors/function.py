@@ -34,7 +34,6 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.claims import (
-    MAX_VALUE_DEPTH,
     Unreadable,
     read_error,
     read_raised,
@@ -226,7 +225,7 @@ async def _run_in_worker(
 
 def _collected(parts: FollowedParts, limits: Limits) -> Parts:
     hear = (lambda text: parts.hear("stdout", text)) if parts.is_followed else None
-    return Parts(limits.output_bytes, MAX_VALUE_DEPTH, hear)
+    return Parts(limits.output_bytes, hear)
 
 
 def _too_much(limits: Limits) -> OutputLimitExceeded:

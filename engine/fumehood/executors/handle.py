@@ -13,10 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from fumehood.core.errors import EngineError
 from fumehood.executors.outcome import Outcome
+from fumehood.protocol.framing import MAX_REPORTS
 from fumehood.sandbox.wall import FileSink, OnCall, OnEnding, OnOutput, OnProgress, RunSinks
-
-MAX_REPORTS = 1000
-"""Maximum number of progress reports of one call. Later ones are dropped."""
 
 
 class CallHandle:

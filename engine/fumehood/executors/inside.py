@@ -43,7 +43,6 @@ def answer(
     arguments: JsonObject,
     *,
     pickled: str = "",
-    max_depth: int,
     report: Report | None = None,
     parts: Parts | None = None,
 ) -> JsonObject:
@@ -60,7 +59,7 @@ def answer(
         found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)
         with reports_to(report):
             returned = _call(found, arguments, parts)
-        return {"result": _result(returned, max_depth)}
+        return {"result": _result(returned)}
     except MemoryError:
         raise
     except Unfit:
@@ -70,7 +69,7 @@ def answer(
     except ArgumentsRefused as error:
         return _error("arguments", message=error.message, fields=list(error.fields))
     except ToolError as error:
-        return _refusal(error, max_depth)
+        return _refusal(error)
     except BaseException as error:  # also the function's own SystemExit or KeyboardInterrupt
         return _failure(error, module)
 
@@ -96,18 +95,18 @@ async def _wait_for(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _result(returned: Any, max_depth: int) -> JsonObject:
+def _result(returned: Any) -> JsonObject:
     result = ToolResult.of(returned)
     return {
-        "data": plain(result.data, max_depth),
+        "data": plain(result.data),
         "tokens_used": result.tokens_used,
         "cost": str(result.cost),
     }
 
 
-def _refusal(error: ToolError, max_depth: int) -> JsonObject:
+def _refusal(error: ToolError) -> JsonObject:
     try:
-        details = plain(error.details, max_depth)
+        details = plain(error.details)
     except Unfit:
         return _error("unfit_details")
     return _error(

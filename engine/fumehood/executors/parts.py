@@ -21,6 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from fumehood.core.call import ToolResult
 from fumehood.protocol import strict_json
+from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
 
 PROMPT_PIECES = 1000
 """Number of pieces of one call that are passed on one by one. Later ones may be combined."""
@@ -43,7 +44,7 @@ class TooManyParts(Exception):
     """The parts of a call exceed its output limit."""
 
 
-def plain(value: Any, max_depth: int) -> Any:
+def plain(value: Any, max_depth: int = strict_json.MAX_VALUE_DEPTH) -> Any:
     """Return a value as it is after a round trip through strict JSON.
 
     Raises:
@@ -90,9 +91,8 @@ class Parts:
     `hear` receives each part as text: a string unchanged, any other value as a line of JSON.
     """
 
-    def __init__(self, max_bytes: int, max_depth: int, hear: Hear | None = None) -> None:
+    def __init__(self, max_bytes: int, hear: Hear | None = None) -> None:
         self._left = max_bytes
-        self._max_depth = max_depth
         self._pieces = Pieces(hear) if hear is not None else None
         self._parts: list[Any] = []
         self._tokens_used = 0
@@ -139,7 +139,7 @@ class Parts:
             part = part.data
             if part is None:
                 return
-        part = plain(part, self._max_depth - 1)
+        part = plain(part, strict_json.MAX_VALUE_DEPTH - 1)
         encoded = strict_json.dumps(part)
         self._left -= len(encoded) + 1
         if self._left < 0:
@@ -158,9 +158,6 @@ class Parts:
         data = "".join(self._parts) if is_text else self._parts
         return ToolResult(data, self._tokens_used, self._cost)
 
-
-MAX_MESSAGE_CHARACTERS = 200
-"""Maximum length of a progress message; longer messages are cut."""
 
 Report = Callable[[float, str], None]
 """Receives progress: a percentage from 0 to 100, and a message."""
@@ -182,7 +179,7 @@ def progress(percent: float, message: str = "") -> None:
         raise ValueError("percent must be a finite number")
     listener = _listener.get()
     if listener is not None:
-        words = str(message)[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
+        words = str(message)[:MAX_REPORT_CHARACTERS].encode("utf-8", "replace").decode()
         listener(float(min(max(percent, 0.0), 100.0)), words)
 
 

@@ -22,10 +22,6 @@ from typing import Any
 MAX_FRAME_BYTES = 16 << 20
 """Maximum size of a received frame in bytes."""
 
-MAX_RESULT_DEPTH = 58
-"""Maximum nesting of a result. It is slightly below the host's limit for frames, because a result
-is nested in a reply."""
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """*Source*: prctl(2), `linux/prctl.h`."""
@@ -92,9 +88,8 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
             message["name"],
             message["arguments"],
             pickled=message.get("pickled", ""),
-            max_depth=MAX_RESULT_DEPTH,
             report=report,
-            parts=Parts(stream["max_bytes"], MAX_RESULT_DEPTH, hear) if stream else None,
+            parts=Parts(stream["max_bytes"], hear) if stream else None,
         )
     except MemoryError:
         return {

@@ -62,7 +62,6 @@ FaultKind = Literal[
     "invalid",
     "no_right",
     "unseen",
-    "too_many",
     "not_as_seen",
 ]
 """Why the guest refuses a request. `FAULT_WORDS` explains each reason."""
@@ -215,7 +214,6 @@ FAULT_WORDS = {
     "no_right": "Permission denied: the session's programs may not change this, nor may this call.",
     "unseen": "The changes cannot be previewed: something there cannot be read, or is nested "
     "too deeply.",
-    "too_many": "The call affects too many files for a preview. Name fewer at a time.",
     "not_as_seen": "The workspace has changed since the approval.",
 }
 

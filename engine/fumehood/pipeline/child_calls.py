@@ -43,13 +43,8 @@ from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.validate import MISFIT
 from fumehood.protocol import strict_json
+from fumehood.protocol.framing import MAX_CALLS, MAX_OPEN_CALLS
 from fumehood.sandbox.wall import CallPort
-
-MAX_CALLS = 1000
-"""Maximum number of calls of one program. The guest ends a program that goes far beyond it."""
-
-MAX_OPEN = 8
-"""Maximum number of concurrent calls of one program. Further threads wait inside the program."""
 
 MAX_RESULT_BYTES = MB
 """Maximum size of a result that a program receives, in bytes of JSON. In a larger result, long
@@ -193,8 +188,10 @@ class ChildCalls:
             return QuotaExceeded(
                 f"One program can make {MAX_CALLS} calls. Finish it, and go on in another one."
             )
-        if self._unanswered >= MAX_OPEN:
-            return RateLimited(f"One program can have {MAX_OPEN} calls open.", retry_after_ms=100)
+        if self._unanswered >= MAX_OPEN_CALLS:
+            return RateLimited(
+                f"One program can have {MAX_OPEN_CALLS} calls open.", retry_after_ms=100
+            )
         if tool not in self._names:
             return ToolNotFound(
                 f"The program has no tool {tool[:80]!r}; the argument `tools` of its call says "

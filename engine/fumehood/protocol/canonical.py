@@ -12,8 +12,7 @@ from typing import Any
 
 import rfc8785
 
-MAX_SAFE_INTEGER = 2**53 - 1
-"""The largest integer that every double represents exactly. *Source*: RFC 8785, section 3.2.2.3."""
+from fumehood.protocol.strict_json import MAX_SAFE_INTEGER
 
 
 def canonical(value: Any) -> bytes:

@@ -27,7 +27,7 @@ import base64
 import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
@@ -36,46 +36,37 @@ from fumehood.core.limits import Limit, Limits
 from fumehood.core.session import FileKind, SessionState
 from fumehood.protocol import framing, strict_json
 from fumehood.protocol.framing import FrameError
-from fumehood.protocol.messages import GuestReady
+from fumehood.protocol.messages import GuestReady, StrictFrame, limits_in_frame, parse_frame
 
-MAX_TEXT_CHARACTERS = 64 * 1024
-"""Maximum bytes of output in one frame, and of one part of a request."""
+PART_CHARACTERS = 64 * 1024
+"""Size of the parts of a long request or answer."""
 
 OUTPUT_START = b'{"op":"output",'
 """The beginning of an output frame as the guest writes it. Frames in other forms are parsed more
 slowly."""
 
-MAX_DATA_CHARACTERS = 88 * 1024
-"""Maximum characters of base64 in one `data` frame, enough for 64 KB of a file."""
-
 MAX_PATH_CHARACTERS = 4096
-MAX_INLINE_REQUEST_BYTES = 256 * 1024
-"""Maximum size of a request that is sent in one frame, in bytes. Larger ones are sent in parts."""
 
 
-class _Frame(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ContainerOutput(_Frame):
+class ContainerOutput(StrictFrame):
     """Output of a program since the last such frame, decoded."""
 
     op: Literal["output"]
     id: int
     stream: Literal["stdout", "stderr"]
-    text: str = Field(max_length=MAX_TEXT_CHARACTERS)
+    text: str
 
 
-class ContainerProgress(_Frame):
+class ContainerProgress(StrictFrame):
     """A program's report of its progress."""
 
     op: Literal["progress"]
     id: int
     percent: float = Field(ge=0, le=100)
-    message: str = Field(max_length=200)
+    message: str = Field(max_length=framing.MAX_REPORT_CHARACTERS)
 
 
-class ContainerCall(_Frame):
+class ContainerCall(StrictFrame):
     """A program's call of a tool. Every field is untrusted."""
 
     op: Literal["call"]
@@ -86,7 +77,7 @@ class ContainerCall(_Frame):
     arguments: dict[str, Any]
 
 
-class ContainerFile(_Frame):
+class ContainerFile(StrictFrame):
     """Begins a file of the workspace, or a picture that the run drew. The path is untrusted."""
 
     op: Literal["file"]
@@ -96,12 +87,12 @@ class ContainerFile(_Frame):
     size: int = Field(ge=0)
 
 
-class ContainerData(_Frame):
+class ContainerData(StrictFrame):
     """The next bytes of the current file."""
 
     op: Literal["data"]
     id: int
-    data: str = Field(max_length=MAX_DATA_CHARACTERS)
+    data: str
 
     @field_validator("data")
     @classmethod
@@ -118,7 +109,7 @@ class ContainerData(_Frame):
         return base64.b64decode(self.data)
 
 
-class ContainerEnding(_Frame):
+class ContainerEnding(StrictFrame):
     """How one run ended. Everything but `claim` was decided or measured outside the program."""
 
     op: Literal["ended"]
@@ -139,7 +130,7 @@ class ContainerEnding(_Frame):
     claim: dict[str, Any] | None
 
 
-class ContainerReset(_Frame):
+class ContainerReset(StrictFrame):
     """Whether the container is as it was before the run. If not, it must be removed."""
 
     op: Literal["reset"]
@@ -177,14 +168,7 @@ def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
     Raises:
         FrameError: not one of its messages.
     """
-    kind = _KINDS.get(str(message.get("op")))
-    if kind is None:
-        raise FrameError("a container sent a message of an unknown kind")
-    try:
-        return kind.model_validate(message)
-    except ValidationError as error:
-        count = error.error_count()
-        raise FrameError(f"a container's message is wrong in {count} places") from None
+    return parse_frame(message, _KINDS)
 
 
 def parse_container_body(body: bytes) -> ContainerFrame:
@@ -217,8 +201,6 @@ def run_frames(
     tools: bool = False,
 ) -> list[JsonObject]:
     """Return the frames that start a run. A long request is sent in parts before the run."""
-    if limits.memory_mb is None:
-        raise ValueError("a run in a container needs a memory limit")
     run: JsonObject = {
         "op": "run",
         "id": run_id,
@@ -228,17 +210,12 @@ def run_frames(
         "live": live,
         "thin": thin,
         "tools": tools,
-        "limits": {
-            "wall_s": limits.wall_s,
-            "cpu_s": limits.cpu_s,
-            "memory_bytes": limits.memory_mb << 20,
-            "output_bytes": limits.output_bytes,
-        },
+        "limits": limits_in_frame(limits),
     }
     if arguments.get("return_files") is False:
         run["quiet"] = True
     text = strict_json.dumps(arguments).decode()
-    if len(text) <= MAX_INLINE_REQUEST_BYTES:
+    if len(text) <= PART_CHARACTERS:
         return [run]
     return [*_parts(run_id, text), {**run, "arguments": None}]
 
@@ -251,6 +228,6 @@ def answer_frames(run_id: int, answer: bytes) -> list[JsonObject]:
 
 def _parts(run_id: int, text: str) -> list[JsonObject]:
     return [
-        {"op": "part", "id": run_id, "text": text[start : start + MAX_TEXT_CHARACTERS]}
-        for start in range(0, len(text), MAX_TEXT_CHARACTERS)
+        {"op": "part", "id": run_id, "text": text[start : start + PART_CHARACTERS]}
+        for start in range(0, len(text), PART_CHARACTERS)
     ]

@@ -26,8 +26,6 @@ Lines = dict[Path, int]
 MAX_VALUES = 200_000
 """Maximum number of scalars, arrays and objects in one file. A definition has a few dozen."""
 
-MAX_INTEGER_BITS = math.ceil(strict_json.MAX_INTEGER_DIGITS * math.log2(10))
-
 # The standard library's parser takes quadratic time in the parts of a dotted key.
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\[^\n])*"|'[^'\n]*')"""
 _LONG_KEY = re2.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{strict_json.MAX_DEPTH}}}")
@@ -141,7 +139,7 @@ def _check_scalar(value: Any) -> None:
         if not math.isfinite(value):
             raise ValueError("NaN, infinity and numbers too large for a double are not accepted")
     elif isinstance(value, int):
-        if value.bit_length() > MAX_INTEGER_BITS:
+        if abs(value) > strict_json.MAX_INTEGER:
             raise ValueError(f"an integer has more than {strict_json.MAX_INTEGER_DIGITS} digits")
     elif value is not None:
         raise ValueError(f"a {type(value).__name__} is not accepted; write it as a string")

@@ -16,6 +16,21 @@ from fumehood.protocol import strict_json
 
 HEADER = struct.Struct("!I")
 
+MAX_REQUEST_BYTES = 1 << 20
+"""Size limit of a frame to a guest, which ends itself if it receives a larger one."""
+
+MAX_CALLS = 1000
+"""Tool calls of one program."""
+
+MAX_OPEN_CALLS = 8
+"""Concurrent tool calls of one program."""
+
+MAX_REPORTS = 1000
+"""Progress reports of one call; later ones are dropped."""
+
+MAX_REPORT_CHARACTERS = 200
+"""Length of the message in a progress report."""
+
 
 class FrameError(ValueError):
     """The peer does not speak frames; the channel cannot be used any further."""

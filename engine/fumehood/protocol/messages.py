@@ -6,7 +6,8 @@ their frames are only parsed by the strict models here.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -14,23 +15,26 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
+from fumehood.protocol import framing
 from fumehood.protocol.framing import FrameError
 
-MAX_PROGRESS_CHARACTERS = 200
+Frame = TypeVar("Frame", bound=BaseModel)
 
 _ENVELOPE = TypeAdapter(Envelope).serializer
 
 
-class _Frame(BaseModel):
+class StrictFrame(BaseModel):
+    """A message of a guest, whose fields are exactly these."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class GuestReady(_Frame):
+class GuestReady(StrictFrame):
     """The guest is ready, and reports the limits that it has tested."""
 
     op: str
     enforces: dict[str, bool]
-    faults: tuple[str, ...] = Field(max_length=8, strict=False)
+    faults: tuple[str, ...] = Field(strict=False)
 
     @property
     def enforced(self) -> frozenset[Limit]:
@@ -38,7 +42,7 @@ class GuestReady(_Frame):
         return frozenset(limit for limit in Limit if self.enforces.get(limit, False))
 
 
-class GuestEnding(_Frame):
+class GuestEnding(StrictFrame):
     """How one run ended. Everything but `claim` was decided or measured outside the child."""
 
     op: str
@@ -53,16 +57,16 @@ class GuestEnding(_Frame):
     claim: dict[str, Any] | None
 
 
-class GuestProgress(_Frame):
+class GuestProgress(StrictFrame):
     """A run's own report of its progress."""
 
     op: str
     id: int
     percent: float = Field(ge=0, le=100, allow_inf_nan=False)
-    message: str = Field(max_length=MAX_PROGRESS_CHARACTERS)
+    message: str = Field(max_length=framing.MAX_REPORT_CHARACTERS)
 
 
-class GuestPart(_Frame):
+class GuestPart(StrictFrame):
     """The next text of a streaming function's result."""
 
     op: str
@@ -70,43 +74,60 @@ class GuestPart(_Frame):
     text: str
 
 
-def parse_guest_frame(
-    message: dict[str, Any],
-) -> GuestReady | GuestEnding | GuestProgress | GuestPart:
+GuestFrame = GuestReady | GuestEnding | GuestProgress | GuestPart
+
+_KINDS: dict[str, type[GuestFrame]] = {
+    "ready": GuestReady,
+    "ended": GuestEnding,
+    "progress": GuestProgress,
+    "part": GuestPart,
+}
+
+
+def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
     """Parse a guest's frame.
 
     Raises:
         FrameError: not one of the guest's messages.
     """
+    return parse_frame(message, _KINDS)
+
+
+def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Frame:
+    """Parse a frame as the model of its kind, which its field `op` names.
+
+    Raises:
+        FrameError: it is not of one of these kinds.
+    """
+    kind = kinds.get(str(message.get("op")))
+    if kind is None:
+        raise FrameError("a guest sent a message of an unknown kind")
     try:
-        if message.get("op") == "ended":
-            return GuestEnding.model_validate(message)
-        if message.get("op") == "ready":
-            return GuestReady.model_validate(message)
-        if message.get("op") == "progress":
-            return GuestProgress.model_validate(message)
-        if message.get("op") == "part":
-            return GuestPart.model_validate(message)
+        return kind.model_validate(message)
     except ValidationError as error:
         raise FrameError(f"a guest's message is wrong in {error.error_count()} places") from None
-    raise FrameError("a guest sent a message of an unknown kind")
 
 
 def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
     """Return the frame that starts a run. The limits must include a memory limit."""
-    if limits.memory_mb is None:
-        raise ValueError("a run in a guest needs a memory limit")
     return {
         "op": "run",
         "id": run_id,
         "program": program,
         "arguments": arguments,
-        "limits": {
-            "wall_s": limits.wall_s,
-            "cpu_s": limits.cpu_s,
-            "memory_bytes": limits.memory_mb << 20,
-            "output_bytes": limits.output_bytes,
-        },
+        "limits": limits_in_frame(limits),
+    }
+
+
+def limits_in_frame(limits: Limits) -> JsonObject:
+    """The limits of a run. A memory limit must be set: the guest knows no other."""
+    if limits.memory_mb is None:
+        raise ValueError("a run in a guest needs a memory limit")
+    return {
+        "wall_s": limits.wall_s,
+        "cpu_s": limits.cpu_s,
+        "memory_bytes": limits.memory_mb << 20,
+        "output_bytes": limits.output_bytes,
     }
 
 

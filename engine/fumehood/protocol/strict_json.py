@@ -17,8 +17,20 @@ from typing import Any
 MAX_DEPTH = 64
 """Levels of nested arrays and objects (mission E, `INVALID_PARAMS`)."""
 
+MAX_VALUE_DEPTH = 50
+"""Levels of a value that a program reports. Below `MAX_DEPTH`, because the report is nested in
+other messages."""
+
 MAX_INTEGER_DIGITS = 4300
 """CPython's own limit on converting decimal digits, which costs quadratic time beyond it."""
+
+MAX_INTEGER = 10**MAX_INTEGER_DIGITS - 1
+"""Largest integer with that many digits."""
+
+MAX_SAFE_INTEGER = 2**53 - 1
+"""Integers beyond this are changed by readers that store numbers as doubles. *Source*: RFC 8785,
+section 3.2.2.3, by way of I-JSON.
+"""
 
 
 class StrictJsonError(ValueError):

@@ -140,8 +140,7 @@ class Lease(Protocol):
     ) -> RunEnding:
         """Run one program to its end. Cancelling it ends the program, then raises.
 
-        `sinks.progress` receives at most `MAX_REPORTS` of the program's progress reports, which are
-        claims, if the wall passes them on.
+        `sinks.progress` receives the program's progress reports, which are claims.
         """
         ...
 
@@ -352,18 +351,12 @@ class SessionWall(Protocol):
         ...
 
 
-MAX_REPORTS = 1000
-"""Maximum number of progress reports of one run that are passed on; further ones are dropped."""
-
 MAX_FRAME_BYTES = 4 << 20
 """Size limit of a frame from a guest, in bytes. The largest frame is an ending with a result as
 large as the output limit, escaped in JSON."""
 
 MAX_WAITING = 2000
 """Maximum number of calls that wait for one wall. One principal may have half of them."""
-
-MAX_CLAIM_CHARACTERS = 2000
-"""Maximum length of the kind and the message of a failure that a program claims."""
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
 """The ending of a run whose guest was lost."""
@@ -428,10 +421,9 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """Return the fields for an error in a program's reply; kind and message are shortened."""
+    """Return the fields for an error in a program's reply."""
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (
-        value[:MAX_CLAIM_CHARACTERS] if isinstance(value := found.get(key), str) else None
-        for key in ("kind", "message")
+        value if isinstance(value := found.get(key), str) else None for key in ("kind", "message")
     )
     return Claims(claimed_kind=kind, claimed_message=message, claimed_error=found or None)

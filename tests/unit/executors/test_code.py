@@ -19,7 +19,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.base import ToolRun
-from fumehood.executors.claims import MAX_VALUE_DEPTH, NO_VALUE, read_failure, read_value
+from fumehood.executors.claims import NO_VALUE, read_failure, read_value
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import (
@@ -28,6 +28,7 @@ from fumehood.executors.program import (
     sent_files,
 )
 from fumehood.pipeline.plan import executor_of
+from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool, Source
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks

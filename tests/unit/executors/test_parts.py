@@ -25,7 +25,7 @@ def given_out(values: list[Any]) -> Generator[Any, None, None]:
 @given(st.lists(VALUES), st.integers(0, 200))
 def test_streamed_parts_form_a_text_or_list_within_the_limit(values: list[Any], most: int) -> None:
     heard: list[str] = []
-    parts = Parts(most, 20, heard.append)
+    parts = Parts(most, heard.append)
     size = sum(len(strict_json.dumps(value)) + 1 for value in values)
     if size > most:
         with pytest.raises(TooManyParts):
@@ -57,9 +57,9 @@ async def test_generators_are_always_closed() -> None:
             closed.append("waiting")
 
     with pytest.raises(TooManyParts):
-        Parts(100, 20).collect(plain())
+        Parts(100).collect(plain())
     with pytest.raises(TooManyParts):
-        await Parts(100, 20).collect_async(waiting())
+        await Parts(100).collect_async(waiting())
     assert closed == ["plain", "waiting"]
 
 

@@ -175,7 +175,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def ask(module: ModuleType, function: Any, **arguments: Any) -> dict[str, Any]:
     function.__doc__ = "Do it."
     module.it = tool(name="it")(function)  # type: ignore[attr-defined]
-    return answer("shop", "it", arguments, max_depth=10)
+    return answer("shop", "it", arguments)
 
 
 @pytest.mark.row("S1")
@@ -242,7 +242,7 @@ def test_traceback_shows_a_bounded_number_of_tool_frames(module: ModuleType) -> 
 )
 def test_missing_tool_function_is_a_failure(module: ModuleType, name: str, kind: str) -> None:
     module.ToolError = ToolError  # type: ignore[attr-defined]
-    reply = answer("shop", name, {}, max_depth=10)
+    reply = answer("shop", name, {})
     assert reply["error"]["type"] == kind
 
 

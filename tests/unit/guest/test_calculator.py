@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fumehood.guest.interpreter import sizes
 from fumehood.guest.interpreter.calculator import evaluate, preload, render, run
 from fumehood.guest.interpreter.node_table import MAX_DEPTH
+from fumehood.protocol.strict_json import MAX_INTEGER
 
 MAX_BYTES = 65_536
 
@@ -230,7 +231,7 @@ def test_arithmetic_matches_python(expression: str) -> None:
     if isinstance(expected, type):
         with pytest.raises(expected):
             evaluate(expression)
-    elif isinstance(expected, int) and abs(expected) > sizes.MAX_INTEGER:
+    elif isinstance(expected, int) and abs(expected) > MAX_INTEGER:
         with pytest.raises(sizes.TooLarge):
             evaluate(expression)
     else:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.core.pipes import MAX_REPORT_CHARACTERS, read_report
+from fumehood.guest.core.pipes import read_report
+from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
 
 
 @pytest.mark.row("S8")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.sizes import MAX_DIGITS, MAX_ELEMENTS, MAX_INTEGER, TooLarge
+from fumehood.guest.interpreter.sizes import MAX_ELEMENTS, TooLarge
+from fumehood.protocol.strict_json import MAX_INTEGER, MAX_INTEGER_DIGITS
 
 DIGITS_4300 = 10**4299
 DIGITS_4301 = 10**4300
@@ -93,7 +94,7 @@ def test_oversized_result_is_refused_before_it_is_computed(
 
 @pytest.mark.row("S4")
 def test_digit_limit_is_exact() -> None:
-    assert len(str(MAX_INTEGER)) == MAX_DIGITS
+    assert len(str(MAX_INTEGER)) == MAX_INTEGER_DIGITS
     for fits in (MAX_INTEGER, -MAX_INTEGER, DIGITS_4300):
         assert sizes.checked(fits) is fits
     for too_large in (MAX_INTEGER + 1, -MAX_INTEGER - 1, DIGITS_4301):

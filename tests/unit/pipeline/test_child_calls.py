@@ -24,7 +24,8 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import child_calls
-from fumehood.pipeline.child_calls import MAX_CALLS, MAX_RESULT_BYTES
+from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
+from fumehood.protocol.framing import MAX_CALLS
 from fumehood.sandbox.wall import RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
 from support.answers import code_of, error_of

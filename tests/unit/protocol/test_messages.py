@@ -142,7 +142,7 @@ WRONG: dict[str, list[Any]] = {
 }
 WRONG_READY: dict[str, list[Any]] = {
     "enforces": [None, [], {"memory": "yes"}, {"memory": 1}, True],
-    "faults": [None, "text", [1], ["x"] * 9],
+    "faults": [None, "text", [1]],
 }
 
 
@@ -274,8 +274,7 @@ def test_fast_and_general_output_parsers_agree(text: str, stream: str) -> None:
      b'"id":"1","stream":"stdout","text":""}', b'"id":1,"stream":"log","text":""}',
      b'"id":1,"stream":"stdout","text":"","more":1}', b'"id":1,"stream":"stdout"}',
      b'"id":1,"stream":"stdout","text":"\xff"}', b'"id":1,"stream":"stdout","text":""} {}',
-     b'"id":1,"stream":"stdout","text":"", "x":' + b"[" * 5000, b"",
-     b'"id":1,"stream":"stdout","text":"' + b"a" * 70_000 + b'"}'],
+     b'"id":1,"stream":"stdout","text":"", "x":' + b"[" * 5000, b""],
 )  # fmt: skip
 def test_malformed_output_frame_is_refused(rest: bytes) -> None:
     with pytest.raises(FrameError):

@@ -181,9 +181,7 @@ def answer(main: ModuleType, name: str = "act", **arguments: Any) -> Any:
     """The reply of the function where nothing of the program is."""
     address = address_of(getattr(main, name))
     sys.modules["__main__"] = ModuleType("__main__")
-    return inside.answer(
-        address.module, address.name, arguments, pickled=address.pickled, max_depth=20
-    )
+    return inside.answer(address.module, address.name, arguments, pickled=address.pickled)
 
 
 def call(main: ModuleType, name: str = "act", **arguments: Any) -> Any:
@@ -361,7 +359,7 @@ def test_several_unpicklable_functions_are_listed_with_one_remedy(
 
 def test_invalid_pickle_is_reported_as_a_failure() -> None:
     broken = base64.b64encode(b"no pickle").decode()
-    reply = inside.answer("__main__", "act", {}, pickled=broken, max_depth=20)
+    reply = inside.answer("__main__", "act", {}, pickled=broken)
     assert reply["error"]["type"] == "UnpicklingError"
 
 

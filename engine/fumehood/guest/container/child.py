@@ -24,12 +24,12 @@ from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
 from fumehood.guest.container.processes import REQUEST_FAILED, become_user
 from fumehood.guest.container.request import (
-    WORKSPACE,
     SetUpFailed,
     memory_file,
     read_request,
     set_up,
 )
+from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.pipes import (
     MEMORY_REPLY,
@@ -308,7 +308,9 @@ def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, 
 def _report(percent: float, message: str) -> None:
     """Send a report in one write, so that those of several threads do not mix."""
     try:
-        tell({"progress": {"percent": percent, "message": message[:200]}})
+        tell(
+            {"progress": {"percent": percent, "message": message[: framing.MAX_REPORT_CHARACTERS]}}
+        )
     except (OSError, ValueError):
         pass  # the pipe is closed, or it is no number
 

@@ -19,8 +19,8 @@ from typing import Any
 from fumehood.guest.container.survey import Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
+    MAX_ANSWER_BYTES,
     MAX_DEPTH,
-    MAX_LOOKED_AT,
     NEW_FLAGS,
     Refused,
     directory_at,
@@ -34,9 +34,6 @@ from fumehood.guest.core.pipes import write_all
 
 UPLOAD_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished upload, which no listing shows."""
-
-MAX_LIST_BYTES = 256 * 1024
-"""Size limit of one answer with a listing."""
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -62,7 +59,7 @@ def _list(arguments: Result) -> Result:
     path, most = arguments["path"], int(arguments["most"])
     after = str(arguments.get("after") or "")
     entries: list[Result] = []
-    room = MAX_LIST_BYTES
+    room = MAX_ANSWER_BYTES
     for entry in _found(path, bool(arguments["recursive"])):
         if entry["path"] <= after:
             continue
@@ -82,28 +79,23 @@ def _found(path: str, recursive: bool) -> list[Result]:
                 return [_entry(path, status)]
     with directory_at(path) as directory:
         prefix = f"{path}/" if path else ""
-        entries = list(_below(directory, prefix, recursive, MAX_DEPTH, [MAX_LOOKED_AT]))
+        entries = list(_below(directory, prefix, MAX_DEPTH if recursive else 0))
     return sorted(entries, key=lambda entry: entry["path"])
 
 
-def _below(
-    directory: int, prefix: str, recursive: bool, depth: int, left: list[int]
-) -> Iterator[Result]:
+def _below(directory: int, prefix: str, depth: int) -> Iterator[Result]:
     for name in os.listdir(directory):
-        left[0] -= 1
-        if left[0] < 0:
-            raise Refused("invalid", "There are too many files to list. List one directory.")
         if name.startswith(UPLOAD_PREFIX) or not is_text(name):
             continue
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         yield _entry(prefix + name, status)
-        if recursive and stat.S_ISDIR(status.st_mode) and depth:
+        if depth and stat.S_ISDIR(status.st_mode):
             try:
                 inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
             except OSError:
                 continue
             try:
-                yield from _below(inner, f"{prefix}{name}/", recursive, depth - 1, left)
+                yield from _below(inner, f"{prefix}{name}/", depth - 1)
             finally:
                 os.close(inner)
 
@@ -232,7 +224,7 @@ def _drop_quietly(name: str, top: int) -> None:
 
 
 def _survey(arguments: Result) -> Result:
-    return Survey(arguments["of"]).told()
+    return Survey(arguments["of"]).told(int(arguments["most"]))
 
 
 def _delete(arguments: Result) -> Result:

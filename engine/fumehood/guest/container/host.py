@@ -22,7 +22,6 @@ from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing
 
-FRAME_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
@@ -33,7 +32,7 @@ class Host:
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
-        self._decoder = framing.Decoder(FRAME_BYTES)
+        self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._parts: list[str] = []
         self._waiting = b""
 
@@ -129,8 +128,8 @@ def end() -> NoReturn:
     os._exit(0)
 
 
-MAX_CALLS = 1100
-"""Tool calls of one run. The host answers fewer, so a program that makes more ignores answers."""
+REFUSALS = 100
+"""Tool calls that a program may make beyond its limit. One that makes more ignores the refusals."""
 
 MAX_TOOL_CHARACTERS = 256
 
@@ -161,13 +160,13 @@ class Reporter:
             for stream in (run.child.stdout, run.child.stderr):  # what was printed before it
                 stream.read(run.limits.output_bytes)
                 self.output(run, stream)
-        if report is not None and run.live and run.reports <= pipes.MAX_REPORTS:
+        if report is not None and run.live and run.reports <= framing.MAX_REPORTS:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def call(self, run: Run, claim: Any) -> bool:
         """Forward a program's tool call. False if it is invalid or one too many."""
         run.calls += 1
-        if run.calls > MAX_CALLS or not isinstance(claim, dict):
+        if run.calls > framing.MAX_CALLS + REFUSALS or not isinstance(claim, dict):
             return False
         number, tool, arguments = (claim.get(key) for key in ("number", "tool", "arguments"))
         if type(number) is not int or not isinstance(tool, str) or not isinstance(arguments, dict):

@@ -24,19 +24,13 @@ from fumehood.guest.container import processes
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
 from fumehood.guest.core import kernel
+from fumehood.guest.core.pipes import MAX_REPLY_DEPTH
 from fumehood.protocol import framing
 
 if TYPE_CHECKING:
     from fumehood.guest.container.run import Run
 
 READY_BYTES = 4096
-MAX_REPLY_DEPTH = 60
-"""Nesting depth of a reply; below the limit of the host's reader."""
-READY_DEADLINE_S = 10.0
-FIRST_DEADLINE_S = 60.0
-"""Seconds the first child may take, because the image's modules are loaded before it."""
-
-MAX_FAILURES = 3
 
 FAT_SPARES = 1
 """Spares of the fat zygote. Each has pages of its own, many times those of a thin spare."""
@@ -54,7 +48,6 @@ class Child:
     reply_fd: int
     stdout: Stream
     stderr: Stream
-    ordered_at: float
     pid: int = 0
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(READY_BYTES, MAX_REPLY_DEPTH)
@@ -88,7 +81,6 @@ def make_child() -> tuple[Child, list[int]]:
         reply_fd=ours[1],
         stdout=Stream("stdout", ours[2]),
         stderr=Stream("stderr", ours[3]),
-        ordered_at=time.monotonic(),
     )
     return child, [request_read, *(write for _, write in others)]
 
@@ -116,7 +108,6 @@ class PreforkPool:
         self.zygote_pid = zygote.pid
         self._spares = spares
         self._chain_ends = chain_ends
-        self._patience_s = FIRST_DEADLINE_S
         self._orders = zygote.orders
         self._selector = selector
         self._on_ready = on_ready
@@ -124,7 +115,6 @@ class PreforkPool:
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._coming: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
-        self._failures = 0
         os.set_blocking(self._orders.fileno(), False)
         selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
 
@@ -142,11 +132,6 @@ class PreforkPool:
         """Handle the notices of the zygote. Raises PreforkFailed."""
         self._on_zygote()
 
-    def restart_deadlines(self) -> None:
-        """Restart the deadlines of ordered children, because a program may have delayed them."""
-        for child in (*self._ordered, *self._coming.values()):
-            child.ordered_at = time.monotonic()
-
     @property
     def pids(self) -> set[int]:
         """The known process ids of the pool's children."""
@@ -160,18 +145,6 @@ class PreforkPool:
     def take(self) -> Child | None:
         """A ready child, which now belongs to the caller, or None."""
         return self._ready.popleft() if self._ready else None
-
-    def until_late(self) -> float | None:
-        """When the oldest order is overdue."""
-        children = [*self._ordered, *self._coming.values()]
-        oldest = min((child.ordered_at for child in children), default=None)
-        return None if oldest is None else oldest + self._patience_s
-
-    def check_time(self, now: float) -> None:
-        """Raises PreforkFailed if a child is overdue."""
-        late = self.until_late()
-        if late is not None and now >= late:
-            raise PreforkFailed("a child was not ready in time")
 
     def _order(self) -> None:
         child, theirs = make_child()
@@ -217,7 +190,7 @@ class PreforkPool:
             self._ready.remove(child)
         self._unwatch(child)
         child.close()
-        self._fail("a child died before it was used")
+        raise PreforkFailed("a child died before it was used")
 
     def _on_ready_message(self, child: Child) -> None:
         try:
@@ -229,10 +202,7 @@ class PreforkPool:
             return
         for message in child.decoder.feed(chunk):
             if message != {"ready": True}:
-                self._fail(str(message.get("fault", "a child was not ready"))[:200])
-                return
-            self._failures = 0
-            self._patience_s = READY_DEADLINE_S
+                raise PreforkFailed(str(message.get("fault", "a child was not ready"))[:200])
             self._unwatch(child)
             del self._coming[child.pid]
             self._ready.append(child)
@@ -241,11 +211,6 @@ class PreforkPool:
     def _unwatch(self, child: Child) -> None:
         if child.reply_fd in self._selector.get_map():
             self._selector.unregister(child.reply_fd)
-
-    def _fail(self, fault: str) -> None:
-        self._failures += 1
-        if self._failures >= MAX_FAILURES:
-            raise PreforkFailed(fault)
 
 
 class PreforkPools:
@@ -274,11 +239,6 @@ class PreforkPools:
         for pool in self._all:
             pool.receive()
 
-    def restart_deadlines(self) -> None:
-        """Restart the deadlines of ordered children."""
-        for pool in self._all:
-            pool.restart_deadlines()
-
     @property
     def zygote_pids(self) -> tuple[int, ...]:
         """The process ids of all zygotes."""
@@ -293,16 +253,6 @@ class PreforkPools:
     def is_settled(self) -> bool:
         """Whether no child is being forked."""
         return all(pool.is_settled for pool in self._all)
-
-    def until_late(self) -> float | None:
-        """When the oldest order is overdue."""
-        moments = [pool.until_late() for pool in self._all]
-        return min((moment for moment in moments if moment is not None), default=None)
-
-    def check_time(self, now: float) -> None:
-        """Raises PreforkFailed if a child is overdue."""
-        for pool in self._all:
-            pool.check_time(now)
 
 
 CHUNK_BYTES = 1 << 16

@@ -14,12 +14,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from fumehood.guest.container.walk import Refused, directory_at
+from fumehood.guest.container.walk import NEW_FLAGS, WORKSPACE, Refused, directory_at
 from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, write_all
 from fumehood.protocol import framing
-
-WORKSPACE = "/workspace"
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class SetUpFailed(Exception):
@@ -121,7 +118,7 @@ def _write_new(path: str, content: bytes) -> None:
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     beside = f".{os.urandom(12).hex()}"  # from the directory on: the whole path may be too long
     try:
-        target = os.open(beside, _NEW_FILE, 0o644, dir_fd=directory)
+        target = os.open(beside, NEW_FLAGS, 0o644, dir_fd=directory)
         try:
             write_all(target, content)
             os.rename(beside, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)

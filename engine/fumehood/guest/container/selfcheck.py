@@ -21,13 +21,11 @@ from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
 MB = 1 << 20
-MAX_PROCESSES = 128
 PROBE_PATIENCE_S = 5.0
 PROBE_WALL_S = 0.03
 """Seconds that remain for the probe after it reported its attempts."""
 PROBE_OUTPUT_BYTES = 1024
 CHECK_ID = -1
-MAX_FAULTS = 8
 
 
 class SelfCheck:
@@ -82,13 +80,11 @@ class SelfCheck:
             <= int(self._config["fsize_bytes"]),
             "disk": self._limits_disk(memory_bytes),
         }
-        return enforces, faults[:MAX_FAULTS]
+        return enforces, faults
 
     def _limits_processes(self) -> bool:
-        limit = self._counters.process_limit
-        if limit is not None:
-            return limit <= MAX_PROCESSES
-        return 0 < self._limits.get("Max processes", 0) <= MAX_PROCESSES
+        limit = self._counters.process_limit or self._limits.get("Max processes", 0)
+        return 0 < limit <= 2 * int(self._config["processes"])  # with the guest's own
 
     def _limits_disk(self, memory_bytes: int) -> bool:
         """Whether all mounts together hold at most half of the memory limit."""

@@ -47,16 +47,13 @@ from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
 from fumehood.guest.core.children import peak_bytes
 from fumehood.guest.core.limits import address_space_bytes
+from fumehood.guest.core.pipes import MAX_CLAIM_BYTES
 from fumehood.protocol import framing
 
-MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit of one frame in a reply pipe; the largest is the final claim."""
-
-MAX_REPLY_BYTES = 3 << 20
-"""Total bytes that a program may write to that pipe, including reports; the rest is not read."""
-
-MAX_REPLY_BYTES_WITH_CALLS = 600 << 20
-"""The same for a program that may call tools. One frame is never larger than a claim."""
+MAX_REPLY_BYTES = 600 << 20
+"""Total bytes that a program may write to its reply pipe, including calls of tools and reports; the
+rest is not read.
+"""
 
 MAX_UNREAD_BYTES = 16 << 20
 """Bytes of unread answers to a program's tool calls."""
@@ -72,8 +69,6 @@ MEMORY_LOOK_S = 0.1
 """Seconds between checks whether the kernel killed a process of the program for memory; unless it
 was the first one, there is no other sign.
 """
-MAX_PROCESSES = 64
-MAX_DESCRIPTORS = 1024
 
 QUIET_S = 0.25
 """Seconds without a program after which the fat zygote loads its modules, which takes most of a
@@ -106,7 +101,7 @@ def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
         os.close(0)
         os.dup2(2, 1)
         os.closerange(3, theirs.fileno())
-        os.closerange(theirs.fileno() + 1, MAX_DESCRIPTORS)
+        os.closerange(theirs.fileno() + 1, int(config["nofile"]))
         run_zygote(theirs, config, thin=thin)
         os._exit(0)
     theirs.close()
@@ -119,6 +114,7 @@ class Supervisor:
     def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._load_at = math.inf
         """When the fat zygote should load its modules, unless it has."""
+        self._max_processes = int(config["processes"])
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._run: Run | None = None
@@ -282,7 +278,7 @@ class Supervisor:
         together.
         """
         if self._counters.process_limit is None:
-            child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
+            child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:
         """Give the run to the process with the session's variables, if there is one."""
@@ -347,8 +343,7 @@ class Supervisor:
         except BlockingIOError:
             return
         run.received_bytes += len(chunk)
-        most = MAX_REPLY_BYTES_WITH_CALLS if run.has_tools else MAX_REPLY_BYTES
-        if not chunk or run.received_bytes > most:
+        if not chunk or run.received_bytes > MAX_REPLY_BYTES:
             self._unwatch(run.child.reply_fd)
             return
         try:
@@ -483,7 +478,6 @@ class Supervisor:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
             if why is not None:
                 end()
-        self._pools.restart_deadlines()
         self._pools.stock()
         self._prepare_standby()
         self._load_at = time.monotonic() + QUIET_S
@@ -524,7 +518,7 @@ class Supervisor:
         enforces, faults = check.result(run, self._meter.read())
         self._check = None
         if why is not None:
-            faults = [why, *faults][: selfcheck.MAX_FAULTS]
+            faults = [why, *faults]
         self._host.send({"op": "ready", "enforces": enforces, "faults": faults})
 
     def _unwatch(self, descriptor: int) -> None:
@@ -556,9 +550,6 @@ class Supervisor:
         times = [self._ends_at]
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
-        late = self._pools.until_late()
-        if late is not None and (self._run is None or self._run.child is None):
-            times.append(late)
         if not self._pools.is_fat_loaded and self._run is None:
             times.append(self._load_at)
         if self._output_due is not None:
@@ -586,7 +577,6 @@ class Supervisor:
             self._check_idle_time(now)
         self._watch_chain(run, now)
         if run is None or run.child is None:
-            self._pools.check_time(now)  # a program that runs may have taken all processes
             return
         if self._output_due is not None and now >= self._output_due:
             self._output_due = None

@@ -20,8 +20,9 @@ from typing import Any
 
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
+    MAX_ANSWER_BYTES,
     MAX_DEPTH,
-    MAX_LOOKED_AT,
+    MAX_PATH_CHARACTERS,
     Refused,
     directory_at,
     enter,
@@ -34,17 +35,10 @@ FORMAT = b"fumehood.survey.1\n"
 again.
 """
 
-MAX_SHOWN = 1000
-MAX_SHOWN_BYTES = 200 * 1024
-"""Size limit of the entries in one answer; the hash covers all of them."""
-
 MAX_HASHED_BYTES = 1 << 30
 """Total size of the hashed files; twice the largest workspace. Sparse files may be larger, and are
 identified by their version.
 """
-
-MAX_PATH_BYTES = 4096
-"""Length of a path. Programs can create longer ones step by step."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -90,13 +84,13 @@ class Survey:
             total.update(_line({"path": outcome.path, "fault": outcome.fault}))
         return total.hexdigest()
 
-    def told(self) -> dict[str, Any]:
-        """The answer: as many entries as fit, and their number."""
+    def told(self, most: int) -> dict[str, Any]:
+        """The answer: at most so many entries, as many as fit, and the hash of all."""
         shown: list[Entry] = []
-        room = MAX_SHOWN_BYTES
+        room = MAX_ANSWER_BYTES
         for entry in self._sorted():
             room -= len(_line(entry))
-            if len(shown) >= MAX_SHOWN or room < 0:
+            if len(shown) >= most or room < 0:
                 break
             shown.append(entry)
         return {
@@ -175,8 +169,6 @@ class Survey:
                     raise Refused("not_found", f"{path} goes with another one before it.")
                 self._look_at_one(path, recursive, gone)
             except Refused as refusal:
-                if refusal.kind == "too_many":
-                    raise
                 self.outcomes.append(Outcome(path, refusal.kind, str(refusal)))
             else:
                 self.outcomes.append(Outcome(path))
@@ -247,9 +239,7 @@ class Survey:
         """Record an entry. Returns the hash state of a file that was read now."""
         if path in self._entries:
             return None
-        if len(self._entries) >= MAX_LOOKED_AT:
-            raise Refused("too_many", f"Over {MAX_LOOKED_AT} files are too many to look at.")
-        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        if len(path) > MAX_PATH_CHARACTERS:
             raise Refused("unseen", "A path is too long to be shown.")
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
         entry = self._entries[path] = _shown(path, kind)

@@ -16,8 +16,11 @@ from contextlib import contextmanager, suppress
 WORKSPACE = "/workspace"
 
 MAX_DEPTH = 64
-MAX_LOOKED_AT = 100_000
-"""Entries that one request looks at."""
+MAX_PATH_CHARACTERS = 4096
+"""Length of a path. Programs can create longer ones step by step."""
+
+MAX_ANSWER_BYTES = 200 * 1024
+"""Size limit of the entries in one answer."""
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

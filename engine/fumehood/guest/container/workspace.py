@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fumehood.guest.container.files import UPLOAD_PREFIX
-from fumehood.guest.container.walk import MAX_DEPTH, empty, is_text
+from fumehood.guest.container.walk import (
+    MAX_DEPTH,
+    MAX_PATH_CHARACTERS,
+    WORKSPACE,
+    empty,
+    is_text,
+)
 from fumehood.guest.languages.figures import DIRECTORY
 
-WORKSPACE = "/workspace"
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
 
 PICTURES = DIRECTORY
@@ -34,7 +39,6 @@ MAX_TOTAL_BYTES = 64 << 20
 QUICK_LOOKS = 200
 """Entries that the supervisor examines itself; with more, a housekeeper does."""
 
-MAX_PATH_CHARACTERS = 4096
 DATA_BYTES = 48 * 1024
 """Bytes of a file in one frame."""
 

@@ -66,10 +66,14 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
                 raise TimeoutError from None
 
 
-MAX_REPORTS = 1000
-"""Progress reports of one run; later ones are dropped."""
+MAX_REPLY_DEPTH = 60
+"""Nesting depth of a child's message. Below the host's limit, because the supervisor nests it in
+another message.
+"""
 
-MAX_REPORT_CHARACTERS = 200
+MAX_CLAIM_BYTES = 512 * 1024
+"""Size limit of one frame of a program in a container; the largest is the final claim."""
+
 MAX_REPORT_BYTES = 512 * 1024
 """Total size of one run's reports as sent by the child. More counts as too much output."""
 
@@ -86,5 +90,5 @@ def read_report(claim: Any) -> dict[str, Any] | None:
         return None
     return {
         "percent": float(min(max(percent, 0.0), 100.0)),
-        "message": message[:MAX_REPORT_CHARACTERS],
+        "message": message[: framing.MAX_REPORT_CHARACTERS],
     }

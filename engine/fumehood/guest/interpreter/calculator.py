@@ -27,11 +27,11 @@ sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
 import asteval  # noqa: E402
 
 from fumehood.guest.interpreter import names, node_table, sizes  # noqa: E402
-
-JSON_SAFE_INTEGER = 2**53 - 1
-"""Integers beyond this are changed by readers that store numbers as doubles."""
-
-MAX_RESULT_DEPTH = 16
+from fumehood.protocol.strict_json import (  # noqa: E402
+    MAX_INTEGER_DIGITS,
+    MAX_SAFE_INTEGER,
+    MAX_VALUE_DEPTH,
+)
 
 RECURSION_LIMIT = 1000 + 4 * node_table.MAX_DEPTH
 
@@ -80,8 +80,8 @@ def evaluate(text: str) -> Any:
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
     """The result: `value` in JSON, `text` exact. Long lists are cut just over `max_bytes`."""
-    if _depth(value) > MAX_RESULT_DEPTH:
-        raise sizes.TooLarge(f"the result is nested deeper than {MAX_RESULT_DEPTH} lists")
+    if _depth(value) > MAX_VALUE_DEPTH:
+        raise sizes.TooLarge(f"the result is nested deeper than {MAX_VALUE_DEPTH} lists")
     rounded = _rounded(value, precision)
     return {"value": _json_value(rounded), "text": _text(rounded, max_bytes + 1)}
 
@@ -190,7 +190,7 @@ def _depth(value: Any) -> int:
 def _json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_json_value(item) for item in value]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > JSON_SAFE_INTEGER:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_SAFE_INTEGER:
         return None
     return value
 
@@ -214,7 +214,7 @@ def _text(value: Any, max_chars: int) -> str:
 def _syntax_message(error: SyntaxError) -> str:
     message = (error.msg or "invalid syntax").split("(<unknown>")[0].strip()
     if message.startswith("Exceeds the limit"):
-        message = f"an integer has more than {sizes.MAX_DIGITS} digits"
+        message = f"an integer has more than {MAX_INTEGER_DIGITS} digits"
     where = f" (column {error.offset})" if error.offset else ""
     return f"the expression cannot be read: {message[:200]}{where}"
 

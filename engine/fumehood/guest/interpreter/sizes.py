@@ -13,9 +13,9 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MAX_DIGITS = 4300
-MAX_BITS = math.log2(10) * MAX_DIGITS
-MAX_INTEGER = 10**MAX_DIGITS - 1
+from fumehood.protocol.strict_json import MAX_INTEGER, MAX_INTEGER_DIGITS
+
+MAX_BITS = math.log2(10) * MAX_INTEGER_DIGITS
 MAX_ELEMENTS = 10_000
 EXACT_LGAMMA = 10**9
 """Largest argument for which a difference of `lgamma` values is exact to about a millionth of a
@@ -34,7 +34,7 @@ def checked(value: Any) -> Any:
         TooLarge: an integer of more than 4,300 digits or a sequence of more than 10,000.
     """
     if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
-        raise TooLarge(f"the result has more than {MAX_DIGITS} digits")
+        raise TooLarge(f"the result has more than {MAX_INTEGER_DIGITS} digits")
     if isinstance(value, list | tuple) and len(value) > MAX_ELEMENTS:
         raise TooLarge(f"the list has more than {MAX_ELEMENTS} elements")
     return value
@@ -121,7 +121,7 @@ def permutations(total: Any, chosen: Any = None) -> int:
         # Every factor is at least total - chosen + 1, so half of this is surely reached.
         _weigh(_times(bits(max(total - chosen, 1)), chosen))
         if chosen > MAX_ELEMENTS:
-            raise TooLarge(f"the result has more than {MAX_DIGITS} digits")
+            raise TooLarge(f"the result has more than {MAX_INTEGER_DIGITS} digits")
     return math.perm(total, chosen)
 
 
@@ -151,8 +151,8 @@ def least_common_multiple(*values: int) -> int:
 
 def rounded(value: Any, digits: Any = None) -> Any:
     """`round`; rounding an integer to -n places computes 10**n."""
-    if digits is not None and isinstance(value, int) and abs(_whole(digits)) > MAX_DIGITS:
-        raise TooLarge(f"round() takes at most {MAX_DIGITS} places")
+    if digits is not None and isinstance(value, int) and abs(_whole(digits)) > MAX_INTEGER_DIGITS:
+        raise TooLarge(f"round() takes at most {MAX_INTEGER_DIGITS} places")
     return round(value, digits)
 
 
@@ -191,7 +191,7 @@ def _lgamma(value: int) -> float:
 def _weigh(estimated_bits: float) -> None:
     # One bit of slack for the rounding of the estimate; `checked` weighs the real result.
     if estimated_bits > MAX_BITS + 1:
-        raise TooLarge(f"the result would have more than {MAX_DIGITS} digits")
+        raise TooLarge(f"the result would have more than {MAX_INTEGER_DIGITS} digits")
 
 
 def _count(elements: int) -> None:

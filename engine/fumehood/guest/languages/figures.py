@@ -23,7 +23,6 @@ FONTS = "/opt/fumehood/matplotlib"
 MAX_FIGURES = 20
 """Figures of one run."""
 
-MAX_PIXELS = 16_000_000
 BYTES_PER_PIXEL = 24
 """Upper estimate of the memory for drawing and compressing one pixel, images included."""
 
@@ -41,7 +40,7 @@ class Figures:
         self.notes: list[str] = []
         """Reasons why figures were left out."""
         self._taken = 0
-        self._max_pixels = min(MAX_PIXELS, memory_bytes // 3 // BYTES_PER_PIXEL)
+        self._max_pixels = memory_bytes // 3 // BYTES_PER_PIXEL
 
     def take(self) -> None:
         """Save and close all open figures. Raises only MemoryError."""

@@ -25,15 +25,14 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from fumehood.guest.core.pipes import MAX_REPORTS
 from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, LateModules, catch_show
 from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
+from fumehood.protocol.framing import MAX_REPORTS
 
 FILENAME = "<code>"
 """File name of the first program; later ones of a session are `<code 2>` and so on."""
-WORKSPACE = "/workspace"
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000

@@ -9,24 +9,23 @@ them.
 from __future__ import annotations
 
 import inspect
+import json
 import keyword
 import os
+import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fumehood.guest.core.pipes import CHUNK_BYTES, REPLY_FD, REQUEST_FD, write_all
+from fumehood.guest.core.pipes import (
+    CHUNK_BYTES,
+    MAX_CLAIM_BYTES,
+    REPLY_FD,
+    REQUEST_FD,
+    write_all,
+)
 from fumehood.protocol import framing, strict_json
-
-MAX_OPEN = 8
-"""Concurrent calls of one program; further threads wait. The host accepts no more."""
-
-MAX_CALL_BYTES = 500 * 1024
-MAX_ANSWER_BYTES = 2 << 20
-MAX_ARGUMENTS_DEPTH = 56
-MAX_ANSWER_DEPTH = 70
-"""Nesting depth of an answer; above the depth of any envelope."""
 
 _TYPES = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict,
@@ -77,9 +76,9 @@ class ToolCalls:
     def open(self) -> None:
         """Allow calls from this process."""
         self.writing = threading.Lock()  # a thread of the last program may hold it for ever
-        self._slots = threading.BoundedSemaphore(MAX_OPEN)
+        self._slots = threading.BoundedSemaphore(framing.MAX_OPEN_CALLS)
         self._changed = threading.Condition()
-        self._decoder = framing.Decoder(MAX_ANSWER_BYTES, MAX_ANSWER_DEPTH)
+        self._decoder = framing.Decoder(sys.maxsize)  # the engine limits its answers
         self._is_reading = False
         self._expected: set[int] = set()
         self._answers: dict[int, dict[str, Any]] = {}
@@ -143,26 +142,26 @@ class ToolCalls:
         chunk = os.read(REQUEST_FD, CHUNK_BYTES)
         if not chunk:
             raise _refused("The engine takes no more calls of this program.")
-        return self._decoder.feed(chunk)
+        return [json.loads(body) for body in self._decoder.bodies(chunk)]
 
 
 def _frame(number: int, tool: str, arguments: dict[str, Any]) -> bytes:
     """The frame of one call, checked as its readers will check it. Raises ToolError."""
     try:
-        body = strict_json.dumps(arguments)
-        strict_json.loads(body, max_depth=MAX_ARGUMENTS_DEPTH)
+        strict_json.loads(strict_json.dumps(arguments), max_depth=strict_json.MAX_VALUE_DEPTH)
     except (TypeError, ValueError, RecursionError) as fault:
         raise ToolError(
             _error("INVALID_PARAMS", f"The arguments of {tool} are not JSON: {fault}.")
         ) from None
-    if len(body) > MAX_CALL_BYTES:
+    frame = framing.encode({"call": {"number": number, "tool": tool, "arguments": arguments}})
+    if len(frame) > MAX_CLAIM_BYTES:
         raise ToolError(
             _error(
                 "REQUEST_TOO_LARGE",
-                f"The arguments of {tool} have {len(body)} bytes, {MAX_CALL_BYTES} are allowed.",
+                f"The call of {tool} has {len(frame)} bytes, {MAX_CLAIM_BYTES} are allowed.",
             )
         )
-    return framing.encode({"call": {"number": number, "tool": tool, "arguments": arguments}})
+    return frame
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

@@ -13,22 +13,18 @@ import sys
 from typing import Any
 
 from fumehood.protocol import strict_json
+from fumehood.protocol.strict_json import MAX_SAFE_INTEGER, MAX_VALUE_DEPTH
 
 MAX_VALUE_BYTES = 64 * 1024
-MAX_VALUE_DEPTH = 50
-"""Nesting depth of a value; slightly below the host's limit, because a value is nested in a claim.
-"""
 MAX_REPR_CHARACTERS = 10_000
-MAX_SAFE_INTEGER = 2**53 - 1
-"""Larger integers are changed by readers that store numbers as doubles."""
 
 Claim = dict[str, Any]
 
-MAX_CELLS = 5000
-"""Cells of a table; larger tables are not converted."""
-
 MAX_RECORDS_BYTES = 10 * 1024
 """Size limit of a table as JSON in an answer. A larger one is text only."""
+
+LEAST_CELL_BYTES = 2
+"""Minimum size of a cell in JSON: a digit and a comma."""
 
 TOO_LARGE = (
     "value: the table is too large to stand in the answer as records, so it is there as text, "
@@ -130,8 +126,7 @@ def plain_table(value: Any) -> Any:
         if numpy is not None and isinstance(value, numpy.generic):
             return value.item()
         if numpy is not None and isinstance(value, numpy.ndarray):
-            if value.size > MAX_CELLS:
-                raise TooLarge
+            _require_room(value)
             return value.tolist()
     except NoTable:
         raise
@@ -140,9 +135,14 @@ def plain_table(value: Any) -> Any:
     raise NoTable
 
 
-def _records(table: Any, pandas: Any) -> list[dict[str, Any]]:
-    if table.size > MAX_CELLS:
+def _require_room(table: Any) -> None:
+    """Refuse a table before its conversion, which takes long, if it cannot fit an answer."""
+    if table.size * LEAST_CELL_BYTES > MAX_RECORDS_BYTES:
         raise TooLarge
+
+
+def _records(table: Any, pandas: Any) -> list[dict[str, Any]]:
+    _require_room(table)
     is_numbered = isinstance(table.index, pandas.RangeIndex) and table.index.name is None
     if not is_numbered:
         table = table.reset_index()

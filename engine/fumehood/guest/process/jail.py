@@ -19,16 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.guest.core import landlock, seccomp
-from fumehood.guest.core.pipes import MAX_REPORTS, tell
+from fumehood.guest.core.pipes import tell
 from fumehood.guest.process import filters
 from fumehood.guest.process.run import run_probe
 from fumehood.guest.process.zygote import run_child
+from fumehood.protocol.framing import MAX_REPORTS
 
 OPEN_FILES = 64
-MAX_RESULT_DEPTH = 28
-"""Nesting depth of a result. Below the supervisor's limit, because a result is nested in a reply.
-"""
-
 PUBLIC_NAMES = ("ToolError", "ToolResult", "progress", "tool")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment that keeps linear algebra libraries from starting threads on import, which would end
@@ -93,9 +90,8 @@ class _FunctionProgram:
             wanted["name"],
             wanted["arguments"],
             pickled=wanted.get("pickled", ""),
-            max_depth=MAX_RESULT_DEPTH,
             report=self._report,
-            parts=self._parts(stream["max_bytes"], MAX_RESULT_DEPTH, hear) if stream else None,
+            parts=self._parts(stream["max_bytes"], hear) if stream else None,
         )
 
     def _report(self, percent: float, message: str) -> None:

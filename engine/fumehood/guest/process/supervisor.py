@@ -54,19 +54,13 @@ from fumehood.guest.process.run import (
 from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
-HOST_FRAME_BYTES = 1 << 20
 READY_FRAME_BYTES = 4096
 REPLY_OVERHEAD_BYTES = 4096
 """Bytes that a reply may have beyond the output limit, for keys and escapes."""
-MAX_REPLY_DEPTH = 32
-"""Nesting depth of a reply. Well below the host's limit, because a reply is nested in another
-message.
-"""
 CHECKOUT = struct.Struct("!qi")
 """The checkout's id and the child's process id, sent with the two descriptors."""
 
 CHUNK_BYTES = 1 << 16
-SEAL_DEADLINE_S = 10.0
 MAX_FAILED_SPAWNS = 3
 ZYGOTE_GONE = "the zygote is gone"
 
@@ -77,7 +71,6 @@ class Child:
 
     request_fd: int
     reply_fd: int
-    ordered_at: float
     pid: int = 0
     sealed: bool = False
     limits: limits.CallLimits | None = None
@@ -85,7 +78,7 @@ class Child:
     checkout: Checkout | None = None
     outbox: bytes = b""
     decoder: framing.Decoder = field(
-        default_factory=lambda: framing.Decoder(READY_FRAME_BYTES, MAX_REPLY_DEPTH)
+        default_factory=lambda: framing.Decoder(READY_FRAME_BYTES, pipes.MAX_REPLY_DEPTH)
     )
     doomed: bool = False
     reaped: bool = False
@@ -124,7 +117,7 @@ class Supervisor:
         self._orders = orders
         self._handover = handover
         self._spares: int = config["spares"]
-        self._host = framing.Decoder(HOST_FRAME_BYTES)
+        self._host = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
         self._nameless: dict[int, children.Ended] = {}
@@ -337,7 +330,7 @@ class Supervisor:
     def _order_child(self) -> None:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        child = Child(request_write, reply_read, ordered_at=time.monotonic())
+        child = Child(request_write, reply_read)
         os.set_blocking(request_write, False)
         os.set_blocking(reply_read, False)
         try:
@@ -411,7 +404,7 @@ class Supervisor:
     def _on_progress(self, run: Run, claim: Any) -> None:
         """Forward a progress report if it is valid and the run has not sent too many."""
         report = pipes.read_report(claim)
-        if report is not None and run.reports < pipes.MAX_REPORTS and run.killed_for is None:
+        if report is not None and run.reports < framing.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
             self.tell_host({"op": "progress", "id": run.id, **report})
 
@@ -533,16 +526,11 @@ class Supervisor:
     def _until_next_timer(self) -> float | None:
         now = time.monotonic()
         times = [moment for child in self._children.values() for moment in self._timers(child, now)]
-        times += [child.ordered_at + SEAL_DEADLINE_S for child in self._ordered]
         return max(0.0, min(times) - now) if times else None
 
     def _timers(self, child: Child, now: float) -> list[float]:
-        if child.doomed:
-            return []
-        if not child.sealed:
-            return [child.ordered_at + SEAL_DEADLINE_S]
         run = child.run
-        if run is None:
+        if run is None or child.doomed:
             return []
         if run.limits.cpu_s < run.limits.wall_s:
             left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
@@ -550,16 +538,8 @@ class Supervisor:
         return [run.deadline]
 
     def _expire(self, now: float) -> None:
-        if self._ordered and now >= self._ordered[0].ordered_at + SEAL_DEADLINE_S:
-            self._fail("the zygote does not answer")
         for child in list(self._children.values()):
-            if child.doomed:
-                continue
-            if not child.sealed:
-                if now >= child.ordered_at + SEAL_DEADLINE_S:
-                    self._fail_spawn("a child was not sealed in time")
-                    self._doom(child)
-            elif child.run is not None:
+            if child.run is not None and not child.doomed:
                 self._expire_run(child, child.run, now)
 
     def _expire_run(self, child: Child, run: Run, now: float) -> None:

@@ -54,19 +54,6 @@ from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
 PRELOAD_GRACE_S = 30.0
 """Extra seconds for a program that needs the image's modules, while a new container loads them."""
 
-ANSWER_GRACE_S = 5.0
-"""Extra seconds after the guest's own deadline: on a busy host, starting and stopping a program
-takes time."""
-
-COLLECT_DEADLINE_S = 30.0
-"""Seconds to transfer the files of one run, whose size is at most a quarter of its memory."""
-
-CANCEL_GRACE_S = 3.0
-"""Seconds for the guest to end a cancelled run; a slower guest is ended."""
-
-RESET_DEADLINE_S = 10.0
-"""Seconds for a reset. The guest's own deadline is shorter, after which it reports a failure."""
-
 MAX_UNSENT_BYTES = 32 << 20
 """Maximum number of bytes of answers to a program's calls that the guest has not read. A guest over
 it is treated as hostile."""
@@ -102,12 +89,17 @@ _DOUBT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The host's deadlines, in seconds. The constants of this module describe them."""
+    """The host's deadlines, in seconds."""
 
-    answer_grace_s: float = ANSWER_GRACE_S
-    collect_s: float = COLLECT_DEADLINE_S
-    cancel_s: float = CANCEL_GRACE_S
-    reset_s: float = RESET_DEADLINE_S
+    answer_grace_s: float = 5.0
+    """Extra seconds after the guest's own deadline: on a busy host, starting and stopping a program
+    takes time."""
+    collect_s: float = 30.0
+    """For the transfer of one run's files, whose size is at most a quarter of its memory."""
+    cancel_s: float = 3.0
+    """For the guest to end a cancelled run; a slower guest is ended."""
+    reset_s: float = 10.0
+    """For a reset. The guest's own deadline is shorter, after which it reports a failure."""
 
 
 USUAL_CLOCKS = Clocks()

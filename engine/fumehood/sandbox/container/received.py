@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fumehood.core.errors import EndedBy
-from fumehood.core.limits import MB, Limits
+from fumehood.core.limits import CONTAINER_FILES_OUT, MB, Limits
 from fumehood.protocol.container_frames import (
-    MAX_PATH_CHARACTERS,
     ContainerCall,
     ContainerData,
     ContainerEnding,
@@ -21,21 +20,10 @@ from fumehood.protocol.container_frames import (
     ContainerProgress,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.wall import MAX_REPORTS, CallPort, FileSink, RunEnding, RunSinks, claims_of
-
-MAX_NAME_BYTES = 255
-"""Maximum length of a file name in bytes. *Source*: NAME_MAX of Linux."""
-
-MAX_FILES = 4096
-"""Maximum number of files accepted from one run. A correct guest sends far fewer, and reports how
-many it left out."""
+from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks, claims_of
 
 BEGINNING_CHARACTERS = 64 * 1024
 """Characters of each stream that are kept if a sink receives all of it."""
-
-MAX_CALLS = 1200
-"""Maximum number of tool calls accepted from one run. A correct guest ends a program before
-that."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """Failures that a program may report about itself (ADR 0010): a report never turns failure into
@@ -82,8 +70,7 @@ class ReceivedRun:
         self._on_output = sinks.output
         self._on_progress = sinks.progress
         self._on_call = sinks.call
-        self._calls_left = MAX_CALLS if sinks.call is not None else 0
-        self._reports = 0
+        self._has_tools = sinks.call is not None
         self._files = 0
         self._file_left = 0
         self._disk_left = (limits.memory_mb or 0) * MB
@@ -105,8 +92,7 @@ class ReceivedRun:
     def on_progress(self, frame: ContainerProgress) -> None:
         """Pass on a report of progress. Raises FrameError."""
         self._must_be_mine(frame.id)
-        self._reports += 1
-        if self._on_progress is not None and self._reports <= MAX_REPORTS:
+        if self._on_progress is not None:
             try:
                 self._on_progress(frame.percent, frame.message)
             except Exception:
@@ -115,8 +101,7 @@ class ReceivedRun:
     def on_call(self, frame: ContainerCall, port: CallPort) -> None:
         """Pass on the program's call of a tool. Raises FrameError."""
         self._must_be_mine(frame.id)
-        self._calls_left -= 1
-        if self._calls_left < 0 or self.is_collecting:
+        if not self._has_tools or self.is_collecting:
             raise FrameError("a call of a tool that no program can have made")
         if self._on_call is not None:
             self._on_call(frame.number, frame.tool, frame.arguments, port)
@@ -127,7 +112,7 @@ class ReceivedRun:
         self.is_collecting = True
         self._files += 1
         self._disk_left -= frame.size
-        if self._files > MAX_FILES or self._disk_left < 0:
+        if self._files > CONTAINER_FILES_OUT or self._disk_left < 0:
             raise FrameError("more files than a workspace holds")
         if not is_plain_path(frame.path):
             raise FrameError("a path that leads out of the workspace, or nowhere")
@@ -201,10 +186,8 @@ class ReceivedRun:
 
 def is_plain_path(path: str) -> bool:
     """Whether a path is relative and made only of valid file names."""
-    if not path or len(path) > MAX_PATH_CHARACTERS or "\0" in path:
-        return False
     try:
-        names = path.encode().split(b"/")
+        path.encode()
     except UnicodeEncodeError:
         return False
-    return all(name not in (b"", b".", b"..") and len(name) <= MAX_NAME_BYTES for name in names)
+    return "\0" not in path and all(name not in ("", ".", "..") for name in path.split("/"))

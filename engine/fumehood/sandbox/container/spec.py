@@ -50,9 +50,8 @@ PROGRAM_USER = "10001:10001"
 """User and group of a program that the operator configured, which runs without a guest."""
 
 INODES_PER_MB = 32
-MIN_INODES = 1024
-"""Least number of inodes of a writable file system. Inodes are limited because an empty file takes
-about a kilobyte of memory that the size limit does not count."""
+"""Limit on files. An empty one takes about a kilobyte of memory that the size limit does not count.
+"""
 
 LABEL_ENGINE = "fumehood.engine"
 LABEL_OWNER = "fumehood.owner"
@@ -160,6 +159,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "memory_bytes": spec.memory_mb * MB,
         "guest_bytes": spec.guest_mb * MB,
         "nofile": CONTAINER_OPEN_FILES,
+        "processes": CONTAINER_PROCESSES,
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
     }
 
@@ -217,10 +217,9 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
 
 
 def _tmpfs(size_mb: int) -> str:
-    inodes = max(MIN_INODES, size_mb * INODES_PER_MB)
     # Owned by root with the sticky bit, like /tmp: a program can write here, but cannot change the
     # directory's mode, which would lock out the next program.
-    return f"rw,nosuid,nodev,noexec,size={size_mb}m,nr_inodes={inodes},mode=1777"
+    return f"rw,nosuid,nodev,noexec,size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode=1777"
 
 
 def _ulimit(name: str, value: int) -> JsonObject:

@@ -30,7 +30,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.messages import (
-    GuestEnding,
+    GuestFrame,
     GuestPart,
     GuestProgress,
     GuestReady,
@@ -49,7 +49,6 @@ from fumehood.sandbox.process.sticky_workers import (
 from fumehood.sandbox.wall import (
     LOST,
     MAX_FRAME_BYTES,
-    MAX_REPORTS,
     NO_SINKS,
     RunEnding,
     RunSinks,
@@ -71,11 +70,6 @@ takes time on a busy host.
 
 CANCEL_GRACE_S = 2.0
 """Seconds for the guest to end a cancelled run; a slower guest is killed."""
-
-MAX_RUN_BYTES = 1 << 20
-"""Size limit of a frame to the guest, in bytes. The guest ends itself if it receives a larger one
-(`HOST_FRAME_BYTES`).
-"""
 
 CHECKOUT = struct.Struct("!qi")
 """A checkout's id and the child's process id, in the guest's binary format."""
@@ -108,7 +102,6 @@ class GuestProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
         self._listeners: dict[int, RunSinks] = {}
-        self._reports: dict[int, int] = {}
         self._next_id = 0
         self._ready = asyncio.Event()
         self.dead = asyncio.Event()
@@ -191,7 +184,7 @@ class GuestProcess(asyncio.Protocol):
         self._next_id += 1
         run_id = self._next_id
         frame = framing.encode(run_frame(run_id, program, arguments, limits))
-        if len(frame) > MAX_RUN_BYTES:
+        if len(frame) > framing.MAX_REQUEST_BYTES:
             raise RequestTooLarge("The arguments are over 1 MB as JSON. Send less.")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -211,7 +204,6 @@ class GuestProcess(asyncio.Protocol):
             overdue.cancel()
             self._pending.pop(run_id, None)
             self._listeners.pop(run_id, None)
-            self._reports.pop(run_id, None)
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
         """Get a sealed and limited child, or None if the guest is lost."""
@@ -290,7 +282,7 @@ class GuestProcess(asyncio.Protocol):
 
     # -- inside -------------------------------------------------------------------
 
-    def _on_message(self, message: GuestReady | GuestEnding | GuestProgress | GuestPart) -> None:
+    def _on_message(self, message: GuestFrame) -> None:
         if isinstance(message, GuestReady):
             self.enforced = message.enforced
             self.faults = message.faults
@@ -320,16 +312,12 @@ class GuestProcess(asyncio.Protocol):
         sinks = self._listeners.get(message.id, NO_SINKS)
         try:
             if isinstance(message, GuestProgress):
-                self._on_progress(message, sinks)
+                if sinks.progress is not None:
+                    sinks.progress(message.percent, message.message)
             elif sinks.output is not None:
                 sinks.output("stdout", message.text)
         except Exception:  # a failing listener is not called again; the run continues
             self._listeners.pop(message.id, None)
-
-    def _on_progress(self, message: GuestProgress, sinks: RunSinks) -> None:
-        self._reports[message.id] = reports = self._reports.get(message.id, 0) + 1
-        if sinks.progress is not None and reports <= MAX_REPORTS:
-            sinks.progress(message.percent, message.message)
 
     def _on_handover(self) -> None:
         """Receive a child's two pipes. Kill the guest if it sent anything else."""

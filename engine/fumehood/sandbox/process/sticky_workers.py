@@ -34,9 +34,6 @@ supervisor.
 REPLY_OVERHEAD_BYTES = 4096
 """Bytes that a reply may have beyond the output limit, for JSON keys and escapes."""
 
-MAX_REPLY_DEPTH = 32
-"""Maximum nesting of a reply."""
-
 CHUNK_BYTES = 1 << 16
 """Maximum number of bytes read from a pipe at once."""
 
@@ -233,7 +230,7 @@ class StickyWorker:
         self._cpu_clock = (~checkout.pid << 3) | 2  # *Source*: clock_getcpuclockid(3)
         self._idle_cpu_ns = self._first_cpu_ns = self._cpu_ns()
         self._limits = limits
-        self._decoder = framing.Decoder(0, MAX_REPLY_DEPTH)
+        self._decoder = framing.Decoder(0)
         self._answer: asyncio.Future[RunEnding] | None = None
         self._stopped_for: EndedBy | None = None
         self._cpu_watch: asyncio.TimerHandle | None = None

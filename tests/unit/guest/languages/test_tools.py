@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fumehood.guest.languages import tools
 from fumehood.guest.languages.tools import ABSENT, ToolCalls, ToolError, make_module
 from fumehood.protocol import framing
+from fumehood.protocol.framing import MAX_OPEN_CALLS
 
 pytestmark = pytest.mark.row("B3")
 
@@ -166,9 +167,9 @@ def test_out_of_order_answers_reach_the_calling_threads(
 def test_tool_calls_over_the_limit_of_open_calls_wait(
     supervisor: Supervisor, calls: ToolCalls
 ) -> None:
-    with ThreadPoolExecutor(tools.MAX_OPEN + 1) as pool:
-        asked = [pool.submit(calls.call, "t", {}) for _ in range(tools.MAX_OPEN + 1)]
-        first = supervisor.calls(tools.MAX_OPEN)
+    with ThreadPoolExecutor(MAX_OPEN_CALLS + 1) as pool:
+        asked = [pool.submit(calls.call, "t", {}) for _ in range(MAX_OPEN_CALLS + 1)]
+        first = supervisor.calls(MAX_OPEN_CALLS)
         os.set_blocking(supervisor.calls_fd, False)
         with pytest.raises(BlockingIOError):
             supervisor.calls(1)

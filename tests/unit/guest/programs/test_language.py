@@ -198,7 +198,7 @@ VALUES = [
     ("class A: pass\nA()", None, "<A object>"),
     ("10**5000", None, "an integer of 16610 bits"),
     ("[10**5000]", None, "[an integer of 16610 bits]"),
-    ("x = []\nx.append(x)\nx", None, "[" * 16 + "[[...]]" + "]" * 16),
+    ("x = []\nx.append(x)\nx", None, "[" * 50 + "[[...]]" + "]" * 50),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB
+from fumehood.core.limits import CONTAINER_FILES_OUT, MB
 from fumehood.core.session import FileKind
 from fumehood.protocol.container_frames import (
     ContainerData,
@@ -18,7 +18,7 @@ from fumehood.protocol.container_frames import (
     ContainerOutput,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.container.received import MAX_FILES, ReceivedRun, is_plain_path
+from fumehood.sandbox.container.received import ReceivedRun, is_plain_path
 from fumehood.sandbox.wall import RunSinks
 from support.scripted_guest import LIMITS, ended
 
@@ -67,7 +67,7 @@ def test_plain_path_is_accepted(path: str) -> None:
     "path",
     [
         "", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", ".", "./a", "a/.", "a//b", "a/",
-        "a\0b", "a" * 256, "ä" * 128, "/".join(["d" * 200] * 21), "\udc80",
+        "a\0b", "\udc80",
     ],
 )  # fmt: skip
 def test_path_that_escapes_the_workspace_is_refused(path: str) -> None:
@@ -113,7 +113,7 @@ def test_failing_sink_is_not_used_again_and_the_run_continues() -> None:
 
 def test_more_files_than_a_workspace_holds_are_refused() -> None:
     received = run()
-    for number in range(MAX_FILES):
+    for number in range(CONTAINER_FILES_OUT):
         received.on_file(file(f"f{number}", 0))
     with pytest.raises(FrameError):
         received.on_file(file("one-more", 0))
@@ -152,11 +152,10 @@ def test_claimed_result_does_not_turn_a_failure_into_success(ended_by: str) -> N
 def test_claimed_failure_kind_is_used_only_without_an_observed_one(
     decided: str, claimed: str, named: EndedBy
 ) -> None:
-    error = {"kind": claimed, "message": "m" * 5000}
+    error = {"kind": claimed, "message": "m"}
     received = run().on_ended(ending(ended_by=decided, claim={"error": error}))
     assert received.ended_by is named
-    assert received.claimed_message is not None
-    assert len(received.claimed_message) == 2000
+    assert received.claimed_message == "m"
 
 
 def test_interrupted_run_keeps_its_partial_output() -> None:

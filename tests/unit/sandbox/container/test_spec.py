@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
     ],
     "Cmd": [
         ('{"fsize_bytes": 134217728, "guest_bytes": 33554432, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
-        '"memory_bytes": 536870912, "nofile": 256, "spares": 2, "wall": "container"}')
+        '"memory_bytes": 536870912, "nofile": 256, "processes": 64, "spares": 2, "wall": "container"}')
     ],
     "Hostname": "sandbox",
     "User": "0:0",

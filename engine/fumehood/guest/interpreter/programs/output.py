@@ -16,11 +16,8 @@ from typing import Any
 
 from fumehood.guest.interpreter.programs.nodes import FILENAME
 from fumehood.guest.interpreter.programs.refusal import OutputFull
+from fumehood.protocol.strict_json import MAX_SAFE_INTEGER, MAX_VALUE_DEPTH
 
-JSON_SAFE_INTEGER = 2**53 - 1
-"""Integers beyond this are changed by readers that store numbers as doubles."""
-
-MAX_DEPTH = 16
 MAX_REPR_CHARACTERS = 4000
 LEAST_BYTES = 2
 """Minimum size of an element in JSON: a digit and a comma."""
@@ -104,14 +101,14 @@ def json_value(value: Any, max_bytes: int) -> Any:
         OutputFull: it is longer than `max_bytes`, which is seen before all of it is walked.
     """
     try:
-        return _plain(value, [max_bytes // LEAST_BYTES], MAX_DEPTH)
+        return _plain(value, [max_bytes // LEAST_BYTES], MAX_VALUE_DEPTH)
     except _NoJson:
         return None
 
 
 def short_repr(value: Any) -> str:
     """`repr(value)`, cut after 4,000 characters without walking long containers to their end."""
-    text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_DEPTH)
+    text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_VALUE_DEPTH)
     if len(text) > MAX_REPR_CHARACTERS:
         text = text[:MAX_REPR_CHARACTERS] + "…"
     return utf8(text)
@@ -131,7 +128,7 @@ def _plain(value: Any, left: list[int], depth: int) -> Any:
     kind = type(value)
     if value is None or kind is bool:
         return value
-    if kind is int and -JSON_SAFE_INTEGER <= value <= JSON_SAFE_INTEGER:
+    if kind is int and -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
         return value
     if kind is float and math.isfinite(value):
         return value
