@@ -34,7 +34,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.protocol import framing
 from fumehood.sandbox.process.slots import Slots
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus, ending_of_reply
+from fumehood.sandbox.wall import (
+    NO_SINKS,
+    RunEnding,
+    RunSinks,
+    WallStatus,
+    ending_of_reply,
+    try_later,
+)
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,
@@ -369,6 +376,4 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _unavailable() -> SandboxUnavailable:
-    return SandboxUnavailable(
-        "The worker process for synchronous functions could not be started.", retry_after_ms=1000
-    )
+    return try_later("The worker process for synchronous functions could not be started.")

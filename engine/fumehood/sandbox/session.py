@@ -19,21 +19,23 @@ from typing import Protocol
 
 import anyio
 
-from fumehood.core.errors import EndedBy, InternalError, InvalidParams, SandboxUnavailable
+from fumehood.core.errors import EndedBy, InternalError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContainer
-
-RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers while a session or the engine is busy."""
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContainer, try_later
 
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
 
 MAX_OF_PRINCIPAL = 100
 """Maximum number of ended sessions that are kept for one principal. Older ones are deleted."""
+
+
+def sentence(clause: str) -> str:
+    """Make a sentence of a clause such as "its owner ended it"."""
+    return f"{clause[0].upper()}{clause[1:]}."
 
 
 @dataclass(eq=False, slots=True)
@@ -80,7 +82,7 @@ class Session:
             SandboxUnavailable: they take too long, or too many calls are already waiting.
         """
         if self.users > settings.waiting:
-            raise _busy("Too many calls wait for this session already.")
+            raise try_later("Too many calls wait for this session already. Repeat the call later.")
         self.users += 1
         try:
             with anyio.fail_after(settings.queue_seconds):
@@ -89,7 +91,7 @@ class Session:
             self.users -= 1
             if isinstance(error, TimeoutError):
                 waited = f"This session was busy with other calls for {settings.queue_seconds:g} s."
-                raise _busy(waited) from None
+                raise try_later(f"{waited} Repeat the call later.") from None
             raise
 
     def leave_turn(self, now: float, now_at: datetime, *, is_call: bool) -> None:
@@ -127,17 +129,13 @@ class Session:
         record = self.kept().record.model_copy(
             update={
                 "state": status,
-                "why": f"{why[0].upper()}{why[1:]}.",
+                "why": sentence(why),
                 "expires_at": now_at,
                 "is_busy": False,
             }
         )
         self.finished = KeptSession(self.principal_id, record, now_at)
         return self.finished
-
-
-def _busy(why: str) -> SandboxUnavailable:
-    return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +310,6 @@ class SessionHistory:
         self._unwritten: dict[str, KeptSession] = {}
         self._undeleted: set[str] = set()
 
-    def inherit(self, one: KeptSession) -> None:
-        """Add a session that ended under an earlier engine, so that its row already exists."""
-        self._keep(one)
-
     def find(self, principal_id: str, session_id: str) -> KeptSession | None:
         """Return this principal's ended session with an id, or None."""
         found = self._over.get(session_id)
@@ -332,16 +326,12 @@ class SessionHistory:
 
     def add(self, one: KeptSession) -> None:
         """Add a session that has ended. The next `write` writes its row."""
-        self._keep(one)
+        self.keep(one)
         self.note(one)
 
     def note(self, one: KeptSession) -> None:
         """Register a new or changed row. The next `write` writes it."""
         self._unwritten[one.record.id] = one
-
-    def drop(self, session_id: str) -> None:
-        """Forget a session whose creation failed. The next `write` deletes its row, if any."""
-        self._forget([session_id])
 
     def prune(self, now: datetime) -> None:
         """Forget sessions that ended more than a day ago."""
@@ -351,7 +341,7 @@ class SessionHistory:
             for session_id, one in self._over.items()
             if one.finished_at is not None and one.finished_at < oldest
         ]
-        self._forget(gone)
+        self.forget(gone)
 
     async def write(self) -> None:
         """Write pending changes. If that fails, they stay pending for the next `write`.
@@ -368,12 +358,14 @@ class SessionHistory:
             if self._unwritten.get(session_id) is one:
                 del self._unwritten[session_id]
 
-    def _keep(self, one: KeptSession) -> None:
+    def keep(self, one: KeptSession) -> None:
+        """Add a session that has ended and whose row exists."""
         self._over[one.record.id] = one
         mine = self.of(one.principal_id)
-        self._forget([old.record.id for old in mine[MAX_OF_PRINCIPAL:]])
+        self.forget([old.record.id for old in mine[MAX_OF_PRINCIPAL:]])
 
-    def _forget(self, session_ids: Iterable[str]) -> None:
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Forget sessions. The next `write` deletes their rows, if any."""
         for session_id in session_ids:
             self._over.pop(session_id, None)
             self._unwritten.pop(session_id, None)

@@ -30,16 +30,16 @@ from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.session import (
-    RETRY_AFTER_MS,
     Session,
     SessionHistory,
     SessionLease,
     SessionRequest,
     SessionRows,
     make_request,
+    sentence,
 )
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWall
+from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWall, try_later
 
 ID_BYTES = 16
 """Length of a session's random id, in bytes."""
@@ -170,10 +170,7 @@ class SessionKeeper:
         self._live[session.id] = session
         if session.container.lost is not None:
             self._on_lost(session)
-            raise SandboxUnavailable(
-                "The session was lost while it was made. Repeat the call.",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+            raise try_later("The session was lost while it was made. Repeat the call.")
         self._tell("session.created", session)
         self._wake.set()
         return self._record(session)
@@ -307,10 +304,10 @@ class SessionKeeper:
     def _inherit(self, one: KeptSession) -> None:
         """Add a stored session of an earlier engine. If it was still active, it is now lost."""
         if one.record.state is not SessionStatus.ACTIVE:
-            self._history.inherit(one)
+            self._history.keep(one)
             return
         now = self._clock.now()
-        lost = {"state": SessionStatus.LOST, "why": _sentence(RESTARTED), "expires_at": now}
+        lost = {"state": SessionStatus.LOST, "why": sentence(RESTARTED), "expires_at": now}
         record = one.record.model_copy(update={**lost, "is_busy": False})
         self._history.add(KeptSession(one.principal_id, record, now))
 
@@ -346,7 +343,7 @@ class SessionKeeper:
         except BaseException:
             container.end("the session could not be stored")
             self._see_off(container)
-            self._history.drop(session_id)  # the write may still have succeeded
+            self._history.forget([session_id])  # the write may still have succeeded
             raise
         return session
 
@@ -383,10 +380,9 @@ class SessionKeeper:
             while self._share.total + self._leaving > self._settings.max:
                 await self._left.wait()
             return
-        raise SandboxUnavailable(
+        raise try_later(
             "The containers of sessions that have ended are still being removed. Repeat the call "
-            "later.",
-            retry_after_ms=RETRY_AFTER_MS,
+            "later."
         )
 
     def _usable(self, principal_id: str, session_id: str) -> Session:
@@ -505,12 +501,5 @@ def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
     return ResourceNotFound(f"{words} Make a new one.", fields=["session_id"], details=details)
 
 
-def _sentence(clause: str) -> str:
-    return f"{clause[0].upper()}{clause[1:]}."
-
-
 def _stopped() -> SandboxUnavailable:
-    return SandboxUnavailable(
-        "The engine is stopping or not started. Repeat the call when it is back.",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
+    return try_later("The engine is stopping or not started. Repeat the call when it is back.")

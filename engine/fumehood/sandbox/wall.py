@@ -207,6 +207,15 @@ class Wall(Protocol):
         ...
 
 
+RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers who may repeat the call."""
+
+
+def try_later(words: str) -> SandboxUnavailable:
+    """Return the error for a lack of resources that is expected to end soon."""
+    return SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS)
+
+
 class ImageMissing(SandboxUnavailable):
     """An image does not exist, is not built, or was built by another version of the engine."""
 

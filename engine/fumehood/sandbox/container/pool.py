@@ -26,14 +26,14 @@ from typing import Protocol
 
 import anyio
 
-from fumehood.core.errors import EngineError, SandboxUnavailable
+from fumehood.core.errors import EngineError
 from fumehood.core.fair_share import FairShare
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.channel import ChannelListener
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.settings import ContainerSettings
-from fumehood.sandbox.wall import MAX_WAITING
+from fumehood.sandbox.wall import MAX_WAITING, try_later
 
 TURN_S = 1.0
 """Seconds for which a trust domain may keep a container that others need, if its own calls wait for
@@ -276,10 +276,6 @@ class PoolState:
         }
 
 
-RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers who get no container."""
-
-
 class Pool:
     """Containers to lease.
 
@@ -327,7 +323,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         request = PoolRequest(domain, kind, fresh, loop.create_future())
         if not self._queue.join(request):
-            raise _busy("Too many calls wait for a container.")
+            raise try_later("Too many calls wait for a container. Repeat the call later.")
         self._dispatch()
         try:
             with anyio.fail_after(self._settings.queue_seconds):
@@ -336,7 +332,7 @@ class Pool:
             self._forget(request)
             if isinstance(error, TimeoutError):
                 waited = f"No container became free in {self._settings.queue_seconds:g} s."
-                raise _busy(waited) from None
+                raise try_later(f"{waited} Repeat the call later.") from None
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
@@ -608,7 +604,3 @@ class Pool:
 def _another(error: EngineError) -> EngineError:
     """Copy the exception, because raising one twice would mix the tracebacks."""
     return copy.copy(error)
-
-
-def _busy(why: str) -> SandboxUnavailable:
-    return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)

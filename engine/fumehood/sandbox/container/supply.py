@@ -57,7 +57,7 @@ from fumehood.sandbox.container.spec import (
     ContainerSpec,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import ImageMissing
+from fumehood.sandbox.wall import RETRY_AFTER_MS, ImageMissing, try_later
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
@@ -83,9 +83,6 @@ TRIES = 2
 
 MAX_WHY_CHARACTERS = 1000
 """Maximum length of a failure's cause in the log, in characters."""
-
-RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers who get no container."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
@@ -333,9 +330,8 @@ class ContainerSupply:
             except Exception as error:
                 trouble = self._failed(spec, error)
                 if tries == TRIES or isinstance(error, DockerError):
-                    raise SandboxUnavailable(
-                        f"No container could be started. {trouble.message} {trouble.remedy}",
-                        retry_after_ms=RETRY_AFTER_MS,
+                    raise try_later(
+                        f"No container could be started. {trouble.message} {trouble.remedy}"
                     ) from None
         self.seen, self.lacking = container.enforced, None
         took_ms = round((time.monotonic() - began) * 1e3)

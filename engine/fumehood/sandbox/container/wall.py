@@ -40,13 +40,10 @@ from fumehood.sandbox.container.supply import (
     unavailable,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import NO_SINKS, HasImages, RunEnding, RunSinks, WallStatus
+from fumehood.sandbox.wall import NO_SINKS, HasImages, RunEnding, RunSinks, WallStatus, try_later
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
-
-RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers if a container was lost or the engine is stopping."""
 
 MAIN_LANGUAGE = "python"
 """The language of a lease that does not name one."""
@@ -231,10 +228,7 @@ class ContainerWall(HasImages):
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
         held = HeldContainer(self, entry.container, found.languages, on_lost)
         if not self._pool.let_go(entry, held):
-            raise SandboxUnavailable(
-                "The container was lost as it was taken. Repeat the call.",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+            raise try_later("The container was lost as it was taken. Repeat the call.")
         self._held[held.name] = held
         return held
 
@@ -328,7 +322,7 @@ class ContainerWall(HasImages):
 
 
 def _stopping() -> SandboxUnavailable:
-    return SandboxUnavailable("The engine is stopping.", retry_after_ms=RETRY_AFTER_MS)
+    return try_later("The engine is stopping.")
 
 
 # -- leases ---------------------------------------------------------------------------------

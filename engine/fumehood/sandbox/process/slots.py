@@ -11,7 +11,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.fair_share import FairShare, Lack
-from fumehood.sandbox.wall import MAX_WAITING
+from fumehood.sandbox.wall import MAX_WAITING, try_later
 
 QUEUE_PATIENCE_S = 30.0
 """Maximum seconds that a call waits for a slot."""
@@ -65,6 +65,4 @@ class Slots:
                 turn.set()
 
     def _busy(self) -> SandboxUnavailable:
-        return SandboxUnavailable(
-            f"Too many calls wait for {self._what}. Repeat the call later.", retry_after_ms=1000
-        )
+        return try_later(f"Too many calls wait for {self._what}. Repeat the call later.")

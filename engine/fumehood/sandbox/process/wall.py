@@ -30,7 +30,7 @@ from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_co
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.settings import InterpreterSettings, JailSettings
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus, try_later
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
 """Seconds to wait before a new guest, by how many guests in a row ended within `STABLE_S`."""
@@ -146,9 +146,8 @@ class ProcessWall:
                 while not self._has_guest() and not self._stopping:
                     await self._changed.wait()
         if self._guest is None or self._guest.dead.is_set():
-            raise SandboxUnavailable(
-                f"The {self.name} could not be started. Run `fumehood doctor` to see why.",
-                retry_after_ms=1000,
+            raise try_later(
+                f"The {self.name} could not be started. Run `fumehood doctor` to see why."
             )
         if self.required - self._guest.enforced:  # it was replaced after `admit` had checked
             raise SandboxUnavailable(f"The {self.name} lost a defence. {self.remedy}")
