@@ -107,6 +107,8 @@ class Recording:
         """When the call ended, in Unix seconds; 0 before."""
         self.holders = 1
         """Number of readers, plus one for the writer."""
+        self.news = asyncio.Event()
+        """Set when there are new records, and then replaced."""
         self.file = RoomFile(store.room, call.principal_id, call.call_id, size)
         self._store = store
         self._notice = notice
@@ -114,7 +116,6 @@ class Recording:
         """Why the room refused an event, or None."""
         self._written = count
         self._newest = (self.size, b"")
-        self._waiting: list[asyncio.Event] = []
 
     def record(self, kind: str, data: JsonObject) -> None:
         """Record one event. Never waits and never raises."""
@@ -189,15 +190,6 @@ class Recording:
 
     # -- for readers -----------------------------------------------------------------------
 
-    async def more(self) -> None:
-        """Wait for new records."""
-        event = asyncio.Event()
-        self._waiting.append(event)
-        try:
-            await event.wait()
-        finally:
-            self._waiting.remove(event)
-
     async def lines(self, place: int) -> bytes:
         """Read complete lines from a position before `size`. Raises OSError."""
         begin, newest = self._newest
@@ -228,8 +220,8 @@ class Recording:
 
     def wake(self) -> None:
         """Wake waiting readers, which then check for new records."""
-        for event in self._waiting:
-            event.set()
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 class RecordingReader:
@@ -275,7 +267,7 @@ class RecordingReader:
             elif source.is_over:
                 return []
             else:
-                await source.more()
+                await source.news.wait()
                 continue
             if records:
                 return records
