@@ -212,7 +212,7 @@ class _Walk:
     def _step_over(self, row: AuditRow) -> bool:
         """Report a wrong row number. Return whether verification can continue with this row."""
         if row.seq <= self._last or row.seq < 1:
-            self._find(row.seq, "order", f"row {row.seq} stands after row {self._last}")
+            self._find(row.seq, "order", f"row {row.seq} comes after row {self._last}")
             return False
         if self._first is not None or self._whole:
             missing = f"rows {self._last + 1} to {row.seq - 1} are missing"
