@@ -41,7 +41,6 @@ MAX_FINDINGS = 100
 """Maximum number of findings that are listed; all are counted."""
 
 _ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
-_MAX_SEQ = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +282,7 @@ def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
     for number, line in enumerate(lines, start=1):
         try:
             yield _row_of(json.loads(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise Unreadable(
                 f"line {number} of the export is not a row of an audit chain"
             ) from None
@@ -298,7 +297,7 @@ def read_anchors(lines: Iterable[str]) -> list[Anchor]:
             if said.get("event", "audit.anchor") == "audit.anchor":
                 mac = bytes.fromhex(said["mac"])
                 found.append(Anchor(_seq(said["seq"]), str(said["key_id"]), mac, str(said["at"])))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue  # another line of a log, or a line that a crash cut off
     return found
 
@@ -361,8 +360,9 @@ def _row_of(said: dict[str, Any]) -> AuditRow:
 
 
 def _seq(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _MAX_SEQ:
+    if type(value) is not int or value < 1:
         raise ValueError
+    value.to_bytes(8, "big")  # as in a mac; raises OverflowError
     return value
 
 

@@ -418,6 +418,7 @@ def test_many_missing_keys_are_counted_and_the_first_listed() -> None:
     ["", "no JSON", "[]", "{}", '{"seq": 1}', "9" * 5000, "[" * 100_000,
      '{"seq": true, "key_id": "", "before": null, "mac": "", "body": ""}',
      '{"seq": 0, "key_id": "", "before": null, "mac": "", "body": ""}',
+     '{"seq": 18446744073709551616, "key_id": "", "before": null, "mac": "", "body": ""}',
      '{"seq": 1, "key_id": "", "before": null, "mac": "", "body": "", "more": 1}',
      '{"seq": 1, "key_id": "", "before": null, "mac": "zz", "body": ""}',
      '{"seq": 1, "key_id": "", "before": null, "mac": "", "body": "\\ud800"}'],
