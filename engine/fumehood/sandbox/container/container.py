@@ -12,7 +12,6 @@ ends with its streams.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -334,5 +333,5 @@ class ContainerProgram:
         """Remove the container. If Docker does not answer in time, the reaper removes it later."""
         with anyio.CancelScope(shield=True):
             self._writer.close()
-            with contextlib.suppress(OSError), anyio.move_on_after(REMOVE_S):
+            with suppress(OSError), anyio.move_on_after(REMOVE_S):
                 await self._remove()

@@ -30,9 +30,6 @@ CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
 uses SETPCAP only at its start, to empty the bounding set, and then drops it.
 """
 
-GUEST_MEMORY_MB = GUEST_MB
-"""MB of memory for the guest of an image that preloads nothing, in addition to the memory class."""
-
 GUEST_PROCESSES = 12
 """Processes that the guest needs: the supervisor, the zygotes, and the children that are ready."""
 
@@ -79,7 +76,7 @@ class ContainerSpec:
     """Seconds after which the guest ends itself, even if the engine is gone."""
     deadline: int
     """The same deadline in seconds since 1970, for other engines that find the container."""
-    guest_mb: int = GUEST_MEMORY_MB
+    guest_mb: int = GUEST_MB
     """MB of memory for this image's guest, with its preloaded modules."""
     runtime: str | None = None
     """The OCI runtime, or None for the Docker daemon's default."""

@@ -101,11 +101,11 @@ async def test_docker_address_without_stream_support_is_refused(
 async def test_docker_failure_is_reported_until_a_request_succeeds(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_api, "QUICK_S", 0.05)
     docker = Docker({"DOCKER_HOST": f"unix://{home}/docker.sock"})
     with pytest.raises(DockerNotRunning):
         await docker.info()
     assert isinstance(docker.failure, DockerNotRunning)
+    monkeypatch.setattr(docker_api, "QUICK_S", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{home}/docker.sock")
         listener.listen()
