@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -268,6 +268,7 @@ class Daemon:
     environment: dict[str, str]
     credential: str = ""
     """The first approver's, where one was made."""
+    clients: list[SocketClient] = field(default_factory=list)
 
     @property
     def control(self) -> Path:
@@ -282,12 +283,20 @@ class Daemon:
         return (self.home / "log").read_text(encoding="utf-8")
 
     def client(self) -> SocketClient:
-        return SocketClient(self.socket)
+        """A connection of its own, which is closed with the daemon."""
+        self.clients.append(SocketClient(self.socket))
+        return self.clients[-1]
+
+    def close_clients(self) -> None:
+        for client in self.clients:
+            client.close()
 
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        self.process.wait(timeout=30)
+        self.close_clients()
+        return self.process.returncode
 
 
 StartDaemon = Callable[..., Daemon]
@@ -349,6 +358,7 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
         if daemon.process.poll() is None:
             daemon.process.kill()
             daemon.process.wait(timeout=30)
+        daemon.close_clients()
 
 
 @pytest.fixture(scope="session")

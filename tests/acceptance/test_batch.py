@@ -59,7 +59,6 @@ def test_batch_returns_one_envelope_per_call_in_order(shared_daemon: Daemon) -> 
     )
     calls[10:10] = [{"tool": "nothing"}, 7, {"tool": "calculator", "argument": {}}]
     answer = post(client, calls, max_parallel=16)
-    client.close()
     found = codes(answer)
     assert found[10:13] == ["TOOL_NOT_FOUND", "INVALID_PARAMS", "INVALID_PARAMS"]
     results = answer.body["data"]["results"]
@@ -85,7 +84,6 @@ def test_malformed_or_oversized_batch_body_is_refused(
 ) -> None:
     client = shared_daemon.client()
     answer = client.post("/v1/calls", body)
-    client.close()
     assert answer.status == status
     if status == 400:
         assert answer.code == "INVALID_PARAMS"
@@ -103,7 +101,6 @@ def test_batch_parks_only_the_call_that_needs_approval(
     assert codes(answer) == ["OK", "REQUIRES_HUMAN_APPROVAL", "OK"]
     approval = answer.body["data"]["results"][1]["error"]["approval_id"]
     assert client.get(f"/v1/approvals/{approval}").body["data"]["approval"]["state"] == "pending"
-    client.close()
 
 
 def test_batch_deadline_cancels_running_call_and_starts_no_other(start_daemon: StartDaemon) -> None:
@@ -114,7 +111,6 @@ def test_batch_deadline_cancels_running_call_and_starts_no_other(start_daemon: S
     logged = client.get("/v1/calls").body["data"]["items"]
     assert [row["code"] for row in logged] == ["CANCELLED"]
     assert codes(post(client, sums("1 + 1"), timeout_seconds=60)) == ["OK"]
-    client.close()
 
 
 def test_client_disconnect_cancels_running_batch_call_and_skips_the_rest(
@@ -150,10 +146,8 @@ def test_engine_shutdown_answers_running_batch_with_shutting_down(
             post, client, [*sums("1 + 1"), endless, *sums("1")], parallel_tool_calls=False
         )
         wait_until(lambda: len(watcher.get("/v1/calls").body["data"]["items"]) == 1)
-        watcher.close()
         assert daemon.stop() == 0
         stopped = answer.result(timeout=30)
-    client.close()
     assert (stopped.status, stopped.code) == (503, "SHUTTING_DOWN")
 
 

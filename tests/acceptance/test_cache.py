@@ -104,7 +104,6 @@ def test_equal_call_hits_cache_until_cache_is_cleared(
     wait_until(lambda: "cache.cleared" in daemon.log)
     assert call()["metadata"]["cache"] == {"hit": False}
     assert len(runs(place)) == 3
-    client.close()
 
 
 def test_cache_is_per_principal_and_managed_only_by_administrators(
@@ -130,7 +129,6 @@ def test_cache_is_per_principal_and_managed_only_by_administrators(
     callers = daemon.client()
     assert callers.request("GET", "/v1/cache").code == "RESOURCE_NOT_FOUND"
     assert callers.request("DELETE", "/v1/cache").code == "RESOURCE_NOT_FOUND"
-    callers.close()
 
 
 def test_concurrent_equal_calls_run_once_and_errors_are_not_cached(

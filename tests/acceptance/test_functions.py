@@ -77,7 +77,6 @@ def test_jailed_and_host_functions_run_through_the_socket_within_limits(
     assert call("order", {})["success"]
     walls = client.get("/v1/ready").body["walls"]
     assert walls["jail"]["ready"] is True
-    client.close()
 
 
 @pytest.mark.row("R4")
@@ -86,7 +85,6 @@ def test_host_function_not_listed_in_host_tools_is_disabled(
 ) -> None:
     client = start_daemon(variables=variables).client()
     assert client.call("order", {}).code == "TOOL_DISABLED"
-    client.close()
 
 
 @pytest.mark.needs("landlock")

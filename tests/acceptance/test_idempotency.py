@@ -36,7 +36,6 @@ def test_idempotency_key_replays_after_daemon_kill_and_conflicts_on_other_argume
     status, first = sent(client, "1 + 1")
     assert (status, first["data"]["value"]) == (200, 2)
     assert "idempotent_replay" not in first["metadata"]
-    client.close()
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(timeout=30)
     client = start_daemon().client()
@@ -48,7 +47,6 @@ def test_idempotency_key_replays_after_daemon_kill_and_conflicts_on_other_argume
     assert (status, other["error"]["code"]) == (409, "IDEMPOTENCY_CONFLICT")
     assert other["error"]["details"] == {"call_id": first["metadata"]["call_id"]}
     assert other["error"]["retryable"] is False
-    client.close()
 
 
 def test_command_line_auto_idempotency_key_replays_the_first_answer(shared_daemon: Daemon) -> None:
@@ -80,4 +78,3 @@ def test_client_call_and_stream_replay_the_stored_answer(shared_daemon: Daemon) 
     calls = shared_daemon.client()
     found = calls.get(f"/v1/calls/{first.metadata.call_id}")
     assert found.status == 200
-    calls.close()

@@ -60,7 +60,6 @@ def test_upstream_mcp_tool_is_subject_to_policy_validation_and_approval(
     false = {"name": "tester__wipe", "type": "MCP", "description": "Wipe.", "dangerous": False}
     assert ask(daemon.control, "POST", "/v1/tools", false, credential).code is None
     assert client.call("tester__wipe").code == "SANDBOX_UNAVAILABLE"
-    client.close()
 
 
 @pytest.mark.needs("npm")
@@ -100,4 +99,3 @@ def test_reference_mcp_servers_tools_are_called_and_gated(
     drawn = client.call("every__get-tiny-image").body
     (image,) = drawn["data"]["files"]
     assert image["content_type"] == "image/png"
-    client.close()

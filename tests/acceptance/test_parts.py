@@ -76,7 +76,6 @@ def test_result_parts_are_streamed_resumable_and_omitted_if_disabled(
         assert (kind, answer["data"]) == ("tool_result", data)
         client = daemon.client()
         assert client.call(tool, arguments).body["data"] == data
-        client.close()
     shown = subprocess.run(
         [FUMEHOOD, "call", "--stream", "poem", '{"lines": 2}', "--json"],
         env=daemon.environment, capture_output=True, timeout=60,

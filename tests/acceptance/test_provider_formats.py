@@ -48,7 +48,6 @@ def test_socket_and_client_export_equal_tools_without_internal_fields(
 ) -> None:
     http = shared_daemon.client()
     answer = http.get(f"/v1/tools?format={name}")
-    http.close()
     data = answer.body["data"]
     assert sorted(data) == ["format", "losses", "tools"]
     assert data["format"] == name
@@ -147,7 +146,6 @@ def test_tool_calls_answer_has_truncated_message_and_full_envelope(shared_daemon
     code = "print('x' * 6000)"
     body = {"format": "openai", "message": message(call("run_restricted_python", {"code": code}))}
     answer = http.post("/v1/tool_calls", json.dumps(body).encode())
-    http.close()
     assert answer.status == 200
     (shown,), (envelope,) = answer.body["data"]["messages"], answer.body["data"]["envelopes"]
     assert len(shown["content"]) <= 2000
@@ -173,7 +171,6 @@ def test_malformed_tool_calls_request_is_refused(
 ) -> None:
     client = shared_daemon.client()
     answer = client.post("/v1/tool_calls", body)
-    client.close()
     assert answer.status == status
     if status == 400:
         assert answer.code == "INVALID_PARAMS"

@@ -80,13 +80,11 @@ def test_registered_tool_is_listed_at_once_and_after_restart(admin: Admin, start
     assert names(client.get("/v1/tools?category=web")) == ["get_weather"]
     answer = client.call("get_weather", {"city": "Bern"})
     assert (answer.code, answer.body["error"]["retryable"]) == ("PERMISSION_DENIED", False)
-    client.close()
     daemon.stop()
     client = start_daemon().client()
     assert "get_weather" in names(client.get("/v1/tools"))
     assert admin.ask("DELETE", "/v1/tools/get_weather@1.0.0").status == 200
     assert client.call("get_weather", {"city": "Bern"}).code == "TOOL_NOT_FOUND"
-    client.close()
 
 
 @pytest.mark.row("R1")
@@ -98,13 +96,11 @@ def test_disabled_tool_stays_disabled_across_restart_until_enabled(
     assert done.returncode == 0, done.stderr
     client = daemon.client()
     assert client.calculate("1 + 1").code == "TOOL_DISABLED"
-    client.close()
     daemon.stop()
     client = start_daemon().client()
     assert client.calculate("1 + 1").code == "TOOL_DISABLED"
     assert admin.run("tools", "enable", "calculator").returncode == 0
     assert client.calculate("1 + 1").body["success"]
-    client.close()
 
 
 @pytest.mark.row("R1", "D4")
@@ -153,4 +149,3 @@ def test_agent_lists_its_tools_in_order_without_fixed_parameters(
     assert client.get("/v1/tools?agent_id=sums&limit=5").code == "INVALID_PARAMS"
     assert admin.ask("DELETE", "/v1/agents/sums/tools/calculator").status == 200
     assert client.calculate("2/3", agent_id="sums").code == "PERMISSION_DENIED"
-    client.close()

@@ -36,7 +36,6 @@ def test_tool_with_requires_auth_refuses_callers_without_valid_token(
     assert one["error"]["code"] == "UNAUTHORIZED"
     client = daemon.client()
     assert client.call("weather", body["arguments"], dry_run=True).code == "UNAUTHORIZED"
-    client.close()
     assert upstream.requests == []
     assert ask(daemon.socket, "POST", "/v1/tools/weather/call", body, token).status == 200
     (one,) = ask(daemon.socket, "POST", "/v1/calls", batch, token).body["data"]["results"]

@@ -84,7 +84,6 @@ def test_rest_tool_secret_is_sent_upstream_but_never_shown_or_stored(
         run(daemon, "call", "get_weather", '{"city": "Bonn"}', "--dry-run"),
         run(daemon, "call", "get_weather", '{"city": "Bonn"}', "--stream"),
     ]
-    client.close()
     assert daemon.stop() == 0
     assert "${secret:weather_key}" in shown[2]
     kept = [file for file in Path(daemon.home).rglob("*") if file.is_file()]
@@ -121,7 +120,6 @@ def test_registering_tool_with_unbound_secret_is_refused(
     assert "has no secret 'nothing'" in unknown.body["error"]["message"]
     assert register(definition(upstream, name="other")).status == 200  # twin
     assert client.call("thief", {"city": "Oslo"}).code == "TOOL_NOT_FOUND"
-    client.close()
     assert len(upstream.requests) == 1
 
 
@@ -149,7 +147,6 @@ def test_dangerous_rest_tool_sends_one_request_after_approval(
     approval_id = denied.body["error"]["approval_id"]
     run(daemon, "approvals", "deny", approval_id, "--reason=No.", credential=credential)
     assert client.call("get_weather", {"city": "Bern"}).code == "APPROVAL_DENIED"
-    client.close()
     assert daemon.stop() == 0
     assert len(upstream.requests) == 1
 
@@ -212,6 +209,5 @@ def test_keyring_secret_is_sent_upstream_but_never_shown(
     missing = client.call("get_weather", {"city": "Oslo"})
     assert (missing.code, len(upstream.requests)) == ("EXECUTION_ERROR", 1)
     assert "no such entry" in missing.body["error"]["message"]
-    client.close()
     assert daemon.stop() == 0
     assert SECRET not in json.dumps(answer.body) + daemon.log + run(daemon, "config", "show")

@@ -84,7 +84,6 @@ def test_retries_of_idempotent_tool_are_counted_streamed_and_logged(daemon: Daem
     once = client.call("rate", {"currency": "NOK"}, enable_retry=False)
     assert (once.status, once.body["error"]["code"]) == (422, "BANK_BUSY")
     assert once.body["metadata"]["retry_count"] == 0
-    client.close()
     wait_until(lambda: daemon.log.count('"event":"call.retrying"') == logged + 4)
 
 
@@ -105,7 +104,6 @@ def test_non_idempotent_tool_is_not_retried_and_fallback_answers_for_failed_tool
     assert answer["metadata"]["retry_count"] == 1
     recorded = client.get(f"/v1/calls/{told['call_id']}").body["data"]["call"]
     assert (recorded["tool_name"], recorded["code"]) == ("rate_of_yesterday", "OK")
-    client.close()
 
 
 @pytest.mark.row("P6", "D2")

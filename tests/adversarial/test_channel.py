@@ -209,7 +209,6 @@ def test_killed_guest_is_replaced_and_calls_are_served_again(start_daemon) -> No
         wait_until(lambda: client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"})
         assert guest_of(daemon.process.pid).pid != guest.pid
         assert client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"}
-    client.close()
 
 
 @pytest.mark.row("S2", "S4")
@@ -225,7 +224,6 @@ def test_killed_zygote_or_resident_is_replaced(start_daemon, victim: str) -> Non
     assert {answer.code for answer in answers} <= {None, "SANDBOX_UNAVAILABLE"}
     # On a busy host the death may be noticed after any of them.
     wait_until(lambda: client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"})
-    client.close()
 
 
 @pytest.mark.anyio

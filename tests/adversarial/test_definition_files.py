@@ -405,7 +405,6 @@ def test_world_writable_tools_directory_is_not_loaded_by_daemon(
     wait_until(lambda: client.get("/v1/tools/a").status == 200)
     definitions.path.chmod(0o777)
     wait_until(lambda: client.get("/v1/tools/a").code == "TOOL_NOT_FOUND")
-    client.close()
 
 
 @pytest.mark.row("R4", "P8")
@@ -429,4 +428,3 @@ def test_daemon_serves_calls_while_refusing_every_attack_file(
     wait_until(lambda: all(f"{attack.name}." in daemon.log for attack in ATTACKS))
     assert CANARY not in daemon.log
     assert "\x1b" not in daemon.log
-    client.close()

@@ -229,12 +229,7 @@ def owner_of(daemon: Daemon) -> str:
 
 
 def call_python(daemon: Daemon, code: str = "2 + 2", **options: Any) -> dict[str, Any]:
-    client = daemon.client()
-    try:
-        answer = client.call("run_python", {"code": code}, **options)
-    finally:
-        client.close()
-    body: dict[str, Any] = answer.body
+    body: dict[str, Any] = daemon.client().call("run_python", {"code": code}, **options).body
     return body
 
 
@@ -293,7 +288,6 @@ def test_engine_without_docker_serves_other_walls_and_logs_the_cure_once(
     walls = client.get("/v1/ready").body["walls"]
     assert walls["container"] == {"ready": False, "enforced": [], "missing": []}
     assert walls["interpreter"]["ready"]
-    client.close()
     assert daemon.stop() == 0
     lines = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{")]
     told = [line for line in lines if line["event"] == "container.unavailable"]
@@ -378,9 +372,5 @@ def start_on(docker: OwnDocker, start_daemon: StartDaemon, directory: Path) -> D
 
 def container_of(daemon: Daemon) -> dict[str, Any]:
     """The container wall as `/v1/ready` reports it."""
-    client = daemon.client()
-    try:
-        wall: dict[str, Any] = client.get("/v1/ready").body["walls"]["container"]
-    finally:
-        client.close()
+    wall: dict[str, Any] = daemon.client().get("/v1/ready").body["walls"]["container"]
     return wall

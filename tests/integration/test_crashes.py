@@ -125,10 +125,8 @@ def test_clean_stop_loses_no_row_of_the_call_log(start_daemon: StartDaemon) -> N
     daemon = start_daemon()
     client = daemon.client()
     ids = [client.calculate("1 + 1").body["metadata"]["call_id"] for _ in range(50)]
-    client.close()
     assert daemon.stop() == 0
     assert not daemon.home.joinpath("state.db-wal").exists()
     again = start_daemon().client()
     items = again.get("/v1/calls?limit=50").body["data"]["items"]
-    again.close()
     assert [item["call_id"] for item in items] == ids[::-1]

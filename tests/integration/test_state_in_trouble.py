@@ -72,7 +72,6 @@ def test_failing_disk_is_logged_once_while_calls_still_succeed(
     wait_until(lambda: events(daemon, "state.write_works_again"))
     assert len(events(daemon, "state.write_failed")) == 1
     assert events(daemon, "state.write_works_again")[0]["lost_rows"] == 5
-    client.close()
     assert daemon.stop() == 0
 
 
@@ -83,7 +82,6 @@ def test_corrupt_call_log_is_an_internal_error_while_calls_still_succeed(
     client = daemon.client()
     for _ in range(300):
         client.calculate("1 + 1")
-    client.close()
     assert daemon.stop() == 0
     path = daemon.home / "state.db"
     with path.open("r+b") as file:  # rows of calls, which no start looks at
@@ -97,7 +95,6 @@ def test_corrupt_call_log_is_an_internal_error_while_calls_still_succeed(
     assert "could not be read" in answer.body["error"]["message"]
     assert str(daemon.home) not in json.dumps(answer.body)
     assert client.calculate("5! + 2**10").body["data"]["value"] == 1144
-    client.close()
     assert daemon.stop() == 0
 
 

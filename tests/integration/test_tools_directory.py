@@ -70,7 +70,6 @@ def test_definition_changes_reach_a_connected_client_without_restart(
     wait_until(lambda: "weather" not in _names(client))
     assert client.get("/v1/tools/weather").code == "TOOL_NOT_FOUND"
     assert "stars" in _names(client)
-    client.close()
 
 
 @pytest.mark.row("R4", "D7")
@@ -98,7 +97,6 @@ def test_faulty_definition_file_is_logged_once_per_change_and_others_are_served(
     (bad,) = [f for f in findings if f["check"].startswith("tools directory")]
     assert (bad["check"], bad["verdict"]) == ("tools directory: bad.json", "warning")
     assert bad["found"] == reasons[-1]
-    client.close()
 
 
 @pytest.mark.row("T5", "S1")
@@ -116,7 +114,6 @@ def test_mcp_tool_without_its_server_is_unavailable_and_not_retryable(
     assert answer.body["error"]["retryable"] is False
     assert "No MCP server of the configuration" in answer.body["error"]["message"]
     assert client.call("weather", {"city": []}).code == "INVALID_PARAMS"
-    client.close()
 
 
 @pytest.mark.row("E5", "R1", "D1")
@@ -152,7 +149,6 @@ def test_tool_list_is_paged_over_http_and_complete_in_client_and_command_line(
     few = json.loads(run(daemon, "tools", "list", "--tag", "few", "--type", "REST").stdout)
     assert [item["name"] for item in few] == names[200:]
     assert run(daemon, "tools", "list", "--type", "nothing").returncode == 1
-    client.close()
 
 
 @pytest.mark.row("E5")
@@ -179,7 +175,6 @@ def test_directory_change_is_atomic_for_concurrent_readers(
             pair = [f"p{generation}a", f"p{generation}b"]
             definitions.put_tools("pair.json", *pair)
             wait_until(lambda pair=pair: set(pair) <= set(_names(other)))
-        other.close()
         writer_done.set()
 
     writer = threading.Thread(target=write)
@@ -193,7 +188,6 @@ def test_directory_change_is_atomic_for_concurrent_readers(
     writer.join(timeout=60)
     assert seen <= {(), *((f"p{n}a", f"p{n}b") for n in range(3))}
     assert len(seen) >= 2
-    client.close()
 
 
 @pytest.mark.anyio
@@ -230,4 +224,3 @@ def test_directory_reload_leaks_no_file_descriptor(
         definitions.put("bad.json", b"[" * generation)
         wait_until(lambda name=f"a{generation}": name in _names(client))
     wait_until(lambda: len(os.listdir(descriptors)) <= before)
-    client.close()
