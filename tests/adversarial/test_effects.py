@@ -8,57 +8,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from fumehood.core.errors import WorkspaceChanged
-from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.effects import Effect, effect_of
-from fumehood.executors.workspace import run_workspace
-from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood_tools.delete_files import delete_files
 from fumehood_tools.write_file import write_file
 from support.attacks import Harm
-from support.one_container import OneContainer, one_container
+from support.effect_files import EffectFiles
+from support.one_container import one_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2")]
-
-LIMITS = Limits(20, 20, None, MB)
-
-
-@dataclass
-class Files:
-    """The file tools and programs of one container's workspace."""
-
-    box: OneContainer
-    queue_ms: float = 0.0
-
-    async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
-    ) -> RunEnding:
-        return await self.box.run(program, arguments, wall_s=limits.wall_s)
-
-    async def shell(self, command: str) -> str:
-        ending = await self.box.shell(command)
-        assert ending.ended_by.value == "ok", ending.stderr
-        return ending.stdout
-
-    async def effect(self, tool: ToolDefinition, arguments: JsonObject) -> Effect:
-        found = await effect_of(tool, arguments, LIMITS, self)
-        assert found is not None
-        return found
-
-    async def act(self, tool: ToolDefinition, arguments: JsonObject, expected: str | None) -> Any:
-        domain = TrustDomain("ann", None, "sess_1")
-        return await run_workspace(
-            tool, arguments, LIMITS, self, domain, Cursors(b"k" * 32), expected=expected
-        )
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +30,15 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def shared(python_image: Image) -> AsyncIterator[Files]:
+async def shared(python_image: Image) -> AsyncIterator[EffectFiles]:
     async with one_container(python_image) as box:
-        yield Files(box)
+        yield EffectFiles(box)
 
 
 @pytest.fixture
-async def files(shared: Files) -> AsyncIterator[Files]:
+async def files(shared: EffectFiles) -> AsyncIterator[EffectFiles]:
     yield shared
-    await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
+    await shared.empty()
 
 
 DELETE = (delete_files, {"paths": ["d"], "recursive": True})
@@ -124,7 +87,7 @@ SWITCHES = [
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
 async def test_file_call_is_refused_if_previewed_files_were_switched(
-    files: Files, switch: Switch
+    files: EffectFiles, switch: Switch
 ) -> None:
     for tool, arguments in switch.calls:
         await files.shell("find . -mindepth 1 -delete")
@@ -138,7 +101,7 @@ async def test_file_call_is_refused_if_previewed_files_were_switched(
         assert await files.shell(switch.keep) == before
 
 
-async def test_twin_file_call_runs_if_previewed_files_are_unchanged(files: Files) -> None:
+async def test_twin_file_call_runs_if_previewed_files_are_unchanged(files: EffectFiles) -> None:
     """The session's programs run in between and change other files."""
     for tool, arguments in (DELETE, REPLACE, APPEND):
         await files.shell("find . -mindepth 1 -delete; mkdir d; echo shown > d/f; echo 1 > keep")
@@ -151,7 +114,7 @@ async def test_twin_file_call_runs_if_previewed_files_are_unchanged(files: Files
         )
 
 
-async def test_control_switch_succeeds_without_comparison_to_preview(files: Files) -> None:
+async def test_control_switch_succeeds_without_comparison_to_preview(files: EffectFiles) -> None:
     await files.shell("mkdir d; echo shown > d/f; echo kept > keep")
     await files.effect(*DELETE)
     await files.shell("mv keep d/keep")
@@ -181,7 +144,7 @@ LEFT_BEHIND = [
 
 @pytest.mark.parametrize("program", LEFT_BEHIND, ids=["process", "thread", "timer"])
 async def test_leftover_writers_are_stopped_between_preview_and_execution(
-    files: Files, program: str
+    files: EffectFiles, program: str
 ) -> None:
     await files.shell("mkdir d; echo shown > d/f")
     ended = await files.box.python(program)
@@ -193,7 +156,7 @@ async def test_leftover_writers_are_stopped_between_preview_and_execution(
     assert await files.shell("ls -A") == ""
 
 
-async def test_preview_shows_hard_links_that_would_also_be_written(files: Files) -> None:
+async def test_preview_shows_hard_links_that_would_also_be_written(files: EffectFiles) -> None:
     """An approver of a log line must know that it is also written into a program."""
     await files.shell("mkdir d; echo pass > program.py; ln program.py d/f")
     (changed,) = (await files.effect(*APPEND)).shown["changed"]
@@ -203,7 +166,7 @@ async def test_preview_shows_hard_links_that_would_also_be_written(files: Files)
     assert "other_names" not in changed  # the twin
 
 
-async def test_diff_markers_in_file_content_cannot_forge_preview_diff(files: Files) -> None:
+async def test_diff_markers_in_file_content_cannot_forge_preview_diff(files: EffectFiles) -> None:
     """Hunk and file headers within a text are marked as its lines."""
     await files.shell(
         r"mkdir d; printf -- '@@ -1 +1 @@\n-safe\n+++ other\n\\ No newline at end of file' > d/f"
@@ -216,7 +179,7 @@ async def test_diff_markers_in_file_content_cannot_forge_preview_diff(files: Fil
     ]  # fmt: skip
 
 
-async def test_diff_of_worst_case_texts_is_bounded_and_truncated(files: Files) -> None:
+async def test_diff_of_worst_case_texts_is_bounded_and_truncated(files: EffectFiles) -> None:
     """Two texts of repeated lines with nothing in common are shown as removed and added."""
     await files.shell("mkdir d; yes a | head -c 200000 > d/f")
     content = "b\na\n" * 40_000

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from conftest import ready_image
 from fumehood.core.errors import EndedBy
 from support.one_container import OneContainer, one_container, value_of
-from support.workshop import image
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S3", "S4", "S5")]
 
@@ -36,7 +36,7 @@ kinds = {str(type(each).__module__) for each in gc.get_objects()}
 
 @pytest.fixture
 async def data() -> AsyncIterator[OneContainer]:
-    async with one_container(image("python-data")) as box:
+    async with one_container(ready_image("python-data")) as box:
         yield box
 
 
@@ -116,7 +116,7 @@ async def test_spare_node_process_has_process_limit_under_gvisor() -> None:
         "await new Promise((done) => setTimeout(done, 1500));\nconsole.log(refused > 0);\n"
         "process.exit(0);"
     )
-    async with one_container(image("node"), runtime="runsc") as box:
+    async with one_container(ready_image("node"), runtime="runsc") as box:
         await box.javascript("0", keep=False)
         ran = await box.javascript(code, keep=False)
         assert ran.stdout == "true\n"

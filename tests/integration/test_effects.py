@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,7 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.approvals.preview import preview
 from fumehood.core.errors import EngineError, WorkspaceChanged
-from fumehood.core.identity import TrustDomain
-from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.effects import Effect, effect_of
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace import run_workspace
 from fumehood.pipeline.authorize import PermittedCall
@@ -25,70 +20,27 @@ from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood_tools.delete_files import delete_files
 from fumehood_tools.write_file import write_file
 from support.definitions import by_default, request
-from support.one_container import OneContainer, one_container, value_of
+from support.effect_files import DOMAIN, EffectFiles
+from support.one_container import one_container, value_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S6")]
-
-LIMITS = Limits(20, 20, None, MB)
-DOMAIN = TrustDomain("ann", None, "sess_1")
-
-
-@dataclass
-class Files:
-    """Runs tools and programs on the workspace of one container."""
-
-    box: OneContainer
-    queue_ms: float = 0.0
-
-    async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
-    ) -> RunEnding:
-        return await self.box.run(program, arguments, wall_s=limits.wall_s)
-
-    async def shell(self, command: str) -> str:
-        ending = await self.box.shell(command)
-        assert ending.ended_by.value == "ok", ending.stderr
-        return ending.stdout
-
-    async def effect(self, tool: ToolDefinition, **arguments: Any) -> Effect:
-        found = await effect_of(tool, arguments, LIMITS, self)
-        assert found is not None
-        return found
-
-    async def act(self, tool: ToolDefinition, expected: str, **arguments: Any) -> Outcome:
-        return await run_workspace(
-            tool, arguments, LIMITS, self, DOMAIN, Cursors(b"k" * 32), expected=expected
-        )
-
-    async def state(self) -> str:
-        """The workspace's full state as the session's own programs see it.
-
-        The housekeeper opens a directory its owner has closed, and closes it again.
-        """
-        shown = "%p %y %m %s %n %l %T@"
-        return await self.shell(
-            f"find . -mindepth 1 -type d ! -perm -700 -printf '{shown}\\n' -o "
-            f"-mindepth 1 -printf '{shown} %C@\\n' | sort; "
-            "find . -type f -readable -exec sha256sum {} + | sort"
-        )
 
 
 @pytest.fixture(
     scope="module", params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
 )
-async def shared(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[Files]:
+async def shared(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[EffectFiles]:
     async with one_container(python_image, runtime=request.param) as box:
-        yield Files(box)
+        yield EffectFiles(box)
 
 
 @pytest.fixture
-async def files(shared: Files) -> AsyncIterator[Files]:
+async def files(shared: EffectFiles) -> AsyncIterator[EffectFiles]:
     yield shared
-    await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
+    await shared.empty()
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +54,16 @@ TREE = (
 )
 
 
-async def test_approved_preview_matches_the_performed_change(files: Files) -> None:
+async def test_approved_preview_matches_the_performed_change(files: EffectFiles) -> None:
     await files.shell(TREE)
     arguments = {"path": "d/f", "content": "more\n", "mode": "append"}
-    found = await files.effect(write_file, **arguments)
+    found = await files.effect(write_file, arguments)
     (changed,) = found.shown["changed"]
     assert changed["diff"] == "@@ -1 +1,2 @@\n text\n+more\n"
-    assert (await files.act(write_file, found.base, **arguments)).error is None
+    assert (await files.act(write_file, arguments, found.base)).error is None
     assert changed["after"]["sha256"] in await files.shell("sha256sum d/f")
-    found = await files.effect(delete_files, paths=["d"], recursive=True)
-    done = await files.act(delete_files, found.base, paths=["d"], recursive=True)
+    found = await files.effect(delete_files, {"paths": ["d"], "recursive": True})
+    done = await files.act(delete_files, {"paths": ["d"], "recursive": True}, found.base)
     assert done.data is not None
     assert done.data["deleted"] == ["d"]
     assert await files.shell("ls -A") == "g\n"
@@ -127,30 +79,30 @@ async def test_approved_preview_matches_the_performed_change(files: Files) -> No
     ],
 )
 async def test_write_without_permission_is_predicted_to_fail(
-    files: Files, set_up: str, arguments: dict[str, Any]
+    files: EffectFiles, set_up: str, arguments: dict[str, Any]
 ) -> None:
     await files.shell(set_up)
     before = await files.state()
-    found = await files.effect(write_file, **arguments)
+    found = await files.effect(write_file, arguments)
     assert "Permission denied" in found.shown["would_fail"]
-    done = await files.act(write_file, found.base, **arguments)
+    done = await files.act(write_file, arguments, found.base)
     assert done.error is not None
     assert await files.state() == before
 
 
-async def test_preview_of_large_sparse_files_does_not_read_them_whole(files: Files) -> None:
+async def test_preview_of_large_sparse_files_does_not_read_them_whole(files: EffectFiles) -> None:
     """Their total apparent size is far larger than the workspace."""
     await files.shell("mkdir d; for n in $(seq 30); do truncate -s 100M d/$n 2>/dev/null; done")
-    found = await files.effect(delete_files, paths=["d"], recursive=True)
+    found = await files.effect(delete_files, {"paths": ["d"], "recursive": True})
     assert found.shown["counts"]["removed"] == 31
     assert any(one.get("unread") for one in found.shown["removed"])
 
 
-async def test_preview_ignores_planted_modules_in_the_workspace(files: Files) -> None:
+async def test_preview_ignores_planted_modules_in_the_workspace(files: EffectFiles) -> None:
     """The preview must not import modules from the workspace."""
     await files.shell("echo 'raise SystemExit(9)' | tee hashlib.py json.py base64.py stat.py")
-    found = await files.effect(delete_files, paths=["json.py"])
-    assert (await files.act(delete_files, found.base, paths=["json.py"])).error is None
+    found = await files.effect(delete_files, {"paths": ["json.py"]})
+    assert (await files.act(delete_files, {"paths": ["json.py"]}, found.base)).error is None
 
 
 # -- through the engine ---------------------------------------------------------------------
@@ -208,7 +160,7 @@ async def test_preview_takes_a_session_turn_and_detects_later_uploads(
         assert caught.value.code == "RESOURCE_NOT_FOUND"
 
 
-async def test_session_variables_survive_a_preview(files: Files) -> None:
+async def test_session_variables_survive_a_preview(files: EffectFiles) -> None:
     await files.box.python("x = 1")
-    await files.effect(write_file, path="f", content="x")
+    await files.effect(write_file, {"path": "f", "content": "x"})
     assert value_of(await files.box.python("x")) == 1

@@ -51,6 +51,13 @@ async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> As
         yield engine
 
 
+def server_of(engine: Engine, name: str) -> Any:
+    """The engine's side of a configured server."""
+    mcp = engine._made.upstreams.mcp
+    assert mcp is not None
+    return mcp.servers[name]
+
+
 def names(engine: Engine) -> list[str]:
     return [tool.name for tool in engine.tools() if tool.type == ToolType.MCP]
 
@@ -98,10 +105,8 @@ async def test_real_mcp_servers_tools_are_callable_in_both_eras_over_stdio_and_h
     settings = {"rest": {"allowed_hosts": [address.split("/")[2]]}}
     one = web if kind.startswith("http") else server(TESTER)
     async with serving(settings=settings, tester=one) as engine:
-        mcp = engine._made.upstreams.mcp
-        assert mcp is not None
-        await until(lambda: mcp.servers["tester"]._wire is not None)
-        wire = mcp.servers["tester"]._wire
+        await until(lambda: server_of(engine, "tester")._wire is not None)
+        wire = server_of(engine, "tester")._wire
         assert wire is not None
         assert wire.version == (mcp_wire.HANDSHAKE[0] if old else mcp_wire.MODERN)
         added = await engine.call("tester__add", {"a": 1, "b": 2})
@@ -132,15 +137,13 @@ async def test_dead_server_is_restarted_and_its_tools_stay_listed() -> None:
         died = await engine.call("tester__echo", {"text": "a"})
         assert (code_of(died), error_of(died).retryable) == ("NETWORK_ERROR", False)
         assert "tester__echo" in names(engine)
-        mcp = engine._made.upstreams.mcp
-        assert mcp is not None
-        await until(lambda: mcp.servers["tester"]._wire is None)
+        await until(lambda: server_of(engine, "tester")._wire is None)
         refused = await engine.call("tester__echo", {"text": "a"})
         assert (code_of(refused), error_of(refused).retryable) == (
             "SANDBOX_UNAVAILABLE",
             True,
         )
-        await until(lambda: mcp.servers["tester"]._wire is not None)
+        await until(lambda: server_of(engine, "tester")._wire is not None)
 
 
 @pytest.mark.row("P7")
@@ -148,10 +151,8 @@ async def test_repeatedly_failing_server_opens_its_circuit_but_no_other() -> Non
     servers = {"bad": server(SCRIPTED, "dies"), "good": server(SCRIPTED)}
     async with serving(count=2, settings={"circuits": {"min_failures": 2}}, **servers) as engine:
         codes = []
-        mcp = engine._made.upstreams.mcp
-        assert mcp is not None
         for _ in range(3):
-            await until(lambda: mcp.servers["bad"]._wire is not None)
+            await until(lambda: server_of(engine, "bad")._wire is not None)
             answer = await engine.call("bad__echo", {"text": "a"})
             codes.append(answer.error.code if answer.error else None)
         assert codes == ["NETWORK_ERROR", "NETWORK_ERROR", "CIRCUIT_OPEN"]
@@ -290,9 +291,7 @@ async def test_definitions_over_the_checking_time_are_left_out(
 async def test_oversized_tool_list_is_rejected_whole() -> None:
     config = Config(mcp_servers={"tester": server(SCRIPTED, "lists-much")})
     async with Engine(config=config) as engine:
-        mcp = engine._made.upstreams.mcp
-        assert mcp is not None
-        await until(lambda: "lists tools of over" in mcp.servers["tester"]._why)
+        await until(lambda: "lists tools of over" in server_of(engine, "tester")._why)
         assert names(engine) == []
 
 
@@ -411,18 +410,14 @@ async def test_secret_header_reaches_its_server_and_is_redacted_in_answers(
     assert sessions["tools/call"] == "session-1"
     unbound = Config(mcp_servers={"other": one}, **settings)
     async with Engine(config=unbound) as engine:
-        mcp = engine._made.upstreams.mcp
-        assert mcp is not None
-        await until(lambda: "is not bound to the tool other" in mcp.servers["other"]._why)
+        await until(lambda: "is not bound to the tool other" in server_of(engine, "other")._why)
 
 
 async def test_private_server_address_requires_allowed_hosts(address: str) -> None:
     config = Config(mcp_servers={"tester": {"url": address}, "good": server(SCRIPTED)})
     async with Engine(config=config) as engine:
-        mcp = engine._made.upstreams.mcp
-        assert mcp is not None
         await until(lambda: names(engine) == ["good__echo"])
-        await until(lambda: "rest.allowed_hosts" in mcp.servers["tester"]._why)
+        await until(lambda: "rest.allowed_hosts" in server_of(engine, "tester")._why)
 
 
 @pytest.mark.needs("docker")

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from conftest import ready_image
 from fumehood.core.errors import EndedBy
 from support.one_container import OneContainer, one_container, value_of
 from support.wait import DEADLINE_S
-from support.workshop import image
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S5", "S7")]
 
@@ -39,14 +39,14 @@ found
 
 @pytest.fixture
 async def node() -> AsyncIterator[OneContainer]:
-    async with one_container(image("node"), runtime="runc") as box:
+    async with one_container(ready_image("node"), runtime="runc") as box:
         yield box
 
 
 @pytest.fixture(params=RUNTIMES)
 async def any_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     """Both runtimes, for tests that depend on the kernel programs see."""
-    async with one_container(image("node"), runtime=request.param) as box:
+    async with one_container(ready_image("node"), runtime=request.param) as box:
         yield box
 
 
@@ -150,6 +150,6 @@ async def test_program_with_another_limit_gets_a_process_with_that_limit() -> No
     limit = (
         "require('fs').readFileSync('/proc/self/limits', 'utf8').match(/Max cpu time +(\\d+)/)[1]"
     )
-    async with one_container(image("node"), runtime="runc") as box:
+    async with one_container(ready_image("node"), runtime="runc") as box:
         for wall_s, expected in ((5, "7"), (5, "7"), (9, "11"), (9, "11")):
             assert value_of(await box.javascript(limit, wall_s=wall_s)) == expected

@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from conftest import ready_image
 from fumehood.core.errors import EndedBy
 from fumehood.core.limits import MB
 from support.one_container import OneContainer, one_container, value_of
-from support.workshop import image
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S7")]
 
@@ -28,7 +28,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module", params=RUNTIMES)
 async def shared_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     """One shared container, because a start under gVisor takes longer than most tests."""
-    async with one_container(image("node"), runtime=request.param) as box:
+    async with one_container(ready_image("node"), runtime=request.param) as box:
         yield box
 
 
@@ -42,7 +42,7 @@ async def node(shared_node: OneContainer) -> AsyncIterator[OneContainer]:
 
 @pytest.fixture(scope="module")
 async def shared_data() -> AsyncIterator[OneContainer]:
-    async with one_container(image("python-data")) as box:
+    async with one_container(ready_image("python-data")) as box:
         yield box
 
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from conftest import ready_image
 from fumehood.core.errors import EndedBy
 from support.one_container import OneContainer, one_container, value_of
-from support.workshop import image
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S3", "S6", "S7")]
 
@@ -47,14 +47,14 @@ names = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Threads",
 
 @pytest.fixture
 async def data() -> AsyncIterator[OneContainer]:
-    async with one_container(image("python-data"), runtime="runc") as box:
+    async with one_container(ready_image("python-data"), runtime="runc") as box:
         yield box
 
 
 @pytest.fixture(params=RUNTIMES)
 async def any_data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     """Both runtimes, for tests that depend on the kernel programs see."""
-    async with one_container(image("python-data"), runtime=request.param) as box:
+    async with one_container(ready_image("python-data"), runtime=request.param) as box:
         yield box
 
 

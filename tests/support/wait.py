@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -17,3 +18,9 @@ def wait_until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) 
         waited = time.monotonic() - begun
         assert waited < deadline_s, "the condition did not come true in time"
         time.sleep(min(max(0.01, waited / 20), LONGEST_PAUSE_S))
+
+
+async def settle() -> None:
+    """Let every task go on until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)

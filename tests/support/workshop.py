@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import tempfile
@@ -11,24 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import Daemon, launch, make_first_approver, wait_until_ready
-from fumehood.sandbox.container.docker_api import open_docker
-from fumehood.sandbox.images.build import DEADLINE_S, build_image
-from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.images.recipe import read_recipe
+from conftest import Daemon, launch, make_first_approver, ready_image, wait_until_ready
 from support.http import Answer
 
 
 def build(names: Iterable[str]) -> None:
     """Build missing images."""
     for name in names:
-        image(name)
-
-
-def image(name: str) -> Image:
-    """The image, built if it is missing."""
-    with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
-        return build_image(docker, read_recipe(name), print).image
+        ready_image(name)
 
 
 @contextmanager

@@ -146,16 +146,10 @@ def test_tool_error_can_have_its_own_code(code: str) -> None:
         "A" * 65,
         "ÄÖÜ",
         "CITY_NOT_FOUND\n",
+        *MISSION_CODES,
     ],
 )
-def test_malformed_tool_error_code_is_refused(code: str) -> None:
-    with pytest.raises(ValueError, match="own error code"):
-        ToolError(code, "No.")
-
-
-@pytest.mark.row("E1")
-@pytest.mark.parametrize("code", MISSION_CODES)
-def test_tool_error_cannot_use_an_engine_code(code: str) -> None:
+def test_tool_error_code_that_is_malformed_or_the_engines_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="own error code"):
         ToolError(code, "No.")
 

@@ -329,16 +329,10 @@ async def test_mutable_default_is_not_shared_between_calls() -> None:
 
 
 @pytest.mark.row("T7")
-@pytest.mark.parametrize("name", ["schema", "json", "copy", "dict", "model_fields"])
-def test_any_ordinary_parameter_name_can_be_declared(name: str) -> None:
-    space: dict[str, Any] = {}
-    exec(f"async def send({name}: str) -> None:\n    'Send.'", space)
-    assert _properties(tool(sandboxed=False)(space["send"])) == {name: {"type": "string"}}
-
-
-@pytest.mark.row("T7")
-@pytest.mark.parametrize("name", ["_hidden", "model_config"])
-def test_parameter_with_a_reserved_model_name_is_kept(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["schema", "json", "copy", "dict", "model_fields", "_hidden", "model_config"]
+)
+def test_any_parameter_name_can_be_declared(name: str) -> None:
     space: dict[str, Any] = {}
     exec(f"async def send({name}: str) -> None:\n    'Send.'", space)
     assert _properties(tool(sandboxed=False)(space["send"])) == {name: {"type": "string"}}

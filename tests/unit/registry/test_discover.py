@@ -224,6 +224,16 @@ def database(tmp_path: Path) -> Iterator[Database]:
     database.close()
 
 
+@pytest.fixture
+def index() -> ToolIndex:
+    return index_with_act()
+
+
+@pytest.fixture
+def registrations(index: ToolIndex, database: Database) -> Registrations:
+    return Registrations(index, database)
+
+
 def index_with_act() -> ToolIndex:
     index = ToolIndex()
     index.register(function_definition(), Source.PROGRAM, function=answer_nothing)
@@ -248,10 +258,12 @@ def index_with_act() -> ToolIndex:
     ids=["native", "builtin", "unsandboxed", "others-name", "bad-name", "executor", "list"],
 )
 async def test_refused_registration_leaves_no_trace(
-    database: Database, document: Any, error: type[EngineError]
+    index: ToolIndex,
+    registrations: Registrations,
+    database: Database,
+    document: Any,
+    error: type[EngineError],
 ) -> None:
-    index = index_with_act()
-    registrations = Registrations(index, database)
     with pytest.raises(error):
         await registrations.register(document, **BY)
     assert [tool.definition.name for tool in index] == ["act"]
@@ -261,10 +273,9 @@ async def test_refused_registration_leaves_no_trace(
 
 @pytest.mark.row("R1")
 async def test_registering_an_existing_version_is_a_conflict_unless_replaced(
-    database: Database,
+    index: ToolIndex,
+    registrations: Registrations,
 ) -> None:
-    index = index_with_act()
-    registrations = Registrations(index, database)
     await registrations.register(rest(), **BY)
     with pytest.raises(IdempotencyConflict):
         await registrations.register(rest(description="Another."), **BY)
@@ -277,9 +288,9 @@ async def test_registering_an_existing_version_is_a_conflict_unless_replaced(
 
 
 @pytest.mark.row("R1")
-async def test_tools_of_other_sources_can_be_disabled_but_not_changed(database: Database) -> None:
-    index = index_with_act()
-    registrations = Registrations(index, database)
+async def test_tools_of_other_sources_can_be_disabled_but_not_changed(
+    index: ToolIndex, registrations: Registrations, database: Database
+) -> None:
     with pytest.raises(PermissionDenied):
         await registrations.replace("act", "1.0.0", rest(name="act"), **BY)
     with pytest.raises(PermissionDenied):
@@ -297,9 +308,9 @@ async def test_tools_of_other_sources_can_be_disabled_but_not_changed(database: 
 
 
 @pytest.mark.row("R1")
-async def test_deleted_version_is_removed_with_its_disabled_state(database: Database) -> None:
-    index = index_with_act()
-    registrations = Registrations(index, database)
+async def test_deleted_version_is_removed_with_its_disabled_state(
+    index: ToolIndex, registrations: Registrations
+) -> None:
     await registrations.register(rest(), **BY)
     await registrations.switch("get_weather", None, is_active=False, **BY)
     await registrations.delete("get_weather", "1.0.0", **BY)
@@ -310,8 +321,9 @@ async def test_deleted_version_is_removed_with_its_disabled_state(database: Data
 
 
 @pytest.mark.row("R1", "A7")
-async def test_every_registry_change_is_recorded_with_its_author(database: Database) -> None:
-    registrations = Registrations(index_with_act(), database)
+async def test_every_registry_change_is_recorded_with_its_author(
+    registrations: Registrations, database: Database
+) -> None:
     await registrations.register(rest(), **BY)
     await registrations.switch("get_weather", None, is_active=False, **BY)
     await registrations.delete("get_weather", "1.0.0", **BY)
@@ -322,13 +334,14 @@ async def test_every_registry_change_is_recorded_with_its_author(database: Datab
 
 @pytest.mark.row("D6")
 async def test_registry_change_that_cannot_be_stored_has_no_effect(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    index: ToolIndex,
+    registrations: Registrations,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def full(job: object) -> None:
         raise WriteFailed("database or disk is full")
 
-    index = index_with_act()
-    registrations = Registrations(index, database)
     monkeypatch.setattr(database, "write", full)
     with pytest.raises(WriteFailed):
         await registrations.register(rest(), **BY)

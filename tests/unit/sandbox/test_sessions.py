@@ -29,7 +29,7 @@ from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import HasImages, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 from support.session_rows import SessionRows
-from support.wait import DEADLINE_S
+from support.wait import DEADLINE_S, settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
 
@@ -91,11 +91,6 @@ async def bench(rows: SessionRows | None = None, **rules: Any) -> AsyncIterator[
     made = Bench(rows, **rules)
     async with made.keeper:
         yield made
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_session_is_stored_before_it_is_returned() -> None:

@@ -16,7 +16,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.settings import ContainerSettings
 from support.fake_containers import FakeContainer, FakeMaker, Holder
-from support.wait import DEADLINE_S
+from support.wait import DEADLINE_S, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -81,12 +81,6 @@ async def bench(**rules: Any) -> AsyncIterator[Bench]:
         made.pool.tidy()
         yield made
         group.cancel_scope.cancel()
-
-
-async def settle() -> None:
-    """Let every task go on until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_container_is_kept_for_its_domain_and_used_again() -> None:
