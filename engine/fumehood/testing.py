@@ -6,6 +6,7 @@ This module may import any module of the engine; no module of the engine imports
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
+from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, RunEnding, RunSinks, WallStatus
 
 
 @dataclass
@@ -98,6 +99,7 @@ class FakeWall:
     images: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(FAKE_IMAGES))
     """Name of an image → its languages. Sessions can be created only from these images."""
     held: list[FakePlace] = field(default_factory=list)
+    keeps_sessions: bool = False
     meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
 
     @property
@@ -143,6 +145,24 @@ class FakeWall:
         self.held.append(place)
         return place
 
+    def expect(self, name: str) -> None:
+        """Do nothing: a fake container stays."""
+
+    def resume(
+        self,
+        name: str,
+        *,
+        image: str,
+        memory_mb: int,
+        languages: tuple[str, ...],
+        epoch: int,
+        on_lost: Callable[[], None],
+    ) -> FakePlace:
+        """Return the container that `hold` returned to an earlier engine."""
+        (place,) = (place for place in self.held if place.name == name)
+        place.epoch, place.on_lost = epoch, on_lost
+        return place
+
     async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
         """Record a run, await `meanwhile`, send the run's files, and return the answer."""
         self.runs.append(run)
@@ -186,6 +206,8 @@ class FakePlace:
     memory_mb: int
     languages: tuple[str, ...]
     on_lost: Callable[[], None]
+    name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")
+    epoch: int = FIRST_EPOCH
     lost: str | None = None
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)

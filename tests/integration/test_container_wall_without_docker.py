@@ -111,13 +111,16 @@ def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def bench(**settings: Any) -> AsyncIterator[Bench]:
-    docker_settings = settings.pop("docker", {})
+    docker_settings, keeps_sessions = settings.pop("docker", {}), settings.pop("keeps", False)
     async with anyio.create_task_group() as group:
         docker = FakeDocker(group, **docker_settings)
         made = Bench(docker, **settings)
+        made.wall.keeps_sessions = keeps_sessions
         async with made.wall:
             yield made
-        assert docker.containers == {} or docker.failing is not None
+        kept = set(made.wall._held) if keeps_sessions else set()
+        left = {one.name for one in docker.containers.values()}
+        assert left == kept or docker.failing is not None
         group.cancel_scope.cancel()
 
 
@@ -566,6 +569,15 @@ async def test_held_container_with_failed_reset_is_lost_with_the_guests_reason()
             "its container could not be cleared up after a run (the head[2J is gone)"
         )
         assert lost == ["lost"]
+
+
+async def test_stopping_wall_that_keeps_sessions_leaves_their_containers() -> None:
+    lost: list[str] = []
+    async with bench(keeps=True) as made:
+        held = await hold(made, lost)
+        await made.run()
+    assert lost == []
+    assert [held.name] == [one.name for one in made.docker.containers.values()]
 
 
 async def test_stopping_wall_ends_held_containers() -> None:

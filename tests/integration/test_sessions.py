@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 from conftest import CLEAN_ENVIRONMENT
 from fumehood import Config, Engine
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import SessionRecord
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
@@ -152,8 +150,9 @@ def start_engine(document: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-async def test_sessions_of_a_killed_engine_are_lost_and_their_containers_reaped(
-    home: Path, python_image: Image
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_session_of_an_ended_engine_continues_and_other_containers_are_reaped(
+    home: Path, python_image: Image, how: signal.Signals
 ) -> None:
     chosen = config(home)
     document = chosen.model_dump_json(include={"home", "container", "sessions"})
@@ -164,7 +163,7 @@ async def test_sessions_of_a_killed_engine_are_lost_and_their_containers_reaped(
             session_id = (await anyio.to_thread.run_sync(process.stdout.readline)).strip()
         assert session_id.startswith("sess_")
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(how)
         process.wait(timeout=30)
         process.stdout.close()
     mine = f"fumehood.owner={owner_id(home)}"
@@ -172,11 +171,12 @@ async def test_sessions_of_a_killed_engine_are_lost_and_their_containers_reaped(
     assert left
     database = open_database(home / "state.db")
     async with Engine(config=chosen, database=database) as engine:
-        lost = engine.sessions.find(engine.owner, session_id)
-        assert (lost.state, lost.why) == ("lost", "The engine was started anew.")
-        with pytest.raises(ResourceNotFound, match="is lost"):
-            engine.sessions.examine(engine.owner, None, session_id)
+        session = engine.sessions.find(engine.owner, session_id)
+        assert session.state == "active"
+        assert await value(engine, session, "x") == 1
+        assert await value(engine, session, "x += 1\nx") == 2
+        await until(lambda: len(left & {one["Id"] for one in containers_of(mine)}) == 1)
+        await engine.sessions.end(engine.owner, session_id)
         await until(lambda: not left & {one["Id"] for one in containers_of(mine)})
-        assert json.loads(lost.model_dump_json())["languages"] == ["python", "shell"]
         assert await value(engine, await create(engine), "1 + 1") == 2
     database.close()

@@ -50,13 +50,14 @@ class FakeGuest:
             self._stream.send(record(1, framing.encode(message)))
 
     async def hears(self) -> dict[str, Any]:
-        """The host's next message. Raises EOFError if the host has disconnected."""
+        """The host's next message but "keep". Raises EOFError if the host has disconnected."""
         while not self._waiting:
             await anyio.wait_readable(self._stream)
             chunk = self._stream.recv(1 << 16)
             if not chunk:
                 raise EOFError
-            self._waiting += self._decoder.feed(chunk)
+            heard = self._decoder.feed(chunk)
+            self._waiting += [message for message in heard if message["op"] != "keep"]
         return self._waiting.pop(0)
 
 

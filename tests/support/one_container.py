@@ -66,9 +66,9 @@ class OneContainer:
     """`run` also waits until the container is reset; `heard` belongs to the last run."""
 
     def __init__(self, container: Container, listener: _Listener, memory_mb: int) -> None:
-        self._container = container
+        self.container = container
         self._listener = listener
-        self._memory_mb = memory_mb
+        self.memory_mb = memory_mb
         self.name = container.name
         self.heard = Heard()
 
@@ -97,8 +97,8 @@ class OneContainer:
                 output=lambda stream, text: heard.output.append((stream, text)),
                 is_live=True,
             )
-        limits = Limits(wall_s, wall_s, self._memory_mb, output_bytes)
-        ending = await self._container.run(program, arguments, limits, sinks, "session", keep=keep)
+        limits = Limits(wall_s, wall_s, self.memory_mb, output_bytes)
+        ending = await self.container.run(program, arguments, limits, sinks, "session", keep=keep)
         with anyio.fail_after(30):
             await self._listener.settled.wait()
         return ending
@@ -147,6 +147,21 @@ async def one_container(
     finally:
         with anyio.CancelScope(shield=True), suppress(DockerError):
             await docker.ask(lambda client: client.remove_container(name, force=True), 30)
+
+
+@asynccontextmanager
+async def taken_over(box: OneContainer, epoch: int) -> AsyncIterator[OneContainer]:
+    """The same container, whose host is now another engine."""
+    container = await Container.take_over(
+        Docker(os.environ), box.container.spec, required=frozenset(Limit), epoch=epoch
+    )
+    listener = _Listener()
+    container.listen(listener)
+    container.keep(epoch, 60)
+    try:
+        yield OneContainer(container, listener, box.memory_mb)
+    finally:
+        container.end("the test is over")
 
 
 def value_of(ending: RunEnding) -> Any:

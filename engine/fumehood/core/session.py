@@ -29,7 +29,7 @@ class SessionStatus(StrEnum):
 
     ACTIVE = "active"
     ENDED = "ended"
-    """Ended by its owner, by its lifetime, or with the engine."""
+    """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
     LOST = "lost"
     """Its container was lost, with its files and variables."""
 
@@ -62,6 +62,17 @@ class OwnedSession(SessionRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionHome:
+    """What the next engine needs to continue an active session."""
+
+    container: str
+    epoch: int
+    """That of the last engine that commanded its container; the next one's is higher."""
+    idle_s: float
+    lifetime_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class KeptSession:
     """One session with its owner."""
 
@@ -69,6 +80,8 @@ class KeptSession:
     record: SessionRecord
     finished_at: datetime | None = None
     """When it ended or was lost."""
+    home: SessionHome | None = None
+    """None once it has ended."""
 
 
 class NewSession(BaseModel):

@@ -13,7 +13,11 @@ import sys
 def main() -> None:
     config = json.loads(sys.argv[1])
     sys.path.extend(config["import_paths"])
-    if config.get("wall") == "container":
+    if config.get("wall") == "relay":
+        from fumehood.guest.container.takeover import relay
+
+        relay(config)
+    elif config.get("wall") == "container":
         from fumehood.guest.container.forks import HOOKS
 
         HOOKS.hold()  # before the first module that registers any

@@ -22,9 +22,16 @@ import anyio
 from fumehood.core.errors import EndedBy, InternalError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
-from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.core.session import KeptSession, SessionHome, SessionRecord, SessionStatus
 from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContainer, try_later
+from fumehood.sandbox.wall import (
+    FIRST_EPOCH,
+    NO_SINKS,
+    RunEnding,
+    RunSinks,
+    SessionContainer,
+    try_later,
+)
 
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
@@ -54,6 +61,7 @@ class Session:
     last_used_at: datetime
     created: float
     last_used: float
+    epoch: int = FIRST_EPOCH
     calls: int = 0
     users: int = 0
     """Calls that use the session or wait for it."""
@@ -122,7 +130,8 @@ class Session:
             calls=self.calls,
             is_busy=self.users > 0,
         )
-        return KeptSession(self.principal_id, record)
+        home = SessionHome(self.container.name, self.epoch, self.idle_s, self.lifetime_s)
+        return KeptSession(self.principal_id, record, home=home)
 
     def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
         """Set the final record and return it. `why` is a clause, such as "its owner ended it"."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import anyio
@@ -68,7 +68,10 @@ class SessionClock:
 
 
 class SessionKeeper:
-    """The sessions of one engine. An asynchronous context manager; leaving it ends all sessions."""
+    """The sessions of one engine. An asynchronous context manager.
+
+    Leaving it ends all sessions, unless the wall keeps them for the next engine.
+    """
 
     def __init__(
         self,
@@ -97,18 +100,28 @@ class SessionKeeper:
         self._group: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._history = SessionHistory(rows)
+        self._left_behind: list[KeptSession] = []
+        """Active sessions of an earlier engine, until this one continues them."""
         for one in sorted(kept, key=lambda one: one.finished_at or one.record.created_at):
             self._inherit(one)
 
     async def __aenter__(self) -> SessionKeeper:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
+        kept, self._left_behind = self._left_behind, []
+        for one in kept:  # written before the first takeover: no later engine may have this epoch
+            self._history.note(one)
         await self._write_changes()
+        for one in kept:
+            self._resume(one)
         self._group.start_soon(self._keep_tidy)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        ending = list(self._live.values())
+        keeps = self._wall is not None and self._wall.keeps_sessions
+        for session in self._live.values():
+            self._history.note(session.kept())
+        ending = [] if keeps else list(self._live.values())
         for session in ending:
             self._finish(session, SessionStatus.ENDED, STOPPED)
         self._group, group = None, self._group
@@ -302,14 +315,51 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, one: KeptSession) -> None:
-        """Add a stored session of an earlier engine. If it was still active, it is now lost."""
+        """Add a stored session of an earlier engine. If it was active, it continues or is lost."""
         if one.record.state is not SessionStatus.ACTIVE:
             self._history.keep(one)
+            return
+        if one.home is not None and self._wall is not None and self._wall.keeps_sessions:
+            self._wall.expect(one.home.container)
+            self._left_behind.append(_next_epoch(one))
             return
         now = self._clock.now()
         lost = {"state": SessionStatus.LOST, "why": sentence(RESTARTED), "expires_at": now}
         record = one.record.model_copy(update={**lost, "is_busy": False})
         self._history.add(KeptSession(one.principal_id, record, now))
+
+    def _resume(self, one: KeptSession) -> None:
+        """Continue an active session of an earlier engine."""
+        record, home, wall = one.record, one.home, self._wall
+        assert home is not None
+        assert wall is not None
+        now, now_at = self._clock.monotonic(), self._clock.now()
+        session = Session(
+            id=record.id,
+            principal_id=one.principal_id,
+            agent_id=record.agent_id,
+            image=record.image,
+            memory_mb=record.memory_mb,
+            container=wall.resume(
+                home.container,
+                image=record.image,
+                memory_mb=record.memory_mb,
+                languages=record.languages,
+                epoch=home.epoch,
+                on_lost=lambda: self._on_lost(self._live.get(record.id)),
+            ),
+            idle_s=home.idle_s,
+            lifetime_s=home.lifetime_s,
+            created_at=record.created_at,
+            last_used_at=record.last_used_at,
+            created=now - (now_at - record.created_at).total_seconds(),
+            last_used=now - (now_at - record.last_used_at).total_seconds(),
+            epoch=home.epoch,
+            calls=record.calls,
+        )
+        self._live[session.id] = session
+        self._share.add(session.principal_id)
+        self._tell("session.resumed", session)
 
     async def _make(
         self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
@@ -484,6 +534,11 @@ class SessionKeeper:
                 **values,
             },
         )
+
+
+def _next_epoch(one: KeptSession) -> KeptSession:
+    assert one.home is not None
+    return replace(one, home=replace(one.home, epoch=one.home.epoch + 1))
 
 
 def _unknown() -> ResourceNotFound:

@@ -38,6 +38,8 @@ class SessionSettings(BaseModel):
     """Maximum seconds that a call waits for earlier calls in the same session."""
     waiting: int = Field(default=20, ge=0, le=1000)
     """Maximum number of calls that wait for one session."""
+    orphan_seconds: float = Field(default=600, ge=0, le=86_400)
+    """How long a session waits for the next engine, after a restart or a crash."""
 
     @property
     def max_of_one(self) -> int:

@@ -302,6 +302,11 @@ class SessionContainer(Protocol):
     """
 
     @property
+    def name(self) -> str:
+        """Its name, by which a later engine finds it."""
+        ...
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """The languages of its image."""
         ...
@@ -333,9 +338,18 @@ class SessionContainer(Protocol):
         ...
 
 
+FIRST_EPOCH = 1
+"""The epoch of the engine that makes a session. Each takeover has a higher one."""
+
+
 @runtime_checkable
 class SessionWall(Protocol):
     """A wall with containers for sessions."""
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether the containers of sessions outlive the engine."""
+        ...
 
     @property
     def limits(self) -> WallLimits:
@@ -356,6 +370,27 @@ class SessionWall(Protocol):
 
         Raises:
             SandboxUnavailable: no container was available in time, or there is no such image.
+        """
+        ...
+
+    def expect(self, name: str) -> None:
+        """Let the container of an earlier engine's session stay until `resume`. Called before the
+        wall's context is entered.
+        """
+        ...
+
+    def resume(
+        self,
+        name: str,
+        *,
+        image: str,
+        memory_mb: int,
+        languages: tuple[str, ...],
+        epoch: int,
+        on_lost: Callable[[], None],
+    ) -> SessionContainer:
+        """Return the container of an earlier engine's session, which is taken over before its first
+        use. `epoch` is higher than that of every earlier engine.
         """
         ...
 

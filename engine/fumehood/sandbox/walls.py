@@ -71,6 +71,7 @@ class WallSettings:
     container: ContainerSettings
     own_images: Path
     longest_session_s: float
+    orphan_s: float
 
 
 class EngineWalls:
@@ -175,7 +176,7 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
         Docker(os.environ),
         image_finder(settings.own_images),
         _identity(state, on_event),
-        making=Making(held_s=settings.longest_session_s),
+        making=Making(held_s=settings.longest_session_s, orphan_s=settings.orphan_s),
         eager=state is not None,
         on_event=on_event,
     )

@@ -181,6 +181,7 @@ SESSIONS = Table(
     Column("expires_at", String, nullable=False),
     Column("finished_at", String),
     Column("calls", Integer, nullable=False),
+    Column("home", JSON),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -523,5 +524,9 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE remembered ADD COLUMN any_others BOOLEAN NOT NULL DEFAULT 0",
     ),
     _one_table_of_counters,
+    # An active session stores what the next engine needs to continue it.
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN home JSON",
+    ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

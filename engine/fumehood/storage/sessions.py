@@ -8,13 +8,14 @@ That is affordable: starting a container takes a hundred times as long.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.engine import RowMapping
 
-from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.core.session import KeptSession, SessionHome, SessionRecord, SessionStatus
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import SESSIONS
@@ -72,6 +73,7 @@ def _row(kept: KeptSession) -> dict[str, Any]:
         "last_used_at": stamp(record.last_used_at),
         "expires_at": stamp(record.expires_at),
         "finished_at": stamp(finished_at) if finished_at is not None else None,
+        "home": asdict(kept.home) if kept.home is not None else None,
     }
 
 
@@ -87,4 +89,5 @@ def _kept(row: RowMapping) -> KeptSession:
         is_busy=False,
     )
     when = datetime.fromisoformat(finished_at) if finished_at is not None else None
-    return KeptSession(row["principal_id"], record, when)
+    home = SessionHome(**row["home"]) if row["home"] is not None else None
+    return KeptSession(row["principal_id"], record, when, home)

@@ -26,7 +26,7 @@ from fumehood.core.limits import Limits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.sandbox.wall import HasImages, RunEnding
+from fumehood.sandbox.wall import FIRST_EPOCH, HasImages, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 from support.session_rows import SessionRows
 from support.wait import DEADLINE_S, settle
@@ -468,7 +468,53 @@ async def test_stopping_engine_ends_all_sessions() -> None:
         await made.keeper.create(ALICE)
 
 
-async def test_sessions_left_active_by_a_dead_engine_are_reported_as_lost() -> None:
+@pytest.mark.parametrize("how", ["an orderly stop", "a kill"])
+async def test_next_engine_continues_the_sessions_with_a_higher_epoch(how: str) -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    first = Bench(rows, wall)
+    async with first.keeper:
+        record = await first.keeper.create(ALICE)
+        killed = dict(rows.kept)
+        await first.run(record)
+    if how == "a kill":
+        rows.kept = killed
+    again = Bench(rows, wall)
+    again.clock.advance(600)
+    async with again.keeper:
+        home = rows.kept[record.id].home
+        assert home is not None
+        assert wall.held[0].epoch == home.epoch == FIRST_EPOCH + 1
+        assert again.state(record) == ("active", None)
+        assert (await again.run(record)).ended_by is EndedBy.OK
+        calls = again.keeper.find(ALICE, record.id).calls
+        assert calls == (2 if how == "an orderly stop" else 1)
+        assert again.keeper.counts["active"] == 1
+
+
+async def test_idle_time_of_a_session_continues_while_no_engine_runs() -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE, idle_seconds=60)
+    again = Bench(rows, wall)
+    again.clock.advance(61)
+    async with again.keeper:
+        await settle()
+        assert again.state(record) == ("ended", "It was not used for 60 s.")
+        assert wall.held[0].lost is not None
+
+
+async def test_session_whose_container_is_gone_after_a_restart_is_lost() -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE)
+    again = Bench(rows, wall)
+    async with again.keeper:
+        wall.held[0].lose("its container is gone")
+        assert again.state(record) == ("lost", "Its container is gone.")
+        assert again.keeper.counts["active"] == 0
+
+
+async def test_engine_that_keeps_no_sessions_reports_those_left_active_as_lost() -> None:
     rows = SessionRows()
     async with bench(rows) as made:
         record = await made.keeper.create(ALICE)

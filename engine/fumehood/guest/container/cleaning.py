@@ -53,8 +53,10 @@ class Cleaner:
         counters: Counters,
         mounts: Mounts,
         reap: Callable[[], None],
+        relays: Callable[[], int],
     ) -> None:
         self._pools = pools
+        self._relays = relays
         self._chain = chain
         self._counters = counters
         self._mounts = mounts
@@ -64,7 +66,7 @@ class Cleaner:
         """Whether the kernel counts exactly the processes that should exist now."""
         if not self._pools.is_settled:
             return False
-        guests_own = 1 + len(self._pools.zygote_pids) + len(self._pools.pids)
+        guests_own = 1 + len(self._pools.zygote_pids) + len(self._pools.pids) + self._relays()
         expected = guests_own + self._chain.threads()
         counted = self._counters.processes()
         if counted == expected or not self._chain.pids:
@@ -95,7 +97,7 @@ class Cleaner:
             left_out = int(not self._mounts.are_clean())  # at least
             fault = "a process of the program could not be ended"
             return Housekeeper(left_out, fault)
-        if run.child is None:
+        if run.child is None or run.is_left:
             return NOTHING_DONE
         if not run.keep:
             return keep_house(run.id, self._mounts)

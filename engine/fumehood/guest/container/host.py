@@ -7,7 +7,9 @@ reported about a run except its claim was measured or decided outside the progra
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 from typing import Any, NoReturn
 
@@ -15,7 +17,15 @@ from fumehood.guest.container import processes
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.meter import Meter
 from fumehood.guest.container.prefork_pool import Stream
-from fumehood.guest.container.run import Answer, Pause, Run, claimed_exit, claimed_limits, ending_of
+from fumehood.guest.container.run import (
+    Answer,
+    Keep,
+    Pause,
+    Run,
+    claimed_exit,
+    claimed_limits,
+    ending_of,
+)
 from fumehood.guest.core import pipes
 from fumehood.guest.core.children import decode_status
 from fumehood.guest.core.limits import Limits
@@ -27,16 +37,42 @@ PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
 
 
+Request = Run | Answer | Pause | Keep | int
+
+
 class Host:
-    """Reads the host's frames and sends frames to it. A fault ends the container."""
+    """Reads the host's frames and sends frames to it. A fault ends the container.
+
+    The end of the channel does so too, but in a session: then `is_gone` is set, and frames are
+    dropped until `use` gives it the next host's channel.
+    """
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
+        self.keep: Keep | None = None
+        self.is_gone = False
         self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._parts: list[str] = []
         self._waiting = b""
 
-    def read(self) -> list[Run | Answer | Pause | int]:
+    def use(self, readable: int, writable: int) -> None:
+        """Read from and write to these descriptors from now on, which are closed.
+
+        A host that is still there is told by a frame that nobody expects, because its streams may
+        stay open: a zygote has the same standard error.
+        """
+        if not self.is_gone and select.select([], [1], [], 0)[1]:
+            with contextlib.suppress(OSError):
+                os.write(1, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
+        for descriptor, own in ((readable, 0), (writable, 1)):
+            os.dup2(descriptor, own)
+            os.close(descriptor)
+        os.set_blocking(0, False)
+        self.is_gone = False
+        self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
+        self._parts, self._waiting = [], b""
+
+    def read(self) -> list[Request]:
         """Received requests: runs to start, ids of runs to cancel, and messages for a run."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
@@ -45,8 +81,9 @@ class Host:
         except OSError:
             chunk = b""
         if not chunk:
-            end()
-        requests: list[Run | Answer | Pause | int] = []
+            self._lose()
+            return []
+        requests: list[Request] = []
         try:
             for message in self._decoder.feed(chunk):
                 self._read_one(message, requests)
@@ -64,19 +101,24 @@ class Host:
     def flush(self) -> None:
         """Send the frames that were held back."""
         data, self._waiting = self._waiting, b""
+        if self.is_gone:
+            return
         try:
             write_all(1, data, PATIENCE_S)
         except OSError:
-            end()
+            self._lose()
 
     def fail(self, why: str) -> NoReturn:
         """End this container and report the reason to the host."""
         self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
         end()
 
-    def _read_one(
-        self, message: dict[str, Any], requests: list[Run | Answer | Pause | int]
-    ) -> None:
+    def _lose(self) -> None:
+        if self.keep is None:
+            end()
+        self.is_gone = True
+
+    def _read_one(self, message: dict[str, Any], requests: list[Request]) -> None:
         match message["op"]:
             case "part":
                 self._parts.append(message["text"])
@@ -86,6 +128,8 @@ class Host:
                 requests.append(int(message["id"]))
             case "answer":
                 requests.append(self._answer(message))
+            case "keep":
+                requests.append(Keep(int(message["epoch"]), float(message["wait_s"])))
             case "pause":
                 requests.append(Pause(int(message["id"]), message["paused"] is True))
 

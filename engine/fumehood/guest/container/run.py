@@ -52,6 +52,16 @@ class Pause:
     is_paused: bool
 
 
+@dataclass(frozen=True)
+class Keep:
+    """The container is now a session's. `wait_s` is how long it waits for another engine when this
+    one is gone; `epoch` is this one's.
+    """
+
+    epoch: int
+    wait_s: float
+
+
 @dataclass
 class Run:
     """A call being run. `killed_for` is the supervisor's reason for a kill and has precedence."""
@@ -75,6 +85,8 @@ class Run:
     was_paused: bool = False
     quiet: bool = False
     """Only its figures are wanted, not its files."""
+    is_left: bool = False
+    """Its host is gone, so nobody receives what it leaves."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0

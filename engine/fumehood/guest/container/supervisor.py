@@ -41,7 +41,8 @@ from fumehood.guest.container.prefork_pool import (
     Zygote,
     make_child,
 )
-from fumehood.guest.container.run import Answer, Pause, Run, stays
+from fumehood.guest.container.run import Answer, Keep, Pause, Run, stays
+from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
@@ -117,6 +118,10 @@ class Supervisor:
         self._max_processes = int(config["processes"])
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
+        self._takeover: Takeover | None = None
+        self._left_at: float | None = None
+        """When the host went, until another takes over."""
+        self._enforces: dict[str, bool] = {}
         self._run: Run | None = None
         self._output_due: float | None = None
         self._output_told = 0.0
@@ -135,7 +140,9 @@ class Supervisor:
         )
         self._standby = Standby(self._pools.thin.take, self._limit_node)
         self._meter = Meter(self._counters, lambda: (*self._pools.zygote_pids, *self._pools.pids))
-        self._cleaner = Cleaner(self._pools, self._chain, self._counters, self._mounts, self._reap)
+        self._cleaner = Cleaner(
+            self._pools, self._chain, self._counters, self._mounts, self._reap, self._relays
+        )
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
@@ -154,6 +161,10 @@ class Supervisor:
             while True:
                 for key, _ in self._selector.select(self._until_next_timer()):
                     key.data()
+                if self._host.is_gone and self._left_at is None:
+                    self._leave_host()
+                    if self._takeover is not None:
+                        self._takeover.let_go()
                 self._check_time(time.monotonic())
         except PreforkFailed as failure:
             self._fail(str(failure))
@@ -178,6 +189,9 @@ class Supervisor:
 
     def _on_host(self) -> None:
         for request in self._host.read():
+            if isinstance(request, Keep):
+                self._keep(request)
+                continue
             if isinstance(request, Run):
                 if self._run is not None:
                     end()  # one at a time; the host knows that
@@ -193,6 +207,45 @@ class Supervisor:
                 _pause(run, is_paused=request.is_paused)
             else:
                 self._stop(run, "cancelled")
+
+    def _keep(self, request: Keep) -> None:
+        """Be a session's container, which another engine may take over."""
+        self._host.keep = request
+        if self._takeover is None:
+            self._takeover = Takeover()
+            self._selector.register(
+                self._takeover.listener, selectors.EVENT_READ, self._on_takeover
+            )
+
+    def _relays(self) -> int:
+        return 0 if self._takeover is None else self._takeover.processes
+
+    def _leave_host(self) -> None:
+        """Wait for another engine: this one is gone. What it runs has nobody to answer to."""
+        self._left_at = time.monotonic()
+        self._unwatch(0)
+        if self._run is not None:
+            self._run.is_left, self._run.live = True, False
+            self._stop(self._run, "cancelled")
+
+    def _on_takeover(self) -> None:
+        assert self._takeover is not None
+        assert self._host.keep is not None
+        taken = self._takeover.accept(self._host.keep.epoch)
+        if taken is None:
+            return
+        if self._left_at is None:
+            self._leave_host()
+        epoch, readable, writable = taken
+        self._host.keep = Keep(epoch, self._host.keep.wait_s)
+        self._host.use(readable, writable)
+        self._left_at = None
+        self._selector.register(0, selectors.EVENT_READ, self._on_host)
+        if self._run is None:
+            self._greet()
+
+    def _greet(self) -> None:
+        self._host.send({"op": "ready", "enforces": self._enforces, "faults": []})
 
     def _answer(self, run: Run, answer: Answer) -> None:
         """Forward the answer to a program's tool call."""
@@ -464,7 +517,7 @@ class Supervisor:
         if self._check is None or not is_over:
             housekeeper = self._cleaner.keep_house(run, is_over=is_over)
         self._output_due = None
-        if self._check is None:
+        if self._check is None and not run.is_left:
             self._reporter.ended(run, housekeeper.left_out, state)
         if not is_quick:
             self._host.flush()
@@ -475,12 +528,19 @@ class Supervisor:
         if self._check is not None:
             self._finish_check(self._check, run, why)
         else:
-            self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
-            if why is not None:
-                end()
+            self._finish(run, why)
         self._pools.stock()
         self._prepare_standby()
         self._load_at = time.monotonic() + QUIET_S
+
+    def _finish(self, run: Run, why: str | None) -> None:
+        """Report whether the container is clean; end it if not."""
+        if not run.is_left:
+            self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
+        elif not self._host.is_gone:
+            self._greet()
+        if why is not None:
+            end()
 
     def _prepare_standby(self) -> None:
         """Prepare a standby if no process of the programs' user and none of a session is left."""
@@ -519,6 +579,7 @@ class Supervisor:
         self._check = None
         if why is not None:
             faults = [why, *faults]
+        self._enforces = enforces
         self._host.send({"op": "ready", "enforces": enforces, "faults": faults})
 
     def _unwatch(self, descriptor: int) -> None:
@@ -547,7 +608,7 @@ class Supervisor:
 
     def _until_next_timer(self) -> float:
         now = time.monotonic()
-        times = [self._ends_at]
+        times = [self._ends_at, self._waits_until()]
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
         if not self._pools.is_fat_loaded and self._run is None:
@@ -564,8 +625,14 @@ class Supervisor:
                 times.append(now + max(left_s, 0.001))
         return max(0.0, min(times) - now)
 
+    def _waits_until(self) -> float:
+        """When a session that another engine has not taken over ends."""
+        if self._left_at is None or self._host.keep is None:
+            return math.inf
+        return self._left_at + self._host.keep.wait_s
+
     def _check_idle_time(self, now: float) -> None:
-        if now >= self._ends_at:
+        if now >= min(self._ends_at, self._waits_until()):
             end()
         if not self._pools.is_fat_loaded and now >= self._load_at:
             self._pools.load_fat()

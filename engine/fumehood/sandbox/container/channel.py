@@ -294,6 +294,12 @@ class Channel(asyncio.Protocol):
             case _:
                 raise FrameError("not while a program runs")
 
+    def keep(self, epoch: int, wait_s: float) -> None:
+        """Let the guest wait so long for an engine with a higher epoch, if this one is gone."""
+        if self._transport is not None:
+            frame = {"op": "keep", "epoch": epoch, "wait_s": wait_s}
+            self._transport.write(framing.encode(frame))
+
     def send_answer(self, run_id: int, answer: bytes) -> None:
         """Send the answer to a call of this run's program, if it still runs."""
         if self._run is None or self._run.id != run_id or self._transport is None:

@@ -12,6 +12,7 @@ ends with its streams.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -31,8 +32,17 @@ from fumehood.sandbox.container.channel import (
     NotMultiplexed,
 )
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerWarned
-from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create_body, program_body
+from fumehood.sandbox.container.spec import (
+    GUEST_COMMAND,
+    ContainerSpec,
+    create_body,
+    program_body,
+    relay_command,
+)
 from fumehood.sandbox.wall import RunEnding, RunSinks
+
+TAKEOVER_DEADLINE_S = 10.0
+"""Seconds until a guest is ready for its next engine: it may have a run to end first."""
 
 START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
@@ -115,6 +125,27 @@ class Container:
             raise
         return container
 
+    @classmethod
+    async def take_over(
+        cls, docker: Docker, spec: ContainerSpec, *, required: frozenset[Limit], epoch: int
+    ) -> Container:
+        """Become the host of a running session's container, whose engine is gone. Its guest cancels
+        a run that it has not ended.
+
+        Raises:
+            DockerError: Docker failed.
+            ContainerFailed: the guest refused, because its epoch is not lower, or failed.
+        """
+        container = cls(docker, spec, Channel())
+        container._id = spec.name
+        try:
+            stream = await docker.launch_in(spec.name, relay_command(epoch))
+            await container._connect(stream, required, TAKEOVER_DEADLINE_S)
+        except BaseException:
+            container.end("it was not taken over")
+            raise
+        return container
+
     async def _start(
         self, command: tuple[str, ...], required: frozenset[Limit], ready_s: float
     ) -> None:
@@ -124,6 +155,12 @@ class Container:
             )
         except DockerWarned as warned:
             raise LimitsNotEnforced((str(warned),), frozenset()) from None
+        await self._connect(stream, required, ready_s)
+
+    async def _connect(
+        self, stream: socket.socket, required: frozenset[Limit], ready_s: float
+    ) -> None:
+        """Use the guest's streams, and wait until it is ready."""
         try:
             stream.setblocking(False)
             loop = asyncio.get_running_loop()
@@ -189,6 +226,10 @@ class Container:
     def listen(self, listener: ChannelListener) -> None:
         """Send events to this listener from now on, instead of the previous one."""
         self._channel.listener = listener
+
+    def keep(self, epoch: int, wait_s: float) -> None:
+        """Make it a session's, which waits so long for another engine if this one is gone."""
+        self._channel.keep(epoch, wait_s)
 
     def end(self, why: str) -> None:
         """Close its channel, so that its guest ends itself. The owner removes the container."""

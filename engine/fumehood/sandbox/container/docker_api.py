@@ -180,10 +180,29 @@ class Docker:
             unwanted=lambda launched: launched[1].close(),
         )
 
+    async def launch_in(self, container_id: str, command: tuple[str, ...]) -> socket.socket:
+        """Run a command as root in a running container. Returns its streams as one socket, which
+        the caller closes.
+
+        Raises:
+            DockerNotFound, DockerConflict: the container is gone, or not running.
+        """
+        return await self.ask(
+            lambda client: _launch_in(client, container_id, command),
+            LAUNCH_S,
+            unwanted=lambda stream: stream.close(),
+        )
+
+    async def inspect(self, container_id: str) -> JsonObject:
+        """Return Docker's description of a container. Raises DockerNotFound."""
+        found: JsonObject = await self.ask(
+            lambda client: client.inspect_container(container_id), QUICK_S
+        )
+        return found
+
     async def state(self, container_id: str) -> JsonObject:
         """Return the `State` of a container. Raises DockerNotFound."""
-        answer = await self.ask(lambda client: client.inspect_container(container_id), QUICK_S)
-        state: JsonObject = answer["State"]
+        state: JsonObject = (await self.inspect(container_id))["State"]
         return state
 
     async def remove(self, container_id: str) -> None:
@@ -319,18 +338,26 @@ def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socke
     created = client.create_container_from_config(body, name)
     if created.get("Warnings"):
         raise DockerWarned("; ".join(map(str, created["Warnings"])))
-    # The stream's socket is detached from the HTTP client, so that the client does not close it.
-    attached = client.attach_socket(created["Id"], params=ATTACH)
-    try:
-        stream = socket.socket(fileno=attached._sock.detach())
-    finally:
-        attached._response.close()
+    stream = _detached(client.attach_socket(created["Id"], params=ATTACH))
     try:
         client.start(created["Id"])
     except BaseException:
         stream.close()
         raise
     return str(created["Id"]), stream
+
+
+def _launch_in(client: Any, container_id: str, command: tuple[str, ...]) -> socket.socket:
+    made = client.exec_create(container_id, list(command), stdin=True, user="0:0")
+    return _detached(client.exec_start(made["Id"], socket=True))
+
+
+def _detached(attached: Any) -> socket.socket:
+    """The socket of a stream, taken from the HTTP client, so that the client does not close it."""
+    try:
+        return socket.socket(fileno=attached._sock.detach())
+    finally:
+        attached._response.close()
 
 
 def _typed(error: Exception) -> DockerError:

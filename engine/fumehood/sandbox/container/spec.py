@@ -161,6 +161,12 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
     }
 
 
+def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
+    """Return the command that hands its streams to the guest, as those of a new host."""
+    config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
+    return (*command, json.dumps(config, sort_keys=True))
+
+
 def _labels(spec: ContainerSpec) -> dict[str, str]:
     return {
         LABEL_ENGINE: spec.engine_id,

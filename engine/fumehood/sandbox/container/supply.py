@@ -8,9 +8,10 @@ become ready is removed.
 
 The reaper removes what a crash between two steps leaves behind: a container with this engine's
 labels and a name that is not in use. It checks every container in this order: without our labels it
-is left alone; with this engine's label it is removed if its name is not in use; with the same
-owner's label it belongs to a dead engine, because a state directory has one engine at a time; with
-another owner's label it is removed only if it is stopped and long past its deadline.
+is left alone; with this engine's or this owner's label it is removed if its name is not in use (a
+state directory has one engine at a time, so an earlier engine's is in use only if a session waits
+in it to be taken over); with another owner's label it is removed only if it is stopped and long
+past its deadline.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from fumehood.sandbox.container.container import (
 from fumehood.sandbox.container.docker_api import (
     QUICK_S,
     Docker,
+    DockerConflict,
     DockerError,
+    DockerNotFound,
     DockerTimeout,
     Listed,
     Unfit,
@@ -110,11 +113,14 @@ def image_finder(own: Path | None = None) -> FindImage:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How containers are created. `held_s` is the longest time for which a session keeps one."""
+    """How containers are created. `held_s` is the longest time for which a session keeps one, and
+    `orphan_s` how long one whose engine is gone waits for the next.
+    """
 
     command: tuple[str, ...] = GUEST_COMMAND
     start_deadline_s: float = START_DEADLINE_S
     held_s: float = 0.0
+    orphan_s: float = 600.0
 
 
 AS_USUAL = Making()
@@ -368,6 +374,40 @@ class ContainerSupply:
 
         return await ContainerProgram.start(self._docker, spec, command, env, remove)
 
+    async def take_over(self, name: str, kind: Kind, epoch: int) -> Container | None:
+        """Take over the container of an earlier engine's session, or return None if it is gone.
+
+        Raises:
+            SandboxUnavailable: Docker cannot be used now.
+        """
+        try:
+            found = await self._docker.inspect(name)
+            is_ours = found["Config"]["Labels"].get(LABEL_OWNER) == self._identity.owner_id
+            if not is_ours or not found["State"].get("Running"):
+                return None
+            spec = ContainerSpec(
+                name=name,
+                image_id=str(found["Image"]),
+                image_name=kind.image,
+                engine_id=self._identity.engine_id,
+                owner_id=self._identity.owner_id,
+                memory_mb=kind.memory_mb,
+                cpus=self._settings.cpus,
+                lifetime_s=0,
+                deadline=0,
+                runtime=self._settings.runtime,
+            )
+            container = await Container.take_over(
+                self._docker, spec, required=self.required, epoch=epoch
+            )
+            container.keep(epoch, self._making.orphan_s)
+            return container
+        except (DockerNotFound, DockerConflict, ContainerFailed) as error:
+            self._on_event("container.not_taken_over", {"name": name, "why": str(error)})
+            return None
+        except DockerError as error:
+            raise unavailable(error) from None
+
     async def remove(self, name: str) -> None:
         """Remove a container by name. Retry until Docker has removed it."""
         await self._reaper.remove(name)
@@ -485,8 +525,8 @@ class Reaper:
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
         return len(lost)
 
-    async def stop(self) -> None:
-        """Remove all containers of this engine, in parallel, within `STOP_DEADLINE_S`."""
+    async def stop(self, spared: frozenset[str] = frozenset()) -> None:
+        """Remove all containers of this engine but these, in parallel, within `STOP_DEADLINE_S`."""
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
                 mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")
@@ -494,6 +534,8 @@ class Reaper:
                 return
             async with anyio.create_task_group() as group:
                 for one in mine:
+                    if one.name in spared:
+                        continue
                     group.start_soon(self._try_to_remove, one.id)
 
     async def _try_to_remove(self, container_id: str) -> None:
@@ -504,10 +546,8 @@ class Reaper:
         engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)
         if not engine or not owner:
             return False
-        if engine == self._engine_id:
+        if self._engine_id == engine or self._owner_id == owner:
             return one.name not in in_use
-        if owner == self._owner_id:
-            return True
         deadline = one.labels.get(LABEL_DEADLINE, "")
         if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
             return False

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from fumehood.core.errors import InternalError, SandboxUnavailable
+from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
@@ -40,7 +40,15 @@ from fumehood.sandbox.container.supply import (
     unavailable,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import NO_SINKS, HasImages, RunEnding, RunSinks, WallStatus, try_later
+from fumehood.sandbox.wall import (
+    FIRST_EPOCH,
+    NO_SINKS,
+    HasImages,
+    RunEnding,
+    RunSinks,
+    WallStatus,
+    try_later,
+)
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
@@ -63,8 +71,8 @@ LOOK_WHILE_AWAY_S = 5.0
 class ContainerWall(HasImages):
     """Runs programs in containers, inside its asynchronous context.
 
-    With `eager`, Docker is queried soon after the context is entered, otherwise at the first call.
-    Entering the context never waits for Docker.
+    With `eager`, Docker is queried soon after the context is entered, otherwise at the first call,
+    and the containers of sessions outlive this engine. Entering the context never waits for Docker.
     """
 
     def __init__(
@@ -79,6 +87,11 @@ class ContainerWall(HasImages):
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = settings.limits
+        self._orphan_s = making.orphan_s
+        self._expected: set[str] = set()
+        """Names of containers of an earlier engine's sessions."""
+        self.keeps_sessions = eager
+        """Whether the containers of sessions outlive this engine."""
         self._is_in_use = eager
         """Whether Docker is queried regularly: with `eager` always, otherwise from the first call
         on."""
@@ -125,13 +138,14 @@ class ContainerWall(HasImages):
     async def __aexit__(self, *exc: object) -> None:
         self._is_stopping = True
         self._pool.close(_stopping(), "the engine stops")
+        left = frozenset(held.name for held in self._held.values() if held.lost is None)
         for held in list(self._held.values()):
-            held.end("the engine stops")
+            held.leave() if self.keeps_sessions else held.end("the engine stops")
         try:
             await self._stack.aclose()
         finally:
             if self._supply.has_made:
-                await self._reaper.stop()
+                await self._reaper.stop(left if self.keeps_sessions else frozenset())
 
     # -- the wall -------------------------------------------------------------------
 
@@ -226,11 +240,50 @@ class ContainerWall(HasImages):
         """
         found = await self._find(image)
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
-        held = HeldContainer(self, entry.container, found.languages, on_lost)
+        held = HeldContainer(self, entry.container.name, found.languages, on_lost)
+        held.container = entry.container
         if not self._pool.let_go(entry, held):
             raise try_later("The container was lost as it was taken. Repeat the call.")
         self._held[held.name] = held
+        if self.keeps_sessions:
+            held.container.keep(FIRST_EPOCH, self._orphan_s)
         return held
+
+    def expect(self, name: str) -> None:
+        """Let the container of an earlier engine's session stay until `resume`."""
+        self._expected.add(name)
+
+    def resume(
+        self,
+        name: str,
+        *,
+        image: str,
+        memory_mb: int,
+        languages: tuple[str, ...],
+        epoch: int,
+        on_lost: Callable[[], None],
+    ) -> HeldContainer:
+        """Return the container of an earlier engine's session. It is taken over soon, and before
+        its first use.
+        """
+        kind = Kind(image, memory_mb)
+        held = HeldContainer(
+            self, name, languages, on_lost, lambda: self._supply.take_over(name, kind, epoch)
+        )
+        self._held[name] = held
+        self._expected.discard(name)
+        self._start_soon(self._take_over, held)
+        return held
+
+    async def _take_over(self, held: HeldContainer) -> None:
+        """Take a container over; try again while Docker cannot be used."""
+        while held.lost is None:
+            try:
+                await held.until_free()
+            except SandboxUnavailable:
+                await anyio.sleep(LOOK_WHILE_AWAY_S)
+            else:
+                return
 
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int
@@ -253,7 +306,7 @@ class ContainerWall(HasImages):
         self._group.start_soon(task, *arguments)
 
     def _names_in_use(self) -> list[str]:
-        return [*self._supply.unsettled, *self._pool.names, *self._held]
+        return [*self._supply.unsettled, *self._pool.names, *self._held, *self._expected]
 
     def _begin(self) -> None:
         """Start querying Docker regularly, at the first call. Raises SandboxUnavailable."""
@@ -311,9 +364,10 @@ class ContainerWall(HasImages):
     async def _see_off(self, held: HeldContainer) -> None:
         values: JsonObject = {"name": held.name, "why": held.why, "held": True}
         try:
-            await held.container.until_examined()
-            if held.container.complaint:
-                values["guest_said"] = held.container.complaint
+            if held.container is not None:
+                await held.container.until_examined()
+                if held.container.complaint:
+                    values["guest_said"] = held.container.complaint
             self._on_event("container.destroyed", values)
             await self._reaper.remove(held.name)
             self._held.pop(held.name, None)
@@ -389,11 +443,15 @@ class HeldContainer:
     def __init__(
         self,
         wall: ContainerWall,
-        container: Container,
+        name: str,
         languages: tuple[str, ...],
         on_lost: Callable[[], None],
+        take_over: Callable[[], Awaitable[Container | None]] | None = None,
     ) -> None:
-        self.container = container
+        """`take_over` gets the container of an earlier engine, or None if it is gone."""
+        self.name = name
+        """Its name in Docker."""
+        self.container: Container | None = None
         self.languages = languages
         self.lost: str | None = None
         self.why = ""
@@ -403,27 +461,52 @@ class HeldContainer:
         self._wall = wall
         self._on_lost = on_lost
         self._has_changed = asyncio.Event()
-
-    @property
-    def name(self) -> str:
-        """Its name in Docker."""
-        return self.container.name
+        self._take_over = take_over
+        self._taking_over = anyio.Lock()
 
     async def until_free(self) -> None:
-        """Wait for the cleanup after the last run, which the channel limits in time."""
-        while self.lost is None and not self.container.is_free:
+        """Wait for the cleanup after the last run, which the channel limits in time, or until the
+        container is taken over.
+
+        Raises:
+            SandboxUnavailable: it cannot be taken over now.
+        """
+        async with self._taking_over:
+            if self.container is None and self.lost is None and self._take_over is not None:
+                self._use(await self._take_over())
+        while self.lost is None and self.container is not None and not self.container.is_free:
             self._has_changed.clear()
             await self._has_changed.wait()
+
+    def _use(self, container: Container | None) -> None:
+        """Use a container that was taken over, unless its session has ended meanwhile."""
+        self.container = container
+        if container is None or container.is_dead:
+            self.on_end(STREAM_ENDED)
+        elif self.lost is not None:
+            container.end(self.why)
+        else:
+            container.listen(self)
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
         """Run a program; its files and variables are kept for the next run."""
+        if self.container is None:
+            return RunEnding(EndedBy.SANDBOX_LOST, "session")
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
+
+    def leave(self) -> None:
+        """Leave the container to the next engine, and its events to nobody."""
+        self.lost = self.why = "the engine stops"
+        self._has_changed.set()
+        if self.container is not None:
+            self.container.end(self.lost)
 
     def end(self, why: str) -> None:
         """End the container with everything that runs in it."""
-        self.container.end(why)  # calls `on_end`, unless the container had already ended
+        if self.container is not None:
+            self.container.end(why)  # calls `on_end`, unless the container had already ended
         self.on_end(why)
 
     async def until_gone(self) -> None:
