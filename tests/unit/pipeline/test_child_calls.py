@@ -24,7 +24,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import child_calls
-from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
+from fumehood.pipeline.child_calls import MAX_OPEN_CALLS, MAX_RESULT_BYTES
 from fumehood.protocol.framing import MAX_CALLS
 from fumehood.sandbox.wall import RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
@@ -535,6 +535,21 @@ async def test_cancelled_program_cancels_its_calls(home: Path) -> None:
 
 
 # -- bounds ------------------------------------------------------------------------------------
+
+
+async def test_number_of_open_program_calls_is_limited(home: Path) -> None:
+    async with stage(home) as on:
+
+        async def attack(guest: Guest) -> Any:
+            for _ in range(MAX_OPEN_CALLS):
+                guest.begin("wait")
+            return await guest.code("note", {"text": "a"})
+
+        await on.run(attack, "wait", "note")
+        assert on.seen == "RATE_LIMITED"
+        twin = await on.run(lambda guest: guest.code("note", {"text": "twin"}))
+        assert twin.success
+    assert on.noted == ["twin"]
 
 
 async def test_total_number_of_program_calls_is_limited(home: Path) -> None:
