@@ -22,6 +22,9 @@ from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 from fumehood.core.parameters import parameter_list_schema
 
+MAX_SCHEMA_DEPTH = 32
+"""Levels of nested JSON values in one schema, and references in it that lead to each other."""
+
 # *Source*: semver.org, the expression that its FAQ suggests.
 SEMVER_PATTERN = (
     r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"

@@ -44,7 +44,11 @@ from fumehood.protocol import strict_json
 from fumehood.protocol.files import one_line
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.registry.definitions import InvalidDefinition, is_credential_name
+from fumehood.registry.definitions import (
+    MAX_DEFINITION_BYTES,
+    InvalidDefinition,
+    is_credential_name,
+)
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import Wall
@@ -84,9 +88,6 @@ logged for one list."""
 
 MAX_NAME = 64
 """Maximum length of a tool's name in characters."""
-
-MAX_DEFINITION = 128 * 1024
-"""Maximum size of one tool's definition as JSON, in bytes."""
 
 OpenContainer = Callable[..., Awaitable[Streams]]
 """Starts a program in a container of its own and returns its streams."""
@@ -378,8 +379,8 @@ class McpServer:
         Raises:
             InvalidDefinition: the definition is too large or invalid.
         """
-        if len(strict_json.dumps(listed)) > MAX_DEFINITION:
-            raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION} bytes"])
+        if len(strict_json.dumps(listed)) > MAX_DEFINITION_BYTES:
+            raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION_BYTES} bytes"])
         from fumehood.registry.lint import poison  # its patterns take a while to compile
 
         text = str(listed.get("description") or listed.get("title") or f"The tool {own}.")

@@ -18,11 +18,8 @@ from urllib.parse import unquote
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition
 from fumehood.formats.model import Loss
-
-MAX_HOPS = 32
-"""The most references (`$ref`) followed one after another."""
 
 MAX_BRANCHES = 50
 """The most branches of a union among which the branch for a value is sought. A value of a larger
@@ -78,7 +75,7 @@ class Dialect:
     has_type_lists: bool = True
     has_recursion: bool = True
     property_name: re.Pattern[str] | None = None
-    max_levels: int = MAX_HOPS
+    max_levels: int = MAX_SCHEMA_DEPTH
     max_properties: int = 10_000
     max_enum_values: int = 10_000
     max_characters: int = 10_000_000
@@ -407,7 +404,9 @@ _PLACED = frozenset(
 """Keywords that are converted by other methods of `_Fitting`."""
 
 
-def takes_null(schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_HOPS) -> bool:
+def takes_null(
+    schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_SCHEMA_DEPTH
+) -> bool:
     """Whether a schema may accept null. Unknown keywords count as accepting it.
 
     `known` caches the answers by the schema's `id()`, because branches may share parts or contain
@@ -465,7 +464,7 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
     type.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
-    for _ in range(MAX_HOPS):
+    for _ in range(MAX_SCHEMA_DEPTH):
         schema = _resolved(schema, root)
         if kind is None or not isinstance(schema, dict):
             return schema
@@ -483,7 +482,7 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
 
 def _resolved(schema: Any, root: JsonObject) -> Any:
     """Return the target of a reference, or True (anything is valid) if the chain is too long."""
-    for _ in range(MAX_HOPS):
+    for _ in range(MAX_SCHEMA_DEPTH):
         target = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(target, str):
             return schema

@@ -252,6 +252,9 @@ FIELDS_OF: Mapping[str, frozenset[str]] = {
 }
 """Type of tool → those of `FIELDS` that its definition can have."""
 
+MAX_DEFINITION_BYTES = 128 * 1024
+"""Bytes as JSON of one definition that another service describes (OpenAPI, MCP)."""
+
 MAX_URL = 2048
 """Characters of a URL. This also limits how much data an agent can leak in one address."""
 

@@ -26,13 +26,11 @@ from jsonschema import Draft202012Validator, ValidationError, validators
 from referencing.exceptions import Unresolvable
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.protocol import strict_json
 
 MAX_SCHEMA_NODES = 10_000
 """JSON values in one schema, at all levels."""
-
-MAX_SCHEMA_DEPTH = 32
-"""Levels of nested JSON values in one schema."""
 
 DIALECTS = (
     "https://json-schema.org/draft/2020-12/schema",

@@ -19,6 +19,7 @@ from fumehood.core.names import compile_glob, did_you_mean
 from fumehood.core.tool import SEMVER_PATTERN
 from fumehood.protocol import strict_json
 from fumehood.registry.definitions import (
+    MAX_DEFINITION_BYTES,
     METHODS,
     QUERY_METHODS,
     InvalidDefinition,
@@ -36,12 +37,6 @@ from fumehood.registry.openapi_document import (
     texts,
 )
 from fumehood.registry.secrets import Origin
-
-MAX_OPERATIONS = 2000
-"""Operations, and also security schemes, in one document."""
-
-MAX_DEFINITION_BYTES = 128 * 1024
-"""Bytes of one imported definition as JSON."""
 
 MAX_TOOL_DESCRIPTION = 2000
 """Characters of a tool's description. Longer ones are cut."""
@@ -194,8 +189,6 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
             node = item.get(method)
             if not isinstance(node, dict):
                 continue
-            if len(taken) == MAX_OPERATIONS:
-                raise CannotImport(f"it has more than {MAX_OPERATIONS} operations")
             own = node.get("operationId")
             own = own if isinstance(own, str) and own.strip() else method + path
             name = _unique(_name(prefix, own), taken)
@@ -210,10 +203,7 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
     """Map each security scheme's name to the name of a secret of its own."""
     names: dict[str, str] = {}
-    schemes = root.table("components", "securitySchemes")
-    if len(schemes) > MAX_OPERATIONS:
-        raise CannotImport(f"it has more than {MAX_OPERATIONS} security schemes")
-    for scheme in schemes:
+    for scheme in root.table("components", "securitySchemes"):
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
     return names
 

@@ -12,18 +12,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.protocol import strict_json
 from fumehood.protocol.files import FileFault, read_values
-from fumehood.registry.json_schema import compile_pattern
+from fumehood.registry.json_schema import MAX_SCHEMA_NODES, compile_pattern
 
 MAX_DOCUMENT_BYTES = 16 << 20
 """Bytes of one OpenAPI document."""
-
-MAX_SCHEMA_PARTS = 5000
-"""Schemas and keywords of one operation after references are replaced, which can multiply them."""
-
-MAX_LEVELS = 24
-"""Nested levels of a schema, and references that lead to further references."""
 
 MAX_DESCRIPTION = 500
 """Characters of a parameter's description. Longer ones are cut."""
@@ -112,7 +107,7 @@ class OpenApiDocument:
         """Return `node` or, if it is a reference, the object that it leads to. `kind` names it in
         errors.
         """
-        for _ in range(MAX_LEVELS):
+        for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(node, dict):
                 raise CannotImport(f"{kind} is not an object")
             if not isinstance(node.get("$ref"), str):
@@ -133,7 +128,7 @@ class Schemas:
 
     def __init__(self, root: OpenApiDocument) -> None:
         self._root = root
-        self._left = MAX_SCHEMA_PARTS
+        self._left = MAX_SCHEMA_NODES
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
@@ -143,9 +138,9 @@ class Schemas:
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
-            raise CannotImport(f"its schemas have more than {MAX_SCHEMA_PARTS} parts")
-        if len(trail) > MAX_LEVELS:
-            raise CannotImport(f"its schemas are nested deeper than {MAX_LEVELS} levels")
+            raise CannotImport(f"its schemas have more than {MAX_SCHEMA_NODES} parts")
+        if len(trail) > MAX_SCHEMA_DEPTH:
+            raise CannotImport(f"its schemas are nested deeper than {MAX_SCHEMA_DEPTH} levels")
         if isinstance(node, bool):
             return {} if node else {"not": {}}
         if not isinstance(node, dict):

@@ -24,6 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from fumehood.core.errors import ExecutionError
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
+from fumehood.registry.definitions import MAX_HEADER_VALUE, is_header_value
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
@@ -31,14 +32,8 @@ MIN_CHARACTERS = 8
 """Characters that a secret must have. A shorter value could not be redacted in answers without
 removing ordinary text."""
 
-MAX_CHARACTERS = 4096
-"""Characters that a secret may have."""
-
 KEYRING_WAIT_S = 10.0
 """Seconds that a call waits for another call to finish reading the keyring."""
-
-_VALUE = re.compile(rf"[!-~]([ -~]{{0,{MAX_CHARACTERS - 2}}}[!-~])?")
-"""The form of a secret's value: text that is valid in a header, without surrounding spaces."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?)(:[0-9]{1,5})?")
 
@@ -212,7 +207,7 @@ class SecretBindings:
             raise ExecutionError(
                 f"The secret {name!r} cannot be read, so nothing was sent: {why}. Do not retry."
             ) from None
-        if value is None or len(value) < MIN_CHARACTERS or not _VALUE.fullmatch(value):
+        if value is None or len(value) < MIN_CHARACTERS or not is_header_value(value):
             source = next(
                 word
                 for word, given in (
@@ -224,7 +219,7 @@ class SecretBindings:
             )
             raise ExecutionError(
                 f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
-                f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_CHARACTERS} printable "
+                f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_HEADER_VALUE} printable "
                 "ASCII characters; a file must be readable by the engine's user only. Do not retry."
             )
         return value

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.registry.definitions import parse_definition
-from fumehood.registry.openapi import MAX_OPERATIONS, Imported, ImportOptions, import_openapi
+from fumehood.registry.openapi import Imported, ImportOptions, import_openapi
 from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
 
 pytestmark = pytest.mark.row("R4", "T5")
@@ -607,7 +607,7 @@ def test_unsupported_keyword_is_left_out_with_a_note() -> None:
         ({"$ref": "https://evil.example/x.json"}, "refers to another document"),
         ({"$ref": "file:///etc/passwd"}, "refers to another document"),
         ({"$ref": "#Order"}, "refers to another document"),
-        ({f"x-{number}": 1 for number in range(5000)}, "more than 5000 parts"),
+        ({f"x-{number}": 1 for number in range(10_000)}, "more than 10000 parts"),
         ({"$ref": "#/components/schemas/Nothing"}, "refers to nothing"),
         ({"$ref": "#/components/schemas/Loop"}, "not a plain JSON object"),
         ({"type": "object", "properties": []}, "'properties' is of a wrong type"),
@@ -628,19 +628,19 @@ def test_operation_with_an_invalid_schema_is_left_out(schema: Any, words: str) -
 
 def test_exponentially_expanding_references_are_bounded() -> None:
     schemas: dict[str, Any] = {"s0": TEXT}
-    for number in range(1, 11):
+    for number in range(1, 13):
         part = {"$ref": f"#/components/schemas/s{number - 1}"}
         schemas[f"s{number}"] = {"type": "object", "properties": {"a": part, "b": part}}
-    big = body({"$ref": "#/components/schemas/s10"})
+    big = body({"$ref": "#/components/schemas/s12"})
     small = body({"$ref": "#/components/schemas/s3"})
     components = {"schemas": schemas}
-    assert "more than 5000 parts" in reason_of(big, method="post", components=components)
+    assert "more than 10000 parts" in reason_of(big, method="post", components=components)
     assert tool_of(small, method="post", components=components)
 
 
 def test_schema_nesting_and_reference_chains_are_bounded() -> None:
     schema: Any = TEXT
-    for _ in range(30):
+    for _ in range(40):
         schema = {"type": "array", "items": schema}
     assert "nested deeper" in reason_of(body({"properties": {"a": schema}}), method="post")
     circle = {"a": {"$ref": "#/components/parameters/a"}}
@@ -698,16 +698,6 @@ def test_document_format_follows_its_suffix_or_first_character() -> None:
 def test_ambiguous_document_is_refused(name: str, data: bytes, words: str) -> None:
     with pytest.raises(CannotImport, match=words):
         read_document(name, data)
-
-
-def test_document_with_too_many_operations_is_refused() -> None:
-    paths = {f"/{number}": {"get": {}} for number in range(MAX_OPERATIONS)}
-    assert len(made(paths).tools) == MAX_OPERATIONS
-    with pytest.raises(CannotImport, match="more than 2000 operations"):
-        made({**paths, "/more": {"get": {}}})
-    schemes = {f"s{number}": SCHEMES["Key"] for number in range(MAX_OPERATIONS + 1)}
-    with pytest.raises(CannotImport, match="more than 2000 security schemes"):
-        made({}, components={"securitySchemes": schemes})
 
 
 def test_imported_texts_lose_invisible_characters_and_are_cut() -> None:
