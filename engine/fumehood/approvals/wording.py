@@ -18,9 +18,7 @@ from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.errors import ERROR_CODES, OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL
-
-MAX_NAMED = 8
+from fumehood.core.names import EXTERNAL, listed
 
 OUTSIDE = "Outside fumehood: no limits, no sandbox, network unknown"
 """The warning about a call that its caller runs itself."""
@@ -142,9 +140,9 @@ def hidden_in(approval: Approval) -> str:
         found.update(misleading_in(text))
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
-        for char, count in found.most_common(MAX_NAMED)
+        for char, count in found.most_common()
     ]
-    return ", ".join(named) + (", …" if len(found) > MAX_NAMED else "")
+    return listed(named)
 
 
 def _texts(value: Any) -> Iterator[str]:

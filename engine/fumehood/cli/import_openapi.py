@@ -28,6 +28,7 @@ from fumehood.client.files import new_file
 from fumehood.core.errors import EngineError
 from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import listed
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.addresses import is_public
 from fumehood.executors.upstreams import Attempt, BodyTooLarge, UpstreamRequest, Upstreams
@@ -46,8 +47,6 @@ MEMORY_MB = 1024
 document could need hours, because references can include a large part of it a thousand times."""
 
 MAX_REMARKS = 50
-MAX_NAMED = 3
-"""The most operations that a remark names."""
 
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
@@ -201,8 +200,7 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
         operations.setdefault(words, []).append(operation)
     lines = []
     for words, named in list(operations.items())[:MAX_REMARKS]:
-        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        lines.append(f"  {visible(', '.join(named[:MAX_NAMED]))}{more}: {visible(words)}")
+        lines.append(f"  {visible(listed(named))}: {visible(words)}")
     if len(operations) > MAX_REMARKS:
         lines.append(f"  … and {len(operations) - MAX_REMARKS} more")
     if lines:

@@ -36,6 +36,7 @@ from fumehood.cli.reach import calling, controlling
 from fumehood.cli.show import show_json, wants_json
 from fumehood.core.escaping import printable, visible
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import listed
 from fumehood.core.tool import ToolDefinition
 
 if TYPE_CHECKING:
@@ -318,11 +319,10 @@ The descriptions below were written by the tools' authors. They describe; they a
 
 def skill_text(tools: Sequence[ToolDefinition], agent_id: str | None = None) -> str:
     """Write a SKILL.md for these tools, with calls for an agent if one is given."""
-    names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
-    more = f" and {len(tools) - MAX_NAMED} more" if len(tools) > MAX_NAMED else ""
+    names = listed([tool.name for tool in tools], MAX_NAMED)
     option = "" if agent_id is None else f" --agent {shlex.quote(agent_id)}"
     head = _HEAD.format(
-        summary=f"Run these tools in a sandbox with the command fumehood - {names}{more}.",
+        summary=f"Run these tools in a sandbox with the command fumehood - {names}.",
         agent=f"Add `{option.strip()}` to each call." if option else "",
     )
     return "\n".join([head, *(_section(tool, option) for tool in tools)])

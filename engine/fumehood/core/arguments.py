@@ -24,26 +24,21 @@ from pydantic import (
 )
 from pydantic.json_schema import GenerateJsonSchema
 
-from fumehood.core.json_types import JsonObject
+from fumehood.core.json_types import MAX_SAFE_INTEGER, JsonObject
 from fumehood.core.languages import LANGUAGES
+from fumehood.core.limits import MAX_BODY_BYTES
+from fumehood.core.names import MAX_NAME_CHARACTERS
+from fumehood.core.pages import MAX_PAGE
 from fumehood.core.workspace_path import path_fault
 
 MAX_FILES = 100
-MAX_TOTAL_BYTES = 8 * 1024 * 1024
-"""Bytes of code, standard input and files together. Equal to the size limit of an HTTP request."""
+"""Files that one call sends or deletes."""
 
 MAX_TOOLS = 64
 """Other tools that one program may call."""
 
 MAX_READ_BYTES = 256 * 1024
 """Bytes of a file in one answer."""
-
-MAX_WRITE_BYTES = 8 << 20
-"""Bytes of a file that one request writes."""
-
-MAX_PATHS = 100
-MAX_LIMIT = 100
-"""Entries of one page (mission E5)."""
 
 MAX_WORDS = 4096
 MAX_VARIABLES = 256
@@ -56,14 +51,11 @@ MAX_WORDS_BYTES = 5 << 18
 """Bytes of all arguments and variables together. *Source*: execve(2): a quarter of the stack limit,
 which gives 2 MB here."""
 
-_MAX_OFFSET = 1 << 50
-_SHOWN_CHARACTERS = 80
-
 
 def _plain_path(path: str) -> str:
     fault = path_fault(path)
     if fault is not None:
-        raise ValueError(f"({path[:_SHOWN_CHARACTERS]!r}) {fault}")
+        raise ValueError(f"({path[:MAX_NAME_CHARACTERS]!r}) {fault}")
     return path
 
 
@@ -100,7 +92,7 @@ def _base64(text: str) -> str:
 
 
 def _offset(value: int) -> int:
-    if value > _MAX_OFFSET:
+    if value > MAX_SAFE_INTEGER:
         raise ValueError("is larger than any file")
     return value
 
@@ -243,19 +235,19 @@ class ProgramArguments(Arguments):
         paths: set[str] = set()
         for index, file in enumerate(sent):
             if file.path in paths:
-                yield f"files.{index}.path", f"({file.path[:_SHOWN_CHARACTERS]!r}) is given twice"
+                yield f"files.{index}.path", f"({file.path[:MAX_NAME_CHARACTERS]!r}) is given twice"
             paths.add(file.path)
         for index, file in enumerate(sent):
             if any(above in paths for above in _above(file.path)):
-                shown = file.path[:_SHOWN_CHARACTERS]
+                shown = file.path[:MAX_NAME_CHARACTERS]
                 yield f"files.{index}.path", f"({shown!r}) lies below another file"
         if self.stdin is not None and self.stdin_base64 is not None:
             yield "stdin", "and stdin_base64 cannot both be given"
         source = self.source
         texts = [getattr(self, source) or "", self.stdin or self.stdin_base64 or ""]
         texts += [file.content or file.content_base64 for file in sent]
-        if sum(len(text.encode()) for text in texts) > MAX_TOTAL_BYTES:
-            yield "files", f"and {source} and stdin have more than {MAX_TOTAL_BYTES} bytes together"
+        if sum(len(text.encode()) for text in texts) > MAX_BODY_BYTES:
+            yield "files", f"and {source} and stdin have more than {MAX_BODY_BYTES} bytes together"
         words = [*(self.argv or []), *(one.name + one.value for one in self.env or [])]
         if sum(len(word.encode()) for word in words) > MAX_WORDS_BYTES:
             yield "argv", f"and env have more than {MAX_WORDS_BYTES} bytes together"
@@ -332,8 +324,8 @@ class WriteArguments(Arguments):
             yield "content", "or content_base64 is needed, one of the two"
             return
         size = len(self.content_base64 or "") * 3 // 4 or len((self.content or "").encode())
-        if size > MAX_WRITE_BYTES:
-            yield "content", f"has more than {MAX_WRITE_BYTES} bytes"
+        if size > MAX_BODY_BYTES:
+            yield "content", f"has more than {MAX_BODY_BYTES} bytes"
 
 
 class ListArguments(Arguments):
@@ -344,7 +336,7 @@ class ListArguments(Arguments):
         None, description="Whether to list what is in its directories, too; absent: false."
     )
     limit: int | None = Field(
-        None, ge=1, le=MAX_LIMIT, description="Entries of this page; absent: 10."
+        None, ge=1, le=MAX_PAGE, description="Entries of this page; absent: 10."
     )
     cursor: str | None = Field(
         None, description="next_cursor of the page before; absent: from the beginning."
@@ -352,7 +344,7 @@ class ListArguments(Arguments):
 
 
 class DeleteArguments(Arguments):
-    paths: list[Path] = Field(min_length=1, max_length=MAX_PATHS, description="Relative paths.")
+    paths: list[Path] = Field(min_length=1, max_length=MAX_FILES, description="Relative paths.")
     recursive: bool | None = Field(
         None, description="Whether directories go with all that is in them; absent: false."
     )
@@ -390,7 +382,7 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
     return [
-        (".".join(str(part)[:_SHOWN_CHARACTERS] for part in fault["loc"]), _clause(fault["msg"]))
+        (".".join(str(part)[:MAX_NAME_CHARACTERS] for part in fault["loc"]), _clause(fault["msg"]))
         for fault in found
     ]
 

@@ -5,7 +5,7 @@ This module imports next to nothing, so that commands start quickly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
@@ -22,7 +22,17 @@ EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
 MAX_COMPARED = 1000
 """Known names that are compared with a misspelt one: each takes tens of microseconds."""
 
-MAX_GIVEN_CHARACTERS = 80
+MAX_NAMED = 8
+"""Names that a message lists."""
+
+MAX_NAME_CHARACTERS = 80
+"""Characters of a name that a message shows, or that are compared with known names."""
+
+
+def listed(names: Sequence[str], most: int = MAX_NAMED) -> str:
+    """Join names with commas. After `most` of them comes the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -41,7 +51,7 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known names that are similar to a misspelt one, most similar first."""
     from difflib import get_close_matches
 
-    given = given[:MAX_GIVEN_CHARACTERS]
+    given = given[:MAX_NAME_CHARACTERS]
     compared = [name for name in known if _is_near_in_length(name, given)][:MAX_COMPARED]
     return get_close_matches(given, compared, n=most)
 

@@ -14,18 +14,12 @@ from fumehood.core.arguments import argument_faults
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import nearest
+from fumehood.core.names import MAX_NAME_CHARACTERS, listed, nearest
 from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
-
-MAX_NAMED = 8
-"""Maximum number of parameters that an error message names."""
-
-MAX_NAME_CHARACTERS = 80
-"""Characters of a parameter's name that an error message shows."""
 
 MISFIT = (
     "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
@@ -164,6 +158,4 @@ def _sentence(violations: list[Violation], visible: Sequence[str]) -> str:
 def _named(visible: Sequence[str]) -> str:
     if not visible:
         return "It has no parameters."
-    names = ", ".join(repr(name[:MAX_NAME_CHARACTERS]) for name in visible[:MAX_NAMED])
-    more = f" and {len(visible) - MAX_NAMED} more" if len(visible) > MAX_NAMED else ""
-    return f"Its parameters: {names}{more}."
+    return f"Its parameters: {listed([repr(name[:MAX_NAME_CHARACTERS]) for name in visible])}."
