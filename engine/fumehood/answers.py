@@ -22,9 +22,6 @@ from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.formats.model import ExportedTools
 from fumehood.identity.model import Agent, Binding
 
-LONGEST_POLL_S = 25.0
-"""The longest wait of one request for changes of approvals."""
-
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -45,7 +45,7 @@ from fumehood.core.keyword_types import (
     UsageKeywords,
 )
 from fumehood.core.keywords import checked, show_keywords
-from fumehood.core.pages import MAX_ITEMS, Pages
+from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS, Pages
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
@@ -90,7 +90,6 @@ from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
 from fumehood.registry.index import RegisteredTool, Source
 from fumehood.registry.listing import (
-    DEFAULT_LIMIT,
     Selection,
     ToolFilter,
     ToolPage,
@@ -521,7 +520,7 @@ class Engine:
         principal: Principal | None = None,
         *,
         filter_by: ToolFilter | None = None,
-        limit: int = DEFAULT_LIMIT,
+        limit: int = DEFAULT_PAGE,
         cursor: str | None = None,
     ) -> ToolPage:
         """Return one page of the tools by name, and the cursor of the next page.

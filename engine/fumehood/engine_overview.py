@@ -20,7 +20,6 @@ from fumehood.approvals.model import ApprovalState
 from fumehood.compose import Composition
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import (
-    MAX_PAGE,
     AllCallsQuery,
     CallPage,
     MatchedCalls,
@@ -38,6 +37,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.names import EXTERNAL
+from fumehood.core.pages import MAX_PAGE
 from fumehood.core.session import KeptSession, OwnedSession, SessionStatus
 from fumehood.core.status import EngineSummary, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition

@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 from fumehood.core.identity import TrustDomain
-from fumehood.core.limits import Limits
-from fumehood.http.bodies import MAX_BODY_BYTES
+from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.http.peer import MAX_CONNECTIONS, MAX_HELD_BYTES
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from support.http import SocketClient, connect, read_to_end, split_answer

@@ -20,6 +20,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from fumehood.core.json_types import JsonObject
 
 MAX_REASON_CHARACTERS = 1000
+LONGEST_POLL_S = 25.0
+"""The longest wait of one request for changes of approvals."""
+
 SESSION = "session"
 """Name of the session in `changed`."""
 

@@ -18,6 +18,7 @@ from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
 from fumehood.approvals.eligibility import may_decide
 from fumehood.approvals.model import (
+    LONGEST_POLL_S,
     Approval,
     ApprovalPage,
     ApprovalQuery,
@@ -50,9 +51,6 @@ from fumehood.storage.errors import WriteFailed
 
 MAX_ID_CHARACTERS = 100
 NOT_NAMED = "not among the approvers"
-
-WATCH_S = 25.0
-"""Maximum seconds that one request waits for a change."""
 
 
 class ApprovalService:
@@ -132,7 +130,7 @@ class ApprovalService:
         on."""
         self.requests.fetched(call_id)
 
-    async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
+    async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
         """Wait until the number of changes differs from `after`, or `within_s` is over. Return it.
 
         The number grows with every change of an approval. It starts anew with the engine, so

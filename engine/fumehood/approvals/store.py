@@ -48,6 +48,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.remembered import add_rule
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import EXTERNAL
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
@@ -55,9 +56,6 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
-
-MAX_PAGE_BYTES = 8 * 1024 * 1024
-"""The most bytes of the rows on one page. A single call may have arguments of this size."""
 
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
@@ -627,7 +625,7 @@ def _that_fit(
     newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
     rows = connection.execute(newest.limit(limit + 1)).all()
     sizes = itertools.accumulate(row[1] for row in rows[:limit])
-    fit = [row[0] for row, so_far in zip(rows, sizes, strict=False) if so_far <= MAX_PAGE_BYTES]
+    fit = [row[0] for row, so_far in zip(rows, sizes, strict=False) if so_far <= MAX_BODY_BYTES]
     fit = fit or [row[0] for row in rows[:1]]
     return fit, len(rows) > len(fit)
 

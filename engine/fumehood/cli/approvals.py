@@ -29,7 +29,6 @@ from fumehood.approvals.model import (
 )
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import (
-    MAX_LISTED,
     AsJson,
     ControlSocketPath,
     CredentialStdin,
@@ -41,6 +40,7 @@ from fumehood.cli.options import (
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
+from fumehood.core.pages import MAX_ITEMS
 
 if TYPE_CHECKING:
     from fumehood.client import ControlClient
@@ -100,7 +100,7 @@ def list_approvals(
         return
     _show_list(found)
     if has_more:
-        print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
+        print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
     _show_changes(changes)
 
 

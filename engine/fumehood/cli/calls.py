@@ -13,7 +13,6 @@ import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import (
-    MAX_LISTED,
     AsJson,
     CallId,
     Limit,
@@ -25,7 +24,8 @@ from fumehood.cli.options import (
 from fumehood.cli.options import moment as read_moment
 from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
-from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
+from fumehood.core.call_log import CallRecord
+from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS, MAX_PAGE
 
 if TYPE_CHECKING:
     from fumehood.cache.model import ClearedCache
@@ -61,7 +61,7 @@ def list_calls(
         records, has_more = _newest(client, filters, limit)
     show_calls(records, as_json=wants_json(as_json))
     if has_more and not wants_json(as_json):
-        print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
+        print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
 
 
 plain(
@@ -125,7 +125,7 @@ def tail_calls(
     tool: OfTool = None,
     code: Code = None,
     limit: Annotated[
-        int, typer.Option(min=0, max=MAX_LISTED, help="Maximum number of earlier calls to show.")
+        int, typer.Option(min=0, max=MAX_ITEMS, help="Maximum number of earlier calls to show.")
     ] = DEFAULT_PAGE,
     as_json: AsJson = False,
     socket: SocketPath = None,

@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
+from fumehood.core.pages import MAX_ITEMS
 from fumehood.protocol import strict_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -53,8 +54,7 @@ OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this
 OfTool = Annotated[
     str | None, typer.Option("--tool", help="Calls of this tool: name or name@version.")
 ]
-MAX_LISTED = 1000
-Limit = Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")]
+Limit = Annotated[int, typer.Option(min=1, max=MAX_ITEMS, help="Maximum number to list.")]
 Until = Annotated[str | None, typer.Option("--until", help="Before this age or time.")]
 
 MAX_INPUT_BYTES = 64 * 1024 * 1024

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic.json_schema import GenerateJsonSchema
 
-from fumehood.core.json_types import MAX_SAFE_INTEGER, JsonObject
+from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import MAX_NAME_CHARACTERS
@@ -50,6 +50,8 @@ is 128 KB.
 MAX_WORDS_BYTES = 5 << 18
 """Bytes of all arguments and variables together. *Source*: execve(2): a quarter of the stack limit,
 which gives 2 MB here."""
+
+_MAX_OFFSET = 1 << 50
 
 
 def _plain_path(path: str) -> str:
@@ -92,7 +94,7 @@ def _base64(text: str) -> str:
 
 
 def _offset(value: int) -> int:
-    if value > MAX_SAFE_INTEGER:
+    if value > _MAX_OFFSET:
         raise ValueError("is larger than any file")
     return value
 

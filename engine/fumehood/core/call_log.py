@@ -12,9 +12,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fumehood.core.call import Id
+from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 
-MAX_PAGE = 100
-DEFAULT_PAGE = 10
 MAX_RULES_BYTES = 100_000
 
 

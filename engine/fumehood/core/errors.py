@@ -351,6 +351,9 @@ class WorkspaceChanged(ApprovalExpired):
 
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
 TOOL_CODE_HTTP_STATUS = 422
+MAX_MESSAGE_CHARACTERS = 2000
+"""Characters of a tool's error message. Longer ones are cut."""
+
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """The longest delay that a tool or a service can request."""
 

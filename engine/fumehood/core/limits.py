@@ -11,6 +11,9 @@ from enum import StrEnum
 
 MB = 1 << 20
 
+MAX_BODY_BYTES = 8 * MB
+"""Bytes of one HTTP request or MCP message, and of all that one call sends."""
+
 MIN_INTERPRETER_MB = 16
 """MB of memory that Python itself needs in the interpreter wall."""
 

@@ -1,4 +1,7 @@
-"""Collecting the pages of a tool's results (mission E5). Values only."""
+"""Pages of a list (mission E5): their size, and collecting those of a tool's results.
+
+Values only.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,14 @@ from typing import Any
 
 from fumehood.core.json_types import JsonObject
 
+DEFAULT_PAGE = 10
+"""Items of one page if the caller does not choose."""
+
+MAX_PAGE = 100
+"""Items of one page."""
+
 MAX_ITEMS = 1000
-"""Items that `fetch_all` collects at most, by default."""
+"""Items that `fetch_all` and the commands collect at most, if the caller does not choose."""
 
 
 class Pages:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.core.call import MAX_COST, ToolResult
 from fumehood.core.errors import (
+    MAX_MESSAGE_CHARACTERS,
     MAX_RETRY_AFTER_MS,
     ArgumentsRefused,
     EngineError,
@@ -112,7 +113,8 @@ def read_error(claim: JsonObject) -> EngineError | None:
                 )
             case "arguments":
                 refused = _ArgumentsRefused.model_validate(claim)
-                return ArgumentsRefused(refused.message[:2000], fields=refused.fields)
+                message = refused.message[:MAX_MESSAGE_CHARACTERS]
+                return ArgumentsRefused(message, fields=refused.fields)
             case "unfit" | "unfit_details" as kind:
                 return unfit(is_result=kind == "unfit")
     except (ValidationError, ValueError):  # ValueError: the code is reserved for the engine

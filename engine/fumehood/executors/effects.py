@@ -25,7 +25,7 @@ from typing import Annotated, Literal, TypeVar
 import anyio.to_thread
 from pydantic import Field, model_validator
 
-from fumehood.core.arguments import MAX_PATHS, MAX_READ_BYTES
+from fumehood.core.arguments import MAX_FILES, MAX_READ_BYTES
 from fumehood.core.errors import EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
@@ -33,7 +33,6 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.workspace_guest import (
     FAULT_WORDS,
     MAX_LISTED,
-    MAX_SIZE,
     Claim,
     Deletion,
     FaultKind,
@@ -49,6 +48,7 @@ from fumehood.executors.workspace_guest import (
     refusal_of,
     write_request,
 )
+from fumehood.protocol import strict_json
 from fumehood.sandbox.wall import Lease
 
 NEW_FILE_MODE = 0o644
@@ -336,7 +336,7 @@ class Seen(Claim):
     """The bytes of a path that is not UTF-8; `path` shows it escaped."""
     kind: Literal["absent", "file", "directory", "link", "other"]
     mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
-    size: int | None = Field(default=None, ge=0, le=MAX_SIZE)
+    size: int | None = Field(default=None, ge=0, le=strict_json.MAX_SAFE_INTEGER)
     links: int | None = Field(default=None, ge=1, le=1 << 32)
     """Number of the file's hard links, in the workspace or elsewhere."""
     sha256: Sha256 | None = None
@@ -377,7 +377,7 @@ class Seen(Claim):
 class Appended(Claim):
     """The state of a file after the previewed append."""
 
-    size: int = Field(ge=0, le=MAX_SIZE)
+    size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     sha256: Sha256
 
 
@@ -387,13 +387,13 @@ class SurveyClaim(Claim):
     base: Sha256
     entries: list[Seen] = Field(max_length=MAX_LISTED)
     has_more: bool
-    faults: list[FaultKind | None] = Field(max_length=MAX_PATHS)
+    faults: list[FaultKind | None] = Field(max_length=MAX_FILES)
     """For each requested path, in order: why the call cannot write or delete it, or null if it can.
     A path that a deletion would not find has `not_found`."""
     appended: Appended | None
-    count: int = Field(ge=0, le=MAX_SIZE)
+    count: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     """Number of existing entries at or below paths that are not refused."""
-    size: int = Field(ge=0, le=MAX_SIZE * 1024)
+    size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     """Total size of these entries, in bytes."""
 
 

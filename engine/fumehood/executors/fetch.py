@@ -22,6 +22,7 @@ import re2
 
 from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import INLINE_BYTES
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
@@ -37,10 +38,6 @@ HEADERS = (
     ("accept", "text/html, application/json;q=0.9, text/*;q=0.9, */*;q=0.5"),
     ("user-agent", "fumehood"),
 )
-MAX_JSON_BYTES = 10 * 1024
-"""Maximum size of JSON that is returned parsed, in bytes. Longer JSON is returned as text, which
-may be shortened.
-"""
 
 # Encoding name → Python codec. *Source*: the WHATWG's Encoding Standard. Python's other codecs are
 # not for web pages: some are very slow, and some decompress.
@@ -114,7 +111,8 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
         "status": answer.status,
         "content_type": answer.headers.get("content-type", "") or None,
     }
-    if is_json(answer) and not raw and len(answer.body) <= MAX_JSON_BYTES:
+    # Longer JSON is returned as text, which can be shortened.
+    if is_json(answer) and not raw and len(answer.body) <= INLINE_BYTES:
         try:
             return {
                 **data,

@@ -18,12 +18,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from fumehood.core.call import ToolResult
-from fumehood.core.errors import ArgumentsRefused, ToolError
+from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, ArgumentsRefused, ToolError
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.parts import Parts, Report, TooManyParts, Unfit, plain, reports_to
-
-MAX_MESSAGE_CHARACTERS = 2000
-"""Maximum length of an error message in a reply, in characters."""
 
 MAX_FRAMES = 20
 """Maximum number of frames in a reply's traceback. The innermost are kept."""

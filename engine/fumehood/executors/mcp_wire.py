@@ -51,9 +51,6 @@ MAX_DROPPED = 64 << 20
 """Bytes of an oversized message that are read and discarded. A message that is still longer ends
 its program."""
 
-MAX_NUMBER = 100
-"""Maximum length of the id of a server's own request, in characters. The reply repeats the id."""
-
 NUMBER_WITHIN = 200
 """Bytes at either end of a discarded message in which its request's id is searched for."""
 
@@ -227,7 +224,7 @@ class Wire(ABC):
         params = params if isinstance(params, dict) else {}
         if not isinstance(method, str):
             _settle(message, waiting.get(number) if isinstance(number, int) else None)
-        elif isinstance(number, str | int) and len(str(number)) <= MAX_NUMBER:
+        elif isinstance(number, str | int):
             # Sampling, elicitation and roots are not supported: a server may not call the engine.
             reply: JsonObject = {"jsonrpc": "2.0", "id": number}
             error = {"code": METHOD_NOT_FOUND, "message": "not offered"}

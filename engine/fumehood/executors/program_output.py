@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import CONTAINER_FILES_OUT
 from fumehood.core.returned_file import FILE_CONTENT, PNG
 from fumehood.core.session import FileKind
 from fumehood.core.workspace_path import path_fault
@@ -173,9 +174,6 @@ class SentFile:
     content: bytes
 
 
-MAX_LISTED = 100
-"""Maximum number of files and figures in one answer."""
-
 MAX_INLINE_BYTES = 1_000_000
 """Size in bytes from which a file becomes a blob; smaller ones are inline in the answer (mission
 E7)."""
@@ -315,7 +313,8 @@ class ProgramFiles:
             self._done.append(coming)
 
     def _is_one_too_many(self, coming: _Coming) -> bool:
-        return len(self._done) >= MAX_LISTED or (coming.kind == "image" and not coming.received)
+        is_empty_figure = coming.kind == "image" and not coming.received
+        return is_empty_figure or len(self._done) >= CONTAINER_FILES_OUT
 
     def _is_as_sent(self, coming: _Coming) -> bool:
         if coming.digest is None or coming.received != coming.announced:

@@ -22,9 +22,9 @@ from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, Re
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, container_writable_mb
+from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_guest import (
-    DEFAULT_LIMIT,
     MAX_PUT_BYTES,
     Deletion,
     Dropped,
@@ -95,7 +95,7 @@ class SessionFiles:
         path: str = "",
         *,
         recursive: bool = False,
-        limit: int = DEFAULT_LIMIT,
+        limit: int = DEFAULT_PAGE,
         cursor: str | None = None,
     ) -> ListingPage:
         """Return a page of a directory's entries. An empty path means the workspace itself."""

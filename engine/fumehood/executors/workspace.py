@@ -21,13 +21,13 @@ from fumehood.core.errors import (
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.effects import PREVIEWS, Effect, effect_of
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import session_fields
 from fumehood.executors.workspace_guest import (
-    DEFAULT_LIMIT,
     Deletion,
     ListingQuery,
     NotAsAgreed,
@@ -236,7 +236,7 @@ async def _list(arguments: JsonObject, place: _Place) -> _Done:
         principal_id=domain.principal_id,
         path=arguments.get("path") or "",
         recursive=arguments.get("recursive") or False,
-        limit=arguments.get("limit") or DEFAULT_LIMIT,
+        limit=arguments.get("limit") or DEFAULT_PAGE,
         cursor=arguments.get("cursor"),
     )
     end = await list_page(place.lease, query, place.limits, place.cursors)

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fumehood.core.arguments import MAX_LIMIT, MAX_READ_BYTES
+from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import (
     ENDING_ERRORS,
     EndedBy,
@@ -32,10 +32,12 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import WorkspaceEntry
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.endings import refused_by, session_lost
 from fumehood.observe.clock import timestamp
+from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
 
@@ -44,9 +46,6 @@ MAX_LISTED = 1000
 
 MAX_PUT_BYTES = 1 << 20
 """Maximum size of one piece of an upload in bytes."""
-
-MAX_SIZE = 1 << 50
-"""Largest file size that an answer may report, in bytes."""
 
 MAX_TIME_NS = 1 << 63
 """Largest distance of a modification time from 1970, in nanoseconds: programs may set any time."""
@@ -93,7 +92,7 @@ class Entry(Claim):
 
     path: str = Field(min_length=1, max_length=4096)
     kind: Literal["file", "directory", "link", "other"]
-    size: int = Field(ge=0, le=MAX_SIZE)
+    size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     modified_ns: int = Field(gt=-MAX_TIME_NS, lt=MAX_TIME_NS)
 
     @field_validator("path")
@@ -115,7 +114,7 @@ class Piece(Claim):
     """A part of a file. `size` is that of the whole file; `version` changes with the file."""
 
     content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
-    size: int = Field(ge=0, le=MAX_SIZE)
+    size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     version: str = Field(max_length=200)
 
     @field_validator("content_base64")
@@ -136,7 +135,7 @@ class Piece(Claim):
 class Written(Claim):
     """The size in bytes of a file, or of an upload so far, after a write."""
 
-    size: int = Field(ge=0, le=MAX_SIZE)
+    size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
 
 
 class Dropped(Claim):
@@ -324,9 +323,6 @@ def delete_request(arguments: JsonObject) -> JsonObject:
 
 # -- listings ------------------------------------------------------------------------------
 
-DEFAULT_LIMIT = 10
-"""Number of entries in a page if the caller does not choose it."""
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -338,7 +334,7 @@ class ListingQuery:
     principal_id: str
     path: str = ""
     recursive: bool = False
-    limit: int = DEFAULT_LIMIT
+    limit: int = DEFAULT_PAGE
     cursor: str | None = None
 
     @property
@@ -373,8 +369,8 @@ async def list_page(
         InvalidParams: the cursor is invalid or belongs to another list, or the limit is out of
             range.
     """
-    if not 1 <= query.limit <= MAX_LIMIT:
-        raise InvalidParams(f"limit must be from 1 to {MAX_LIMIT}.", fields=["limit"])
+    if not 1 <= query.limit <= MAX_PAGE:
+        raise InvalidParams(f"limit must be from 1 to {MAX_PAGE}.", fields=["limit"])
     after = ""
     if query.cursor is not None:
         after = cursors.read(query.cursor, query.listing, query.principal_id)

@@ -27,6 +27,7 @@ from fumehood.core.errors import (
     RequestTooLarge,
     UnsupportedMediaType,
 )
+from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.session import UPLOAD_PIECE_BYTES
 from fumehood.http.answers import Headers, left
 from fumehood.http.peer import MAX_HELD_BYTES, Share
@@ -35,7 +36,6 @@ from fumehood.protocol import strict_json
 
 M = TypeVar("M", bound=BaseModel)
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 64 * 1024 * 1024
 """The most bytes of a refused body that are read and discarded. A client that sends its whole body
 before it reads then gets the refusal instead of a broken pipe."""

@@ -35,9 +35,6 @@ INTERNAL_ERROR = -32603
 HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 
-MAX_MESSAGE_BYTES = 8 << 20
-"""Maximum size of one message in bytes. It equals the daemon's limit for every HTTP request."""
-
 MAX_ID_CHARACTERS = 200
 """Maximum length of a request id or progress token in characters."""
 

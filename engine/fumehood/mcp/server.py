@@ -38,6 +38,7 @@ from fumehood.core.errors import (
 from fumehood.core.events import ErrorEvent, ProgressEvent, ResultEvent
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
@@ -83,10 +84,6 @@ CHANGES_S = 0.5
 MAX_LISTS = 16
 """Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
 version). The least recently used one is dropped."""
-
-MAX_RESOURCE_BYTES = 8 << 20
-"""Maximum size in bytes of a resource that `resources/read` returns. Larger ones must be fetched
-over HTTP."""
 
 MAX_FOUND = 50
 """Maximum number of tools in one result of `list_tools`."""
@@ -436,8 +433,8 @@ class McpServer:
         except (ValueError, ResourceNotFound) as error:
             raise RpcError(missing, str(error)) from None
         with file:
-            if blob.size > MAX_RESOURCE_BYTES:
-                words = f"The resource is over {MAX_RESOURCE_BYTES >> 20} MB. Fetch it over HTTP: "
+            if blob.size > MAX_BODY_BYTES:
+                words = f"The resource is over {MAX_BODY_BYTES >> 20} MB. Fetch it over HTTP: "
                 raise RpcError(INVALID_PARAMS, words + blob.url)
             content = await anyio.to_thread.run_sync(file.read)
         read: JsonObject = {"uri": uri, "mimeType": blob.content_type}

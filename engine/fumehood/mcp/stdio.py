@@ -23,12 +23,12 @@ from urllib.parse import urlencode
 
 from fumehood.client.once import Connection, Response
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.mcp import about
 from fumehood.mcp.messages import (
     ENVELOPE_KEY,
     INTERNAL_ERROR,
     INVALID_REQUEST,
-    MAX_MESSAGE_BYTES,
     TOOLS_CHANGED,
     VERSION_KEY,
     RpcError,
@@ -55,7 +55,7 @@ PAUSE_S = 0.1
 LAST_ANSWERS_S = 1.0
 """Seconds that requests have to finish after the client has closed its output."""
 
-TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_MESSAGE_BYTES >> 20} MB.")
+TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_BODY_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
 """The first bytes of every response (and of nothing else) that `messages.py` encodes."""
 
@@ -493,9 +493,9 @@ def is_without_session(answer: bytes) -> bool:
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
-    """Yield each line, or None for a line over `MAX_MESSAGE_BYTES`, which is discarded."""
-    while line := reading.readline(MAX_MESSAGE_BYTES + 1):
-        if len(line) <= MAX_MESSAGE_BYTES:
+    """Yield each line, or None for a line over `MAX_BODY_BYTES`, which is discarded."""
+    while line := reading.readline(MAX_BODY_BYTES + 1):
+        if len(line) <= MAX_BODY_BYTES:
             yield line
             continue
         while line and not line.endswith(b"\n"):

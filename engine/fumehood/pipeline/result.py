@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from fumehood.core.envelope import ErrorInfo, UsageReport
 from fumehood.core.errors import (
+    MAX_MESSAGE_CHARACTERS,
     EndedBy,
     EngineError,
     ExecutionError,
@@ -40,9 +41,6 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import TooCostly
 from fumehood.storage.blobs import BlobStore, NotKept
-
-MAX_MESSAGE_CHARACTERS = 2000
-"""Maximum length of a tool's error message in characters; a longer one is cut."""
 
 MAX_DATA_DEPTH = 60
 """Maximum nesting of data. It is slightly less than strict readers accept, because data is nested

@@ -12,16 +12,11 @@ from decimal import Decimal
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
+from fumehood.core.pages import MAX_PAGE
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import RegisteredTool, ToolIndex
-
-DEFAULT_LIMIT = 10
-"""Tools on one page if the caller sets no limit."""
-
-MAX_LIMIT = 100
-"""The most tools on one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +75,8 @@ def page_of_tools(
     Raises:
         InvalidParams: the limit is out of range, or the cursor is of another list or principal.
     """
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidParams(f"limit must be from 1 to {MAX_LIMIT}.", fields=["limit"])
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidParams(f"limit must be from 1 to {MAX_PAGE}.", fields=["limit"])
     listing = filter_by.listing
     after = "" if cursor is None else cursors.read(cursor, listing, principal_id)
     found, total = index.page(filter_by.accepts, after, limit + 1)

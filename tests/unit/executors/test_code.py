@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.core.arguments import MAX_FILES, MAX_TOTAL_BYTES, argument_faults
+from fumehood.core.arguments import MAX_FILES, argument_faults
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limits
+from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.executors.claims import NO_VALUE, read_failure, read_value
@@ -497,8 +497,8 @@ def test_valid_program_arguments_have_no_fault(arguments: dict[str, Any]) -> Non
         ({"files": [{"path": "a", "content_base64": "a\nb="}]}, "files.0.content_base64", "base64"),
         ({"files": [{"path": "a", "content_base64": "ää=="}]}, "files.0.content_base64", "base64"),
         ({"files": [_file(str(n)) for n in range(MAX_FILES + 1)]}, "files", "at most"),
-        ({"stdin": "x" * MAX_TOTAL_BYTES}, "files", "together"),
-        ({"stdin": "ä" * (MAX_TOTAL_BYTES // 2)}, "files", "together"),
+        ({"stdin": "x" * MAX_BODY_BYTES}, "files", "together"),
+        ({"stdin": "ä" * (MAX_BODY_BYTES // 2)}, "files", "together"),
     ],
     ids=lambda given: ascii(given)[:40],
 )

@@ -11,11 +11,11 @@ import pytest
 
 from fumehood import Config, Engine, ToolError, ToolResult, progress, tool
 from fumehood.core.call import FunctionAddress
-from fumehood.core.errors import ArgumentsRefused, EndedBy, ExecutionError
+from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, ArgumentsRefused, EndedBy, ExecutionError
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
 from fumehood.executors.expression import is_program_result, program_details
 from fumehood.executors.function import without_paths
-from fumehood.executors.inside import MAX_FRAMES, MAX_MESSAGE_CHARACTERS, answer
+from fumehood.executors.inside import MAX_FRAMES, answer
 from fumehood.executors.parts import reports_to
 from fumehood.sandbox.wall import RunEnding, ending_of_reply
 from fumehood.testing import FakeWall

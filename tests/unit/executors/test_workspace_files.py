@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.limits import CONTAINER_FILES_OUT
 from fumehood.executors.program import SentFile
 from fumehood.executors.program_output import (
     MAX_INLINE_BYTES,
     MAX_INLINE_TOTAL_BYTES,
-    MAX_LISTED,
     ProgramFiles,
     content_type_of,
 )
@@ -107,9 +107,9 @@ async def test_unchanged_input_files_are_not_returned(store: BlobStore, size: in
 
 async def test_files_beyond_the_list_limit_are_counted(store: BlobStore) -> None:
     files = taker(store)
-    for number in range(MAX_LISTED + 3):
+    for number in range(CONTAINER_FILES_OUT + 3):
         put(files, str(number))
-    assert len(await files.entries()) == MAX_LISTED
+    assert len(await files.entries()) == CONTAINER_FILES_OUT
     assert files.left_out == 3
 
 

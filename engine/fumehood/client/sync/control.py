@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fumehood.answers import LONGEST_POLL_S, ApprovalChanges
-from fumehood.approvals.model import Approval, NewDecision, RememberWish
+from fumehood.answers import ApprovalChanges
+from fumehood.approvals.model import LONGEST_POLL_S, Approval, NewDecision, RememberWish
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from fumehood.answers import (
-    LONGEST_POLL_S,
     ApprovalChanges,
     ApprovalList,
     Pagination,
 )
 from fumehood.approvals.channels.webhook import HEADER
 from fumehood.approvals.model import (
+    LONGEST_POLL_S,
     Approval,
     ApprovalQuery,
     NewDecision,

@@ -22,7 +22,6 @@ from fumehood.answers import (
     SessionFileList,
     WrittenFile,
 )
-from fumehood.core.arguments import MAX_LIMIT
 from fumehood.core.errors import (
     InternalError,
     InvalidParams,
@@ -33,12 +32,12 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
+from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import MAKING_S, TURN_S, NewSession, SessionRecord
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program_output import content_type_of
 from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
-from fumehood.executors.workspace_guest import DEFAULT_LIMIT
 from fumehood.http.answers import engine_of
 from fumehood.http.bodies import (
     FileBody,
@@ -68,7 +67,7 @@ class FileListQuery(BaseModel):
     path: str = Field(default="", description="A directory; default: the whole workspace.")
     recursive: bool = Field(default=False, description="Include subdirectories.")
     limit: int = Field(
-        default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Maximum number of items."
+        default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."
     )
     cursor: str | None = Field(
         default=None, description="`data.pagination.next_cursor` of the previous page."

@@ -28,12 +28,13 @@ from fumehood.core.errors import (
     ToolNotFound,
 )
 from fumehood.core.identity import Principal
+from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.engine import Engine
 from fumehood.formats.model import ExportedTools, FormatName
 from fumehood.http.endpoint import As, Method, Needs, ParsedBy, endpoint
 from fumehood.registry.index import RegisteredTool
-from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
+from fumehood.registry.listing import ToolFilter
 
 ToolName = Annotated[str, "A tool's name, or `name@version`."]
 PinnedName = Annotated[str, "`name@version`."]
@@ -78,7 +79,7 @@ class ToolQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: Annotated[int, BeforeValidator(_digits)] = Field(
-        default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Maximum number of items."
+        default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."
     )
     cursor: str | None = Field(
         default=None, description="`data.pagination.next_cursor` of the previous page."

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fumehood.answers import SessionFileList
 from fumehood.client.api_request import Refused
-from fumehood.core.arguments import MAX_LIMIT
+from fumehood.core.pages import MAX_PAGE
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 MAX_PREVIEW_BYTES = 200_000
@@ -42,7 +42,7 @@ async def show_one(view: View) -> Response:
     may_look = view.login.can_administer and session.state == "active"
     if may_look:
         try:
-            files = await view.control.sessions.files(session.id, folder, limit=MAX_LIMIT)
+            files = await view.control.sessions.files(session.id, folder, limit=MAX_PAGE)
             if name:
                 content = await _content(view, session.id, name, MAX_PREVIEW_BYTES)
                 is_cut = len(content) > MAX_PREVIEW_BYTES
