@@ -25,6 +25,10 @@ class CutText:
     """Either `resource_url` and `expires_at`, or `not_kept` with the reason."""
 
 
+MAX_DATA_BYTES = 16 << 20
+"""Maximum size as JSON of data whose parts have limits of their own, in bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ended and what it used. Numbers that were not measured are None."""

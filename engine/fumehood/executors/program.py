@@ -31,14 +31,10 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
 from fumehood.observe.tracing import VARIABLE
 from fumehood.sandbox.wall import RunEnding
-
-MAX_DATA_BYTES = 16 * 1024 * 1024
-"""Size limit of `data`, in bytes: large enough for streams, value and files as base64, each of
-which has its own limit."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """The causes that a failed program may claim for its failure."""

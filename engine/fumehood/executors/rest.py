@@ -40,9 +40,9 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import PLACEHOLDER, QUERY_PLACE, SECRET_REFERENCE, ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.mapping import ListCursors, mapped
-from fumehood.executors.outcome import CutText, Outcome
+from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, Outcome
 from fumehood.executors.parts import Pieces
-from fumehood.executors.program_output import SPILL_CHARACTERS, KeptStreams, KeptText
+from fumehood.executors.program_output import KeptStreams, KeptText
 from fumehood.executors.upstreams import (
     Attempt,
     BodyTooLarge,
@@ -53,11 +53,8 @@ from fumehood.executors.upstreams import (
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
-from fumehood.registry.definitions import (
-    MAX_HEADER_VALUE,
-    QUERY_METHODS,
-    is_header_value,
-)
+from fumehood.registry.definitions import QUERY_METHODS
+from fumehood.registry.secrets import MAX_HEADER_VALUE, is_header_value
 
 MAX_BODY_SHOWN = 4096
 """Maximum number of characters of a service's error that are shown to the caller."""
@@ -70,9 +67,6 @@ everybody."""
 DRAINED_BYTES = 1 << 20
 """Bytes of a relayed answer after which receiving pauses until the disk and the listener have
 caught up."""
-
-MAX_TEXT_BYTES = 6 * SPILL_CHARACTERS + 1024
-"""Size limit of a relayed answer's data as JSON, in bytes. JSON may escape one character as six."""
 
 _PLACEMENT = Placement(
     "host",
@@ -345,7 +339,7 @@ async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
         return outcome
     outcome = replace(outcome, cuts=cuts, output_bytes=text.size)
     if outcome.error is None:
-        return replace(outcome, data=fields, max_data_bytes=MAX_TEXT_BYTES)
+        return replace(outcome, data=fields, max_data_bytes=MAX_DATA_BYTES)
     outcome.error.details = {**(outcome.error.details or {}), **fields}
     return outcome
 

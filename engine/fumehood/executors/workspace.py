@@ -8,6 +8,7 @@ sent, and an answer that does not have the expected form is an error.
 from __future__ import annotations
 
 import base64
+from codecs import getincrementaldecoder
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.effects import PREVIEWS, Effect, effect_of
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program import session_fields
 from fumehood.executors.workspace_guest import (
     Deletion,
@@ -48,14 +49,8 @@ DEFAULT_READ_BYTES = 10 * 1024
 """Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer
 (mission E6)."""
 
-MAX_DATA_BYTES = 2 << 20
-"""Size limit of `data`, in bytes: the largest piece of a file fits, even if JSON escapes it."""
-
 FILE_CONTENTS = frozenset({"content", "content_base64"})
 """Fields that hold a file's content. The caller chose its size, so they are never shortened."""
-
-MAX_CHARACTER_BYTES = 4
-"""Maximum length of one character in UTF-8. *Source*: RFC 3629."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +201,10 @@ def _as_text(raw: bytes, *, is_last: bool) -> str | None:
     Unless these are the last bytes of the file, an incomplete character at the end is left out.
     """
     try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        is_cut = error.reason == "unexpected end of data" and error.start > 0
-        if is_last or not is_cut or len(raw) - error.start >= MAX_CHARACTER_BYTES:
-            return None
-        return raw[: error.start].decode()
+        text = getincrementaldecoder("utf-8")().decode(raw, final=is_last)
+    except UnicodeDecodeError:
+        return None
+    return text if text or not raw else None
 
 
 def _no_text(offset: int) -> InvalidParams:

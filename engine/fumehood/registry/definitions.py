@@ -30,6 +30,7 @@ from fumehood.core.tool import (
     ToolType,
 )
 from fumehood.registry.json_schema import schema_faults
+from fumehood.registry.secrets import MAX_HEADER_VALUE, is_header_value
 
 EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
 """The executors that a definition can name in this version."""
@@ -258,9 +259,6 @@ MAX_DEFINITION_BYTES = 128 * 1024
 MAX_URL = 2048
 """Characters of a URL. This also limits how much data an agent can leak in one address."""
 
-MAX_HEADER_VALUE = 4096
-"""Characters of a header's value."""
-
 MAX_TIMEOUT_MS = 86_400_000
 """Milliseconds of a tool's `timeout`: one day, as for `timeout_seconds`."""
 
@@ -272,9 +270,8 @@ _HOST_NAME = re.compile(
     r"(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?"
 )
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}")
-# *Source*: RFC 9110, section 5.6.2 (token) and 5.5 (field values; here without obs-text).
+# *Source*: RFC 9110, section 5.6.2 (token).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
-_HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
 _OURS = frozenset(
     {
         "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive",
@@ -485,11 +482,6 @@ def header_faults(name: str, value: str) -> Iterator[str]:
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
-
-
-def is_header_value(value: str) -> bool:
-    """Whether the text is valid as a header's value."""
-    return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
 
 
 def is_credential_name(name: str) -> bool:
