@@ -15,8 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fumehood.core.json_types import JsonObject
 
-MAX_PARAMETERS = 200
-
 _BOUNDS = {
     "string": ("minLength", "maxLength"),
     "array": ("minItems", "maxItems"),
@@ -135,8 +133,6 @@ def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]
 
     The elements are `ToolParameter`s or their documents. Invalid ones are not in the schema.
     """
-    if len(listed) > MAX_PARAMETERS:
-        return {"type": "object"}, [f"parameters: more than {MAX_PARAMETERS} in the list"]
     properties: JsonObject = {}
     required: list[str] = []
     faults: list[str] = []

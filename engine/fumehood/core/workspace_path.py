@@ -11,9 +11,6 @@ MAX_PATH_BYTES = 4096 - len("/workspace/") - 1
 """Bytes of a path relative to the workspace. *Source*: PATH_MAX of limits.h, which counts the whole
 path and its ending NUL."""
 
-MAX_ANY_PATH_BYTES = 4095
-"""Bytes of any other path: PATH_MAX without the ending NUL."""
-
 MAX_NAME_BYTES = 255
 """Bytes of one name in a path. *Source*: NAME_MAX of limits.h."""
 
@@ -55,10 +52,10 @@ def absolute_path(path: str) -> tuple[str, ...] | None:
     A relative path starts at the workspace. `.`, `..` and double slashes are resolved in the text;
     links are not followed.
     """
-    if not path or "\0" in path or len(path) > MAX_ANY_PATH_BYTES:
+    if not path or "\0" in path or len(path) > MAX_PATH_BYTES:
         return None
     try:
-        if len(path.encode()) > MAX_ANY_PATH_BYTES:
+        if len(path.encode()) > MAX_PATH_BYTES:
             return None
     except UnicodeEncodeError:
         return None

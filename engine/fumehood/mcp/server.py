@@ -39,6 +39,7 @@ from fumehood.core.events import ErrorEvent, ProgressEvent, ResultEvent
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
+from fumehood.core.pages import MAX_PAGE
 from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
@@ -84,9 +85,6 @@ CHANGES_S = 0.5
 MAX_LISTS = 16
 """Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
 version). The least recently used one is dropped."""
-
-MAX_FOUND = 50
-"""Maximum number of tools in one result of `list_tools`."""
 
 RESOURCE_MISSING = -32002
 """Error code for a missing resource in versions with a handshake; later ones use INVALID_PARAMS."""
@@ -300,7 +298,7 @@ class McpServer:
         is_in_session = client.session_id is not None
         shown = [
             tool_to_mcp(tool, with_output=False, in_session=is_in_session)
-            for tool in found[:MAX_FOUND]
+            for tool in found[:MAX_PAGE]
         ]
         return plain_result({"tools": shown, "total_count": len(found)})
 

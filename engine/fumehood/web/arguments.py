@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fumehood.core.call import MAX_KEYS
 from fumehood.core.escaping import json_document, printable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-from fumehood.web.view import MAX_FORM_FIELDS, Form, Problem
+from fumehood.web.view import Form, Problem
 
 Kind = Literal["text", "number", "choice", "json"]
 
@@ -29,10 +30,6 @@ LONG_TEXT = 60
 
 MAX_TEXT = 200_000
 """Maximum length of all arguments together, in characters of JSON."""
-
-MAX_FIELDS = (MAX_FORM_FIELDS - 10) // 2
-"""Maximum number of arguments in a form. Each needs two fields: the value, and the mark that it is
-given."""
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -76,7 +73,7 @@ def fields_of(
     required = _object(schema).get("required")
     names = [*properties, *(name for name in arguments if name not in properties)]
     is_odd = any(char in name for name in names for char in "\0\r")
-    if is_odd or len(names) > MAX_FIELDS or len(json.dumps(arguments)) > MAX_TEXT:
+    if is_odd or len(names) > MAX_KEYS or len(json.dumps(arguments)) > MAX_TEXT:
         why = "have names that no form can hold" if is_odd else "are too long to edit here"
         raise Problem(
             f"These arguments {why}. In a terminal: fumehood approvals approve ID --edit @FILE"

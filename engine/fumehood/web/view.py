@@ -47,6 +47,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fumehood.client.async_client import AsyncClient
 from fumehood.client.async_control import AsyncControlClient
+from fumehood.core.call import MAX_KEYS
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.guard import SANDBOX
@@ -58,7 +59,9 @@ if TYPE_CHECKING:
 MAX_FORM_BYTES = 4_000_000
 """Maximum size of a form in bytes."""
 
-MAX_FORM_FIELDS = 2000
+MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
+"""Fields of a form: two for each argument of a call, the value and the mark that it is given."""
+
 """Maximum number of fields in a form."""
 
 FORM_S = 30.0

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from fumehood.answers import SessionFileList
 from fumehood.client.api_request import Refused
 from fumehood.core.pages import MAX_PAGE
+from fumehood.web.text import MAX_SHOWN
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
-MAX_PREVIEW_BYTES = 200_000
 """Maximum bytes of a file that the page shows."""
 
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
@@ -44,9 +44,9 @@ async def show_one(view: View) -> Response:
         try:
             files = await view.control.sessions.files(session.id, folder, limit=MAX_PAGE)
             if name:
-                content = await _content(view, session.id, name, MAX_PREVIEW_BYTES)
-                is_cut = len(content) > MAX_PREVIEW_BYTES
-                preview = _text_of(content[:MAX_PREVIEW_BYTES])
+                content = await _content(view, session.id, name, MAX_SHOWN)
+                is_cut = len(content) > MAX_SHOWN
+                preview = _text_of(content[:MAX_SHOWN])
         except (Refused, ValueError) as refused:
             problem = in_words(refused)
     return view.render(
@@ -92,7 +92,7 @@ def _text_of(content: bytes) -> str | None:
     if b"\x00" in content:
         return None
     try:
-        return content.decode("utf-8", "replace" if len(content) >= MAX_PREVIEW_BYTES else "strict")
+        return content.decode("utf-8", "replace" if len(content) >= MAX_SHOWN else "strict")
     except UnicodeDecodeError:
         return None
 
