@@ -23,6 +23,7 @@ from fumehood.budgets.model import Exceeded, Unit
 from fumehood.core.call import FunctionAddress
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
@@ -246,8 +247,7 @@ def edit_warning(stored: StoredApproval) -> str | None:
         return None
     names = sorted((asked.keys() | done.keys()).difference(stored.request.hidden))
     changed = ", ".join(_pointer(name) for name in names if not _is_same(asked, done, name))
-    shown = changed if len(changed) <= MAX_SHOWN else f"{changed[:MAX_SHOWN]}…"
-    which = f": changed {shown}" if shown else ""
+    which = f": changed {cut(changed, MAX_SHOWN)}" if changed else ""
     return f"approval: a human changed the arguments before this call ran{which}"
 
 

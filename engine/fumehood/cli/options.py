@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.pages import MAX_ITEMS
 from fumehood.protocol import strict_json
 
@@ -101,8 +102,7 @@ def age(then: datetime, now: datetime) -> str:
 
 def one_line(value: str, columns: int) -> str:
     """Escape untrusted text and cut it to `columns`, for a table."""
-    shown = visible(value)
-    return shown if len(shown) <= columns else shown[: columns - 1] + "…"
+    return cut(visible(value), columns)
 
 
 def pages(fetch: Callable[..., Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Shorten a text that is too long to its beginning and end."""
+"""Shorten a text that is too long to its beginning, or to its beginning and end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ INLINE_BYTES = 10 * 1024
 
 SIDE_BYTES = 5000
 """Bytes kept at each end. The note between them fits into the rest of `INLINE_BYTES`."""
+
+
+def cut(text: str, longest: int) -> str:
+    """Return the text, cut to `longest` characters with a mark at the end."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def head_and_tail(text: str, max_length: int | None = None) -> str:

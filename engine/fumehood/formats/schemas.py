@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition
 from fumehood.formats.model import Loss
 
@@ -586,4 +587,4 @@ def _own_names(value: Any, names: Mapping[str, str]) -> Any:
 
 def _short(said: Any) -> str:
     text = str(said) if type(said) is int else _ENCODER.encode(said)
-    return text if len(text) <= 200 else text[:200] + "…"
+    return cut(text, 200)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fumehood.core.arguments import without_empty_twins
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.tool import ToolDefinition
 
 _INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
@@ -122,5 +123,4 @@ def _kind_name(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return cut(ascii(value), 60)

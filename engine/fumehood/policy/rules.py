@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar, cast
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.hosts import host_matches, host_of
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.names import compile_glob
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import absolute_path
@@ -205,7 +206,7 @@ def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in values_at(facts.arguments, place)]
     text = ", ".join(json.dumps(value, default=str) for value in found)
-    return f"{text[:MAX_SHOWN]}…" if len(text) > MAX_SHOWN else text or None
+    return cut(text, MAX_SHOWN) or None
 
 
 def _any_name(patterns: tuple[str, ...]) -> Callable[[str], bool]:

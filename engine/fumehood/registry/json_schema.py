@@ -26,6 +26,7 @@ from jsonschema import Draft202012Validator, ValidationError, validators
 from referencing.exceptions import Unresolvable
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.protocol import strict_json
 
@@ -339,8 +340,7 @@ def _kind(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = strict_json.dumps(value).decode()
-    return text if len(text) <= 80 else text[:80] + "…"
+    return cut(strict_json.dumps(value).decode(), 80)
 
 
 # -- the fast path for plain objects -------------------------------------------------------

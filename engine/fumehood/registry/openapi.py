@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.names import compile_glob, did_you_mean
 from fumehood.core.tool import SEMVER_PATTERN
 from fumehood.protocol import strict_json
@@ -33,7 +34,6 @@ from fumehood.registry.openapi_document import (
     OpenApiDocument,
     Schemas,
     clean,
-    cut,
     texts,
 )
 from fumehood.registry.secrets import Origin

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import cut
 from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.protocol import strict_json
 from fumehood.protocol.files import FileFault, read_values
@@ -273,17 +274,12 @@ def clean(value: Any, longest: int) -> str:
     return cut("".join(c for c in kept if c == "\n" or c.isprintable()).strip(), longest)
 
 
-def cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 __all__ = [
     "MAX_DOCUMENT_BYTES",
     "CannotImport",
     "OpenApiDocument",
     "Schemas",
     "clean",
-    "cut",
     "read_document",
     "texts",
 ]

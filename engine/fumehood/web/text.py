@@ -38,6 +38,7 @@ from fumehood.approvals.wording import (
 )
 from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
+from fumehood.core.long_text import cut
 from fumehood.web.figures import FILTERS
 
 HERE = Path(__file__).parent
@@ -139,7 +140,7 @@ def amount(number: float) -> str:
 def brief(value: Any, length: int = 120) -> str:
     """Return the beginning of a text or a JSON value on one line, with a mark if it is cut."""
     text = value if isinstance(value, str) else _arguments_in_brief(value, length)
-    return _cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
+    return cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
 
 
 def shown(value: Any) -> Shown:
@@ -168,7 +169,7 @@ def _arguments_in_brief(value: Any, length: int) -> str:
     parts, used = [], 0
     for name, one in value.items():
         text = one[: length + 1] if isinstance(one, str) else _json(one, length + 1)
-        parts.append(f"{_cut(name, 40)}: {text}" if len(value) > 1 else text)
+        parts.append(f"{cut(name, 40)}: {text}" if len(value) > 1 else text)
         used += len(parts[-1])
         if used > length:
             break
@@ -180,10 +181,6 @@ def _json(value: Any, length: int, indent: int | None = None) -> str:
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
     pieces = islice(encoder.iterencode(value), length)
     return "".join(pieces)[:length]
-
-
-def _cut(line: str, length: int) -> str:
-    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def _finalize(value: Any) -> Any:
