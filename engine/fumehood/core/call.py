@@ -17,8 +17,15 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_INTERPRETER_MB
 from fumehood.core.tool import Megabytes, Seconds
 
-MAX_COST = 10**12
-"""The highest cost of one call. Beyond it the sixth decimal place would be lost."""
+MAX_USE = 10**12
+"""The highest cost of one call, and the most tokens that it can report. Beyond it the sixth decimal
+place of a cost would be lost."""
+
+MAX_CALLS = 1000
+"""Calls of one batch, or of one assistant message."""
+
+MAX_KEY_CHARACTERS = 255
+"""Characters of an idempotency key."""
 
 MAX_KEYS = 1000
 """Arguments of one call. Each unknown one becomes a message or a warning."""
@@ -50,7 +57,7 @@ class CallOptions(BaseModel):
     dry_run: bool = False
     session_id: Id | None = None
     agent_id: Id | None = None
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=MAX_KEY_CHARACTERS)
     trace_id: Id | None = None
     cancel_on_disconnect: bool = False
     isolation: Literal["call", "session", "container_per_call"] | None = None
@@ -86,7 +93,7 @@ class RawBatch(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    calls: list[Any] = Field(min_length=1, max_length=1000)
+    calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)
     options: BatchOptions = Field(default_factory=BatchOptions)
 
 
@@ -99,7 +106,7 @@ class BatchCall(CallBody):
 class BatchBody(RawBatch):
     """The body of `POST /v1/calls`. A malformed call has an envelope that says so."""
 
-    calls: list[BatchCall | Any] = Field(min_length=1, max_length=1000)
+    calls: list[BatchCall | Any] = Field(min_length=1, max_length=MAX_CALLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +161,11 @@ class ToolResult:
 
     def __post_init__(self) -> None:
         """Refuse figures that could not be accounted, inside the tool that made them."""
-        if type(self.tokens_used) is not int or self.tokens_used < 0:
-            raise ValueError("tokens_used must be an integer of at least 0")
+        if type(self.tokens_used) is not int or not 0 <= self.tokens_used <= MAX_USE:
+            raise ValueError(f"tokens_used must be an integer from 0 to {MAX_USE}")
         cost: object = self.cost
-        if not isinstance(cost, Decimal) or not cost.is_finite() or not 0 <= cost <= MAX_COST:
-            raise ValueError(f"cost must be a Decimal from 0 to {MAX_COST}")
+        if not isinstance(cost, Decimal) or not cost.is_finite() or not 0 <= cost <= MAX_USE:
+            raise ValueError(f"cost must be a Decimal from 0 to {MAX_USE}")
 
 
 @dataclass(frozen=True, slots=True)

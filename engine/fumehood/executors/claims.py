@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.core.call import MAX_COST, ToolResult
+from fumehood.core.call import ToolResult
 from fumehood.core.errors import (
     MAX_MESSAGE_CHARACTERS,
     MAX_RETRY_AFTER_MS,
@@ -23,9 +23,6 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-
-MAX_TOKENS = 10**12
-"""Maximum number of tokens that one call may claim to have used."""
 
 MAX_FIELDS = 50
 """Maximum number of argument names in one refusal."""
@@ -54,7 +51,7 @@ class _Claim(BaseModel):
 
 class _Result(_Claim):
     data: Any
-    tokens_used: int = Field(ge=0, le=MAX_TOKENS)
+    tokens_used: int
     cost: Annotated[str, Field(max_length=60, pattern=r"^[0-9.eE+-]+$")]
 
 
@@ -90,10 +87,7 @@ def read_result(result: JsonObject | None) -> ToolResult:
     """
     try:
         claim = _Result.model_validate(result)
-        cost = Decimal(claim.cost)
-        if not 0 <= cost <= MAX_COST:
-            raise ValueError
-        return ToolResult(claim.data, claim.tokens_used, cost)
+        return ToolResult(claim.data, claim.tokens_used, Decimal(claim.cost))
     except (ValidationError, ArithmeticError, ValueError):
         raise Unreadable("the reply of a function's process has no known form") from None
 

@@ -23,9 +23,9 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, container_writable_mb
 from fumehood.core.pages import DEFAULT_PAGE
+from fumehood.core.session import UPLOAD_PIECE_BYTES
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_guest import (
-    MAX_PUT_BYTES,
     Deletion,
     Dropped,
     ListingPage,
@@ -259,8 +259,8 @@ class Upload:
         """
         if self._sent + len(data) > self._most:
             raise too_large(self._most)
-        for start in range(0, len(data), MAX_PUT_BYTES):
-            await self._put(data[start : start + MAX_PUT_BYTES])
+        for start in range(0, len(data), UPLOAD_PIECE_BYTES):
+            await self._put(data[start : start + UPLOAD_PIECE_BYTES])
 
     async def finish(self) -> int:
         """Move the complete file into place and return its size in bytes."""

@@ -44,9 +44,6 @@ from fumehood.sandbox.wall import Lease, RunEnding
 MAX_LISTED = 1000
 """Maximum number of entries in one answer."""
 
-MAX_PUT_BYTES = 1 << 20
-"""Maximum size of one piece of an upload in bytes."""
-
 MAX_TIME_NS = 1 << 63
 """Largest distance of a modification time from 1970, in nanoseconds: programs may set any time."""
 

@@ -7,16 +7,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fumehood.core.call import CallOptions
+from fumehood.core.call import MAX_CALLS, CallOptions
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
 
 FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
-
-MAX_CALLS = 1000
-"""The most tool calls in one assistant message. It equals the limit of a batch request."""
 
 MODEL_TEXT_CHARACTERS = 2000
 """The most characters of one result in a message for the model, unless `max_length` is set (mission

@@ -24,7 +24,7 @@ import anyio.to_thread
 from sqlalchemy import Connection
 
 from fumehood.cache.store import MAX_ARGUMENT_BYTES
-from fumehood.core.call import CallRequest
+from fumehood.core.call import MAX_KEY_CHARACTERS, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -51,9 +51,6 @@ AUTO = "auto"
 
 PARAMETER = "idempotency_key"
 """The name of a tool's own parameter whose value is also used as the key."""
-
-MAX_KEY_CHARACTERS = 255
-"""Maximum length of a key in characters."""
 
 
 RETRY_AFTER_MS = 500

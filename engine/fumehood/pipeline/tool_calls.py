@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from fumehood.core.call import (
+    MAX_CALLS,
     MAX_KEYS,
     MAX_TOOL_CHARACTERS,
     BatchOptions,
@@ -26,7 +27,6 @@ from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import (
-    MAX_CALLS,
     MODEL_TEXT_CHARACTERS,
     HandleBody,
     HandledCalls,

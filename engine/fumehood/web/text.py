@@ -47,9 +47,6 @@ STATIC = HERE / "static"
 MAX_SHOWN = 20_000
 """Maximum characters of one text on a page. The whole text can be downloaded."""
 
-MAX_LINES = 400
-"""Maximum lines of one text on a page."""
-
 SEEN_LINES, SEEN_CHARACTERS = 12, 600
 """Size of a text that a box shows without scrolling, even on a phone: `.code` in `app.css`."""
 
@@ -147,7 +144,7 @@ def shown(value: Any) -> Shown:
     """Return as much of a text, or of a value as JSON, as fits on a page."""
     is_text = isinstance(value, str)
     text = value[: MAX_SHOWN + 1] if is_text else _json(value, MAX_SHOWN + 1, indent=2)
-    head = "\n".join(text[:MAX_SHOWN].split("\n")[:MAX_LINES])
+    head = text[:MAX_SHOWN]
     return Shown(
         head,
         is_cut=len(head) < len(text),
