@@ -209,6 +209,18 @@ Megabytes = Annotated[int, Field(gt=0, le=1 << 20), BeforeValidator(_no_bool)]
 Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9), BeforeValidator(_no_bool)]
 
 
+MAX_HEADER_VALUE = 4096
+"""Characters of a header's value, and of a secret, which is sent in a header."""
+
+# *Source*: RFC 9110, section 5.5, without obs-text.
+_HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
+
+
+def is_header_value(value: str) -> bool:
+    """Whether the text is valid as a header's value."""
+    return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
+
+
 SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A reference to a secret; its group is the name."""
 

@@ -37,7 +37,14 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.core.tool import PLACEHOLDER, QUERY_PLACE, SECRET_REFERENCE, ToolDefinition
+from fumehood.core.tool import (
+    MAX_HEADER_VALUE,
+    PLACEHOLDER,
+    QUERY_PLACE,
+    SECRET_REFERENCE,
+    ToolDefinition,
+    is_header_value,
+)
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.mapping import ListCursors, mapped
 from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, Outcome
@@ -54,7 +61,6 @@ from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
 from fumehood.registry.definitions import QUERY_METHODS
-from fumehood.registry.secrets import MAX_HEADER_VALUE, is_header_value
 
 MAX_BODY_SHOWN = 4096
 """Maximum number of characters of a service's error that are shown to the caller."""

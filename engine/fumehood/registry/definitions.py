@@ -23,14 +23,15 @@ from fumehood.core.parameters import parameter_list_schema
 from fumehood.core.tool import (
     CURSOR,
     DEFAULT_EXECUTORS,
+    MAX_HEADER_VALUE,
     PLACEHOLDER,
     QUERY_PLACE,
     SECRET_REFERENCE,
     ToolDefinition,
     ToolType,
+    is_header_value,
 )
 from fumehood.registry.json_schema import schema_faults
-from fumehood.registry.secrets import MAX_HEADER_VALUE, is_header_value
 
 EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
 """The executors that a definition can name in this version."""

@@ -23,7 +23,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.errors import ExecutionError
-from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
+from fumehood.core.tool import (
+    MAX_HEADER_VALUE,
+    SECRET_REFERENCE,
+    ToolDefinition,
+    is_header_value,
+)
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
@@ -31,20 +36,10 @@ MIN_CHARACTERS = 8
 """Characters that a secret must have. A shorter value could not be redacted in answers without
 removing ordinary text."""
 
-MAX_HEADER_VALUE = 4096
-"""Characters of a header's value, and of a secret, which is sent in a header."""
-
 KEYRING_WAIT_S = 10.0
 """Seconds that a call waits for another call to finish reading the keyring."""
 
-# *Source*: RFC 9110, section 5.5, without obs-text.
-_HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?)(:[0-9]{1,5})?")
-
-
-def is_header_value(value: str) -> bool:
-    """Whether the text is valid as a header's value."""
-    return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
 
 
 def _lower_host(value: str) -> str:
