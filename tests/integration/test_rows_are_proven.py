@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 MARK = re.compile(r"mark\.row\(([^)]*)\)")
-AREAS = {"T": 10, "R": 4, "P": 13, "E": 8, "S": 10, "A": 7, "D": 7, "B": 12}
+AREAS = {"T": 10, "R": 4, "P": 13, "E": 8, "S": 11, "A": 7, "D": 7, "B": 14}
 
 PROVEN_HERE = {
     "T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "R1", "R2", "R3", "R4", "D4", "E5", "P1", "P2", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13", "E1", "E2", "E3",
