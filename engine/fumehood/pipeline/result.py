@@ -34,7 +34,7 @@ from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import Prices, TextKind, TokenCounter, money
 from fumehood.executors.claims import unfit
-from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, Outcome
+from fumehood.executors.outcome import CutText, Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
@@ -45,6 +45,9 @@ from fumehood.storage.blobs import BlobStore, NotKept
 MAX_DATA_DEPTH = 60
 """Maximum nesting of data. It is slightly less than strict readers accept, because data is nested
 in the envelope."""
+
+MAX_DETAILS_BYTES = 64 * 1024
+"""Maximum size of a tool's error details as JSON, in bytes."""
 
 NAME_CHARACTERS = 64
 """Texts up to this many characters are never shortened by `max_length`: they are names and
@@ -87,7 +90,7 @@ def shape(
         outcome.error.message, redacted = redactor.text(str(outcome.error.message))
         outcome = replace(
             outcome,
-            error=_shape_tool_error(outcome.error, max_bytes),
+            error=_shape_tool_error(outcome.error),
             redacted=outcome.redacted + redacted,
         )
     if outcome.error is not None:
@@ -154,11 +157,11 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
 def brief_error(error: EngineError) -> ErrorInfo:
     """Return the error of one attempt without its details, for an event."""
     if isinstance(error, ToolError):
-        error = _shape_tool_error(error, MAX_DATA_BYTES)
+        error = _shape_tool_error(error)
     return shape_error(error).model_copy(update={"details": None})
 
 
-def _shape_tool_error(error: ToolError, max_bytes: int) -> EngineError:
+def _shape_tool_error(error: ToolError) -> EngineError:
     """Return a tool's own error with a message and details that fit an envelope.
 
     Unsuitable details give another error instead.
@@ -168,9 +171,9 @@ def _shape_tool_error(error: ToolError, max_bytes: int) -> EngineError:
         details, encoded = _as_json_object(error.details if error.details is not None else {})
     except _Unfit:
         return unfit(is_result=False)
-    if len(encoded) > max_bytes:
+    if len(encoded) > MAX_DETAILS_BYTES:
         return OutputLimitExceeded(
-            f"The tool's error details have {len(encoded)} bytes, {max_bytes} are allowed."
+            f"The tool's error details have {len(encoded)} bytes, {MAX_DETAILS_BYTES} are allowed."
         )
     return ToolError(
         error.tool_code,
