@@ -18,6 +18,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, RunEnding, RunSinks, WallStatus
@@ -149,18 +150,11 @@ class FakeWall:
         """Do nothing: a fake container stays."""
 
     def resume(
-        self,
-        name: str,
-        *,
-        image: str,
-        memory_mb: int,
-        languages: tuple[str, ...],
-        epoch: int,
-        on_lost: Callable[[], None],
+        self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> FakePlace:
         """Return the container that `hold` returned to an earlier engine."""
-        (place,) = (place for place in self.held if place.name == name)
-        place.epoch, place.on_lost = epoch, on_lost
+        (place,) = (place for place in self.held if place.name == home.container)
+        place.epoch, place.on_lost = home.epoch, on_lost
         return place
 
     async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:

@@ -18,7 +18,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
-from fumehood.core.session import FileKind, SessionState
+from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
 from fumehood.protocol.messages import GuestEnding
 
 OnProgress = Callable[[float, str], None]
@@ -380,17 +380,10 @@ class SessionWall(Protocol):
         ...
 
     def resume(
-        self,
-        name: str,
-        *,
-        image: str,
-        memory_mb: int,
-        languages: tuple[str, ...],
-        epoch: int,
-        on_lost: Callable[[], None],
+        self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
         """Return the container of an earlier engine's session, which is taken over before its first
-        use. `epoch` is higher than that of every earlier engine.
+        use. `home` has an epoch that is higher than that of every earlier engine.
         """
         ...
 

@@ -222,11 +222,13 @@ class FileRoom:
         works: dict[Work[Any], list[Any]] = {}
         for _, _, work, item in queue:
             works.setdefault(work, []).append(item)
-        done = [work(items) for work, items in works.items()]
+        try:
+            done = [work(items) for work, items in works.items()]
+        finally:  # a fault in one must not count its bytes for ever
+            with self._lock:
+                for principal_id, size, *_ in queue:
+                    self._waiting.give_back(principal_id, size)
         afterwards = [after for after in done if after is not None]
-        with self._lock:
-            for principal_id, size, *_ in queue:
-                self._waiting.give_back(principal_id, size)
         if afterwards:
             self.call_in_loop(lambda: [after() for after in afterwards])
 

@@ -53,7 +53,7 @@ class Cleaner:
         counters: Counters,
         mounts: Mounts,
         reap: Callable[[], None],
-        relays: Callable[[], int],
+        relays: Callable[[], int | None],
     ) -> None:
         self._pools = pools
         self._relays = relays
@@ -63,15 +63,22 @@ class Cleaner:
         self._reap = reap
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts exactly the processes that should exist now."""
-        if not self._pools.is_settled:
+        """Whether the kernel counts exactly the processes that should exist now.
+
+        In a session, a relay of the next host may have come that is not held yet.
+        """
+        counted, relays = self._counters.processes(), self._relays()
+        if counted is None or not self._pools.is_settled:
             return False
-        guests_own = 1 + len(self._pools.zygote_pids) + len(self._pools.pids) + self._relays()
-        expected = guests_own + self._chain.threads()
-        counted = self._counters.processes()
-        if counted == expected or not self._chain.pids:
-            return counted == expected
-        return counted == expected + processes.dead_children(self._chain.pids)
+        own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids}
+        more = counted - len(own) - self._chain.threads()
+        if more == (relays or 0):
+            return True
+        if self._chain.pids:
+            more -= processes.dead_children(self._chain.pids)
+        if relays is not None:
+            return more == processes.visitors(own)
+        return more == 0
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""

@@ -1,8 +1,9 @@
 """The channel to the host, as the supervisor uses it: frames in, frames out.
 
 Guest side, descriptors 0 and 1. A peer that sends invalid frames is not the host, and a peer that
-does not read is gone; either ends the container, and with its first process all others. Everything
-reported about a run except its claim was measured or decided outside the program.
+does not read is gone; either ends the container, and with its first process all others. Only a
+session's waits for another host when its own is gone. Everything reported about a run except its
+claim was measured or decided outside the program.
 """
 
 from __future__ import annotations
@@ -189,7 +190,9 @@ class Reporter:
         self._chain = chain
 
     def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        """Send a stream's new text."""
+        """Send a stream's new text. The next host gets none of a run that it did not begin."""
+        if run.is_left:
+            return
         for text in stream.take(last=last):
             frame = {"op": "output", "id": run.id, "stream": stream.name, "text": text}
             self._host.send(frame, more=True)

@@ -8,8 +8,9 @@ host ──frames── supervisor ──one byte── zygotes ──fork──
 
 Invariants: no program decides how its run ended; `ended` is sent only when nothing of the program
 is alive; `reset` reports a clean container only if it was verified; when the channel closes or the
-lifetime ends, so does the container. Single-threaded, one selector: no call in this file waits for
-a program.
+lifetime ends, so does the container, but a session's waits for a while for its next engine; of a
+run whose engine is gone nothing is sent to the next. Single-threaded, one selector: no call in this
+file waits for a program.
 """
 
 from __future__ import annotations
@@ -217,8 +218,9 @@ class Supervisor:
                 self._takeover.listener, selectors.EVENT_READ, self._on_takeover
             )
 
-    def _relays(self) -> int:
-        return 0 if self._takeover is None else self._takeover.processes
+    def _relays(self) -> int | None:
+        """Number of relays that are held; None if the container is not a session's."""
+        return None if self._takeover is None else self._takeover.processes
 
     def _leave_host(self) -> None:
         """Wait for another engine: this one is gone. What it runs has nobody to answer to."""

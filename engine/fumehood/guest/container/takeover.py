@@ -3,11 +3,13 @@
 Guest side. The next engine runs `relay` in the container (`docker exec`); it hands its own standard
 input and output to the supervisor, through a socket in the container's network namespace, and waits
 until the supervisor lets go. Programs reach that socket too, so the kernel's word counts: only a
-process of root is heard. Invariant: a host with a lower or equal epoch is refused.
+message of root is heard. It is the message's own word (SCM_CREDENTIALS), because gVisor gives for
+a peer (SO_PEERCRED) the asker's. Invariant: a host with a lower or equal epoch is refused.
 """
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import struct
@@ -16,76 +18,75 @@ from typing import Any
 ADDRESS = "\0fumehood-takeover"
 """Abstract: it needs no directory that is writable and out of the programs' reach."""
 
-DESCRIPTORS = 2
-EPOCH_BYTES = 16
-PATIENCE_S = 2.0
-"""Seconds that a relay may take to send its descriptors after it has connected."""
+DESCRIPTORS = 3
+"""Input, output, and the end of a socket that stays open until the relay is let go."""
 
+EPOCH_BYTES = 16
 REFUSED = 3
-"""Exit code of a relay that was refused."""
+"""Exit code of a relay that was refused or let go."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Takeover:
-    """The supervisor's end: listens for relays, and holds the one whose descriptors it uses."""
+    """The supervisor's end: receives relays' messages, and holds the relay that it uses."""
 
     def __init__(self) -> None:
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.listener.bind(ADDRESS)
-        self.listener.listen()
         self.listener.setblocking(False)
-        self._relay: socket.socket | None = None
+        self._held: int | None = None
 
     @property
     def processes(self) -> int:
         """Number of processes of the current relay."""
-        return int(self._relay is not None)
+        return int(self._held is not None)
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
         """The epoch, input and output of a new host whose epoch is above `epoch`, or None."""
-        try:
-            relay, _ = self.listener.accept()
-        except OSError:
-            return None
-        if not _is_root(relay):
-            relay.close()
-            return None
-        relay.settimeout(PATIENCE_S)
-        try:
-            said, descriptors, _, _ = socket.recv_fds(relay, EPOCH_BYTES, DESCRIPTORS)
-        except OSError:
-            relay.close()
-            return None
-        if len(descriptors) != DESCRIPTORS or not said.isdigit() or int(said) <= epoch:
+        said, descriptors, user = self._receive()
+        is_higher = said.isdigit() and int(said) > epoch
+        if user != 0 or len(descriptors) != DESCRIPTORS or not is_higher:
             for descriptor in descriptors:
                 os.close(descriptor)
-            relay.close()
             return None
         self.let_go()
-        self._relay = relay
-        readable, writable = descriptors
+        readable, writable, self._held = descriptors
         return int(said), readable, writable
 
     def let_go(self) -> None:
         """End the current relay."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _receive(self) -> tuple[bytes, list[int], int | None]:
+        """The next message, with its descriptors and its sender's user id."""
+        descriptors, user = array.array("i"), None
+        room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
+        room += socket.CMSG_SPACE(_CREDENTIALS.size)
+        try:
+            said, ancillary, _, _ = self.listener.recvmsg(EPOCH_BYTES, room)
+        except OSError:
+            return b"", [], None
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+            elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                _, user, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+        return said, list(descriptors), user
 
 
 def relay(config: dict[str, Any]) -> None:
     """Hand this process's standard input and output to the supervisor, and wait for its end."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+    ours, theirs = socket.socketpair()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.connect(ADDRESS)
-        socket.send_fds(end, [str(int(config["epoch"])).encode()], [0, 1])
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1):
-            os.dup2(null, descriptor)
-        end.recv(1)
+        socket.send_fds(end, [str(int(config["epoch"])).encode()], [0, 1, theirs.fileno()])
+    theirs.close()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(null, descriptor)
+    ours.recv(1)
     os._exit(REFUSED)
-
-
-def _is_root(peer: socket.socket) -> bool:
-    shown = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(shown)[1] == 0)

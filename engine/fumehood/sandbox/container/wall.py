@@ -21,6 +21,7 @@ from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
+from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.container.channel import (
     DIRTY,
     NOT_CLEAN_IN_TIME,
@@ -254,21 +255,18 @@ class ContainerWall(HasImages):
         self._expected.add(name)
 
     def resume(
-        self,
-        name: str,
-        *,
-        image: str,
-        memory_mb: int,
-        languages: tuple[str, ...],
-        epoch: int,
-        on_lost: Callable[[], None],
+        self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> HeldContainer:
         """Return the container of an earlier engine's session. It is taken over soon, and before
         its first use.
         """
-        kind = Kind(image, memory_mb)
+        name, kind = home.container, Kind(record.image, record.memory_mb)
         held = HeldContainer(
-            self, name, languages, on_lost, lambda: self._supply.take_over(name, kind, epoch)
+            self,
+            name,
+            record.languages,
+            on_lost,
+            lambda: self._supply.take_over(name, kind, home.epoch),
         )
         self._held[name] = held
         self._expected.discard(name)
@@ -471,12 +469,16 @@ class HeldContainer:
         Raises:
             SandboxUnavailable: it cannot be taken over now.
         """
-        async with self._taking_over:
-            if self.container is None and self.lost is None and self._take_over is not None:
-                self._use(await self._take_over())
+        if self.container is None:
+            await self._until_taken_over()
         while self.lost is None and self.container is not None and not self.container.is_free:
             self._has_changed.clear()
             await self._has_changed.wait()
+
+    async def _until_taken_over(self) -> None:
+        async with self._taking_over:
+            if self.container is None and self.lost is None and self._take_over is not None:
+                self._use(await self._take_over())
 
     def _use(self, container: Container | None) -> None:
         """Use a container that was taken over, unless its session has ended meanwhile."""
