@@ -46,6 +46,7 @@ from fumehood.core.keyword_types import (
 )
 from fumehood.core.keywords import checked, show_keywords
 from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS, Pages
+from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
@@ -85,7 +86,6 @@ from fumehood.pipeline.plan import can_run_now
 from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.pipeline.tool_calls import FindTool, MessageCalls
-from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
 from fumehood.registry.index import RegisteredTool, Source

@@ -17,8 +17,7 @@ from RestrictedPython import compile_restricted_exec, safe_builtins
 from adversarial.test_interpreter_wall import REFUSED, WORKED, _ends
 from fumehood.guest.interpreter import restricted
 from fumehood.guest.interpreter.programs import names, nodes
-from fumehood.guest.interpreter.programs.nodes import compile_program
-from fumehood.guest.interpreter.programs.refusal import Refused
+from fumehood.guest.interpreter.programs.nodes import Refused, compile_program
 
 BEYOND_SYNTAX = {
     "class-walk": "().__class__.__base__.__subclasses__()",

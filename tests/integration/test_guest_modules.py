@@ -21,7 +21,7 @@ EXPECTED = {
     "fumehood.guest.interpreter.node_table", "fumehood.guest.interpreter.programs", "fumehood.guest.interpreter.programs.guards",
     "fumehood.guest.interpreter.programs.modules",
     "fumehood.guest.interpreter.programs.names", "fumehood.guest.interpreter.programs.nodes",
-    "fumehood.guest.interpreter.programs.output", "fumehood.guest.interpreter.programs.refusal", "fumehood.guest.interpreter.restricted",
+    "fumehood.guest.interpreter.programs.output", "fumehood.guest.interpreter.restricted",
     "fumehood.guest.interpreter.sizes", "fumehood.guest.process", "fumehood.guest.process.zygote",
     "fumehood.guest.process.filters",
     "fumehood.guest.process.run", "fumehood.guest.process.supervisor", "RestrictedPython",

@@ -17,6 +17,7 @@ from fumehood.sandbox.images.build import DEADLINE_S
 from fumehood.sandbox.images.build import NAME as BUILDER
 from fumehood.sandbox.images.catalog import Image
 from support.docker_images import run_inside
+from support.wait import wait_until
 from support.wheels import only_from, write_wheel
 
 pytestmark = [
@@ -158,8 +159,13 @@ def test_failed_replacement_keeps_the_previous_image_up_to_date(command: Command
     assert command.run("build", MINE).returncode == 0
     assert [image["digest"] for image in command.listed() if image["up_to_date"]] == before
     assert settings.is_file()
-    with closing(open_docker(timeout_s=DEADLINE_S)) as client:
-        assert client.containers(all=True, filters={"name": BUILDER}) == []
+
+    def builders() -> set[str]:
+        with closing(open_docker(timeout_s=DEADLINE_S)) as client:
+            return {found["Id"] for found in client.containers(all=True, filters={"name": BUILDER})}
+
+    left = builders()  # those of other tests end by themselves
+    wait_until(lambda: not left & builders(), deadline_s=60)
 
 
 def test_images_remove_deletes_image_and_recipe_but_no_built_in_image(

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 
-from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.core.returned_file import parse_blob_url
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.database import open_database
 from fumehood.testing import ManualClock

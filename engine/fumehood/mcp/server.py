@@ -40,7 +40,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.pages import MAX_PAGE
-from fumehood.core.returned_file import FILE_CONTENT, without_contents
+from fumehood.core.returned_file import FILE_CONTENT, parse_blob_url, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.handle import CallHandle
@@ -67,7 +67,6 @@ from fumehood.mcp.messages import (
 from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.protocol import strict_json
-from fumehood.protocol.blob_urls import parse_blob_url
 
 MODEL_TEXT_CHARACTERS = 2000
 """Maximum characters of one text in a result. Longer texts are shortened for the model (mission

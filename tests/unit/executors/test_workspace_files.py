@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.limits import CONTAINER_FILES_OUT
+from fumehood.core.returned_file import parse_blob_url
 from fumehood.executors.program import SentFile
 from fumehood.executors.program_output import (
     MAX_INLINE_BYTES,
@@ -18,7 +19,6 @@ from fumehood.executors.program_output import (
     ProgramFiles,
     content_type_of,
 )
-from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.storage.blobs import BlobStore
 from support.blobs import blob_store
 

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.fair_share import FairShare
-from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.core.returned_file import parse_blob_url
 from fumehood.storage import file_room
 from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept
 from fumehood.storage.database import FILE_NAME, Database, open_database

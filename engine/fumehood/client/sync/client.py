@@ -56,10 +56,10 @@ from fumehood.core.keyword_types import (
 )
 from fumehood.core.keywords import checked, show_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
+from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.session import TURN_S
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
-from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100

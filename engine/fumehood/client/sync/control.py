@@ -34,9 +34,9 @@ from fumehood.client.sync.control_operations import (
 )
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
+from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.session import TURN_S
 from fumehood.identity.model import Agent
-from fumehood.protocol.blob_urls import parse_blob_url
 
 
 class ControlClient(BaseClient, ControlOperations):

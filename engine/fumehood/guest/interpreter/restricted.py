@@ -17,8 +17,8 @@ from typing import Any
 
 from fumehood.guest.interpreter.programs import modules, names, nodes, output
 from fumehood.guest.interpreter.programs.guards import Guards
-from fumehood.guest.interpreter.programs.nodes import VALUE, compile_program
-from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
+from fumehood.guest.interpreter.programs.nodes import VALUE, Refused, compile_program
+from fumehood.guest.interpreter.programs.output import OutputFull
 from fumehood.protocol import strict_json
 
 RESERVE_BYTES = 2 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from fumehood.guest.interpreter import restricted
 from fumehood.guest.interpreter.programs import modules, output
-from fumehood.guest.interpreter.programs.refusal import OutputFull
+from fumehood.guest.interpreter.programs.output import OutputFull
 
 MAX_BYTES = 65_536
 

@@ -7,8 +7,7 @@ import ast
 import pytest
 
 from fumehood.guest.interpreter.programs import names
-from fumehood.guest.interpreter.programs.nodes import ALLOWED, MAX_DEPTH, REFUSED, check
-from fumehood.guest.interpreter.programs.refusal import Refused
+from fumehood.guest.interpreter.programs.nodes import ALLOWED, MAX_DEPTH, REFUSED, Refused, check
 from fumehood.guest.interpreter.restricted import simplify
 from support.ast_nodes import NODE_CLASSES
 

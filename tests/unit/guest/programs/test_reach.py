@@ -28,7 +28,8 @@ from typing import Any
 import pytest
 
 from fumehood.guest.interpreter.programs import guards, modules, names
-from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
+from fumehood.guest.interpreter.programs.nodes import Refused
+from fumehood.guest.interpreter.programs.output import OutputFull
 from fumehood.guest.interpreter.restricted import Run, compile_checked
 
 MOST_STEPS = 60_000

@@ -27,9 +27,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fumehood.guest.interpreter.programs.modules import Module, named
-from fumehood.guest.interpreter.programs.nodes import MAGIC_METHODS
-from fumehood.guest.interpreter.programs.refusal import Refused, Uncopied
+from fumehood.guest.interpreter.programs.modules import Module, Uncopied, named
+from fumehood.guest.interpreter.programs.nodes import MAGIC_METHODS, Refused
 
 
 def _words(text: str) -> frozenset[str]:

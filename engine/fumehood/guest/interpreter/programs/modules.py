@@ -32,9 +32,18 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fumehood.guest.interpreter.programs.refusal import Uncopied
-
 OWN_FILENAME = "<code>"
+
+
+class Uncopied:
+    """An object of the sandbox that cannot be copied: a program that copies a function containing
+    it gets a TypeError.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("this cannot be copied")
 
 
 class Module(Uncopied):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fumehood.guest.interpreter.programs.modules import import_module
-from fumehood.guest.interpreter.programs.refusal import Refused
+from fumehood.guest.interpreter.programs.nodes import Refused
 
 CONSTANTS = ("False", "None", "True", "Ellipsis", "NotImplemented")
 

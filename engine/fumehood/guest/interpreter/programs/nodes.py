@@ -23,7 +23,6 @@ from RestrictedPython.transformer import (
 )
 
 from fumehood.guest.interpreter.programs.modules import MODULES
-from fumehood.guest.interpreter.programs.refusal import Refused
 
 MAX_DEPTH = 200
 """Levels of nested nodes. The policy below walks recursively with four Python frames per level."""
@@ -100,6 +99,15 @@ _SAID = {
     "TypeVar": "type parameters", "ParamSpec": "type parameters",
     "TypeVarTuple": "type parameters", "TemplateStr": "template strings",
 }  # fmt: skip
+
+
+class Refused(BaseException):
+    """The program used something that the tables do not allow, which the message names.
+
+    It is not an `Exception`, and a program has no name for anything above `Exception`, so `except`
+    cannot catch it. `finally: return` can still swallow it, so the run remembers that it was
+    raised, and `restricted` checks that at the end.
+    """
 
 
 def check(tree: ast.Module) -> list[ast.AST]:

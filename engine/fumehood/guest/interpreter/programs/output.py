@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from fumehood.guest.interpreter.programs.nodes import FILENAME
-from fumehood.guest.interpreter.programs.refusal import OutputFull
 from fumehood.protocol.strict_json import MAX_SAFE_INTEGER, MAX_VALUE_DEPTH
 
 MAX_REPR_CHARACTERS = 4000
@@ -24,6 +23,10 @@ LEAST_BYTES = 2
 
 MAX_TEXT_CHARACTERS = 500
 MAX_FRAMES = 10
+
+
+class OutputFull(BaseException):
+    """The program has printed or returned more than its output limit. `Refused` has the rules."""
 
 
 class Printed:
