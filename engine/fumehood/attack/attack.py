@@ -137,7 +137,7 @@ class Attack:
     before: str | None = None
     by_stranger: bool = False
     looks: tuple[Look, ...] = ()
-    wall_s: float = 5.0
+    wall_s: float = 10.0
     output_bytes: int = 65_536
     is_quick: bool = False
     on_gvisor: OnGvisor | None = None

@@ -149,7 +149,7 @@ def _not_tried(attack: Attack) -> Line:
     )
 
 
-GRACE_S = 5.0
+GRACE_S = 10.0
 """Seconds that a run may exceed its time limit by the host's clock, since the kill takes time."""
 
 PATIENCE_S = 20.0
