@@ -38,7 +38,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.names import EXTERNAL
 from fumehood.core.pages import MAX_PAGE
-from fumehood.core.session import KeptSession, OwnedSession, SessionStatus
+from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
@@ -168,7 +168,7 @@ class Overview:
             WriteFailed: the change could not be recorded, and the session continues.
         """
         found = self.session(session_id)
-        if found.state is SessionStatus.ACTIVE:
+        if not found.state.is_over:
             details = {"principal_id": found.principal_id}
             await self._made.database.write(
                 recorded(
@@ -288,7 +288,11 @@ async def figures_of(made: Composition) -> list[Figure]:
 
 def _of_calls(made: Composition) -> Iterator[Figure]:
     yield Figure("calls_running", "Calls that run or wait now.", len(made.calls.running))
-    yield Figure("sessions_open", "Sessions that exist now.", made.sessions.counts["active"])
+    yield Figure(
+        "sessions_open",
+        "Sessions that exist now.",
+        sum(made.sessions.counts[state] for state in ("active", "paused")),
+    )
     yield Figure("circuits_open", "Services that calls are not let through to.",
                  made.circuits.broken())  # fmt: skip
     cache = made.state.cache.status()

@@ -203,6 +203,7 @@ class FakePlace:
     name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")
     epoch: int = FIRST_EPOCH
     lost: str | None = None
+    is_paused: bool = False
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -211,8 +212,13 @@ class FakePlace:
         self.may_run.set()
         self.may_go.set()
 
+    async def pause(self) -> None:
+        """Be paused until the next `until_free`."""
+        self.is_paused = True
+
     async def until_free(self) -> None:
-        """Return immediately: a fake container is always free."""
+        """Continue and return immediately: a fake container is always free."""
+        self.is_paused = False
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
+from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of
 from support.wait import wait_until
@@ -73,6 +75,30 @@ def test_session_continues_with_files_variables_and_calls_waiting_for_approval(
     wait_until(lambda: run_code(second, session, "import os\nos.path.exists('a.txt')") is False)
     assert run_code(second, session, "x") == [1]
     fumehood(second, "sessions", "end", session)
+
+
+@pytest.mark.parametrize("left", ["frozen", "running"])
+def test_paused_session_continues_after_its_daemon_was_killed(
+    start_daemon: StartDaemon, home: Path, python_image: object, left: str
+) -> None:
+    first = start_daemon(home, variables=SETTINGS)
+    session = fumehood(first, "sessions", "new", "--name", "build", "--json")["id"]
+    run_code(first, "build", "x = 1")
+    assert fumehood(first, "sessions", "pause", "build")["state"] == "paused"
+    (container,) = containers_of(f"fumehood.owner={owner_id(home)}")
+    assert container["State"]["Paused"]
+    end(first, signal.SIGKILL)
+    if left == "running":  # as if it was killed just after it let the session continue
+        with closing(open_docker(timeout_s=30)) as client:
+            client.unpause(container["Id"])
+
+    second = start_daemon(home, variables=SETTINGS)
+    assert run_code(second, "build", "x") == 1
+    assert fumehood(second, "sessions", "show", "build")["state"] == "active"
+    fumehood(second, "sessions", "pause", session)
+    fumehood(second, "sessions", "end", session)
+    assert second.stop() == 0
+    assert containers_of(f"fumehood.owner={owner_id(home)}") == []
 
 
 def test_daemon_killed_repeatedly_leaves_one_container_for_each_session(

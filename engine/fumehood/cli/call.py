@@ -23,7 +23,7 @@ from fumehood.cli.options import (
     one_line,
     read_bytes,
 )
-from fumehood.cli.reach import call_once, calling
+from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
@@ -171,7 +171,7 @@ def call(
         max_length=max_length,
         debug=debug or None,
         agent_id=agent,
-        session_id=session,
+        session_id=session_id_of(session, socket, as_json=as_json, token_file=token_file),
         idempotency_key=idempotency_key,
         new_call=new_call or None,
         wait_for_approval=None if wait is None else _waiting(wait),

@@ -20,7 +20,7 @@ import typer
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
 from fumehood.cli.options import SocketPath, read_bytes
-from fumehood.cli.reach import call_once, calling
+from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
@@ -115,6 +115,8 @@ def run(
         arguments["files"] = files_to_send(file)
     if session == NEW:
         session = _new_session(socket, image, agent, memory, as_json=as_json)
+    else:
+        session = session_id_of(session, socket, as_json=as_json)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked["session_id"] = session
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}

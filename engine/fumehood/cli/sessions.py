@@ -32,7 +32,9 @@ sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
 )
 
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, sess_….")]
+SessionId = Annotated[
+    str, typer.Argument(metavar="SESSION", help="The session's id, sess_…, or its name.")
+]
 SESSION = {"session": SessionId}
 
 
@@ -45,7 +47,7 @@ def _age(session: SessionRecord) -> str:
 def _end(session: SessionRecord) -> str:
     from fumehood.approvals.wording import ago
 
-    return ago(session.expires_at, datetime.now(UTC)) if session.state == "active" else ""
+    return "" if session.state.is_over else ago(session.expires_at, datetime.now(UTC))
 
 
 plain(
@@ -54,6 +56,7 @@ plain(
     "List your sessions, newest first, including those that ended in the last day.",
     as_table(
         Column("session", lambda session: session.id, whole=True),
+        Column("name", lambda session: session.name or "", drop=6),
         Column("state", lambda session: "busy" if session.is_busy else session.state),
         Column("image", lambda session: session.image),
         Column("agent", lambda session: session.agent_id or "", drop=4),
@@ -69,6 +72,7 @@ plain(
 
 @sessions.command("new")
 def new_session(
+    name: Annotated[str | None, typer.Option(help="A name, which can stand for its id.")] = None,
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
     idle: Annotated[float | None, typer.Option(help="Seconds without use after which it ends.")] = (
@@ -84,7 +88,7 @@ def new_session(
 
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
-            image=image, agent_id=agent, memory_mb=memory, idle_seconds=idle,
+            name=name, image=image, agent_id=agent, memory_mb=memory, idle_seconds=idle,
             lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:
@@ -107,6 +111,24 @@ plain(
     arguments=SESSION,
     scope=None,
     name="show",
+)
+plain(
+    sessions,
+    "pause_session",
+    "Freeze a session until its next use. Meanwhile it takes memory, but no CPU.",
+    as_fields,
+    arguments=SESSION,
+    scope=None,
+    name="pause",
+)
+plain(
+    sessions,
+    "resume_session",
+    "Let a paused session continue, as the next call in it does.",
+    as_fields,
+    arguments=SESSION,
+    scope=None,
+    name="resume",
 )
 plain(
     sessions,

@@ -154,8 +154,9 @@ class AsyncCallerOperations:
 
     async def create_session(
         self,
-        image: str | None = None,
+        name: str | None = None,
         *,
+        image: str | None = None,
         agent_id: str | None = None,
         memory_mb: int | None = None,
         idle_seconds: float | None = None,
@@ -171,6 +172,7 @@ class AsyncCallerOperations:
                 field_of("session", SessionRecord),
                 "sessions",
                 body=given(
+                    name=name,
                     image=image,
                     agent_id=agent_id,
                     memory_mb=memory_mb,
@@ -194,6 +196,32 @@ class AsyncCallerOperations:
         """
         return await self._transport.send(
             ask("DELETE", field_of("session", SessionRecord), "sessions", session_id, work_s=60.0)
+        )
+
+    async def pause_session(self, session_id: str) -> SessionRecord:
+        """Freeze one of the caller's own sessions, after the calls in it, until its next use."""
+        return await self._transport.send(
+            ask(
+                "POST",
+                field_of("session", SessionRecord),
+                "sessions",
+                session_id,
+                "pause",
+                work_s=60.0,
+            )
+        )
+
+    async def resume_session(self, session_id: str) -> SessionRecord:
+        """Let one of the caller's own sessions continue, as a call in it does."""
+        return await self._transport.send(
+            ask(
+                "POST",
+                field_of("session", SessionRecord),
+                "sessions",
+                session_id,
+                "resume",
+                work_s=60.0,
+            )
         )
 
     async def session_files(

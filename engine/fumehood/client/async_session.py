@@ -22,7 +22,6 @@ from fumehood.client.finished import (
 )
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import SessionStatus
 
 TIMEOUT_S = 600.0
 """The default time limit of a program: the engine's maximum."""
@@ -83,7 +82,7 @@ class AsyncSession:
         """Whether the session can be used. Raises Refused for one that never was this caller's."""
         client = await self.client()
         record = await client.session(await self.start())
-        return record.state is SessionStatus.ACTIVE
+        return not record.state.is_over
 
     async def close(self) -> None:
         """End the session if it was made here. Further use makes a new one."""

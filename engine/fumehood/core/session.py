@@ -24,22 +24,35 @@ TURN_S = 60.0
 """Seconds that a request may wait for its turn in a busy session, and for its end."""
 
 
+SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+"""Pattern of a session's name. Without an underscore, it is never taken for an id."""
+
+
 class SessionStatus(StrEnum):
     """The state of a session."""
 
     ACTIVE = "active"
+    PAUSED = "paused"
+    """Its processes are frozen until it is used: they take memory but no CPU."""
     ENDED = "ended"
     """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
     LOST = "lost"
     """Its container was lost, with its files and variables."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has no files any more, and cannot be used."""
+        return self in (SessionStatus.ENDED, SessionStatus.LOST)
+
 
 class SessionRecord(BaseModel):
-    """One session. `why` is one sentence, and null while it is active."""
+    """One session. `why` is one sentence, and null until it is over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     id: str
+    name: str | None = None
+    """A name that its owner gave it, unique among the owner's sessions that are not over."""
     state: SessionStatus
     why: str | None
     image: str
@@ -89,6 +102,11 @@ class NewSession(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
+    name: str | None = Field(
+        default=None,
+        pattern=SESSION_NAME,
+        description="A name for it, which can stand for its id in paths.",
+    )
     image: str | None = Field(
         default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
     )

@@ -26,7 +26,7 @@ from fumehood.core.call import Id
 from fumehood.core.errors import EngineError, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import NewSession, SessionStatus
+from fumehood.core.session import NewSession
 from fumehood.engine import Engine
 from fumehood.http.answers import left
 from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
@@ -175,7 +175,7 @@ class McpEndpoint:
             made = await self.engine.sessions.create(principal, **new.model_dump())
             session = f"{session.rpartition('.')[0]}.{made.id}"
         own, sessions = _own_session(session), self.engine.sessions
-        if own is None or sessions.find(principal, own).state is not SessionStatus.ACTIVE:
+        if own is None or sessions.find(principal, own).state.is_over:
             raise ResourceNotFound("There is no such session. Begin another one with initialize.")
         return (version, asks, session), own
 

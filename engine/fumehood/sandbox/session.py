@@ -22,7 +22,13 @@ import anyio
 from fumehood.core.errors import EndedBy, InternalError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
-from fumehood.core.session import KeptSession, SessionHome, SessionRecord, SessionStatus
+from fumehood.core.session import (
+    SESSION_NAME,
+    KeptSession,
+    SessionHome,
+    SessionRecord,
+    SessionStatus,
+)
 from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -52,6 +58,7 @@ class Session:
     id: str
     principal_id: str
     agent_id: str | None
+    name: str | None
     image: str
     memory_mb: int
     container: SessionContainer
@@ -65,6 +72,8 @@ class Session:
     calls: int = 0
     users: int = 0
     """Calls that use the session or wait for it."""
+    is_pausing: bool = False
+    """Whether it was to be paused since its last use. If that failed, it is not tried again."""
     is_outdated: bool = False
     """Whether its database row is out of date."""
     finished: KeptSession | None = None
@@ -79,9 +88,16 @@ class Session:
             return f"it was not used for {self.idle_s:g} s"
         return None
 
-    def next_end(self) -> float:
-        """Return when the session expires if it is not used until then, by the monotonic clock."""
-        return min(self.last_used + self.idle_s, self.created + self.lifetime_s)
+    def is_idle(self, now: float, pause_s: float) -> bool:
+        """Whether the session is to be paused now."""
+        return not (self.users or self.is_pausing) and now - self.last_used >= pause_s
+
+    def next_change(self, pause_s: float) -> float:
+        """Return when the session is paused or expires if it is not used until then, by the
+        monotonic clock.
+        """
+        end = min(self.last_used + self.idle_s, self.created + self.lifetime_s)
+        return end if self.is_pausing else min(end, self.last_used + pause_s)
 
     async def take_turn(self, settings: SessionSettings) -> None:
         """Wait a bounded time until earlier calls have left the session.
@@ -108,6 +124,7 @@ class Session:
         self.calls += is_call
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
+        self.is_pausing = self.container.is_paused
         self._turn.release()
 
     def kept(self) -> KeptSession:
@@ -118,7 +135,8 @@ class Session:
         idle_end = self.last_used_at + timedelta(seconds=self.idle_s)
         record = SessionRecord(
             id=self.id,
-            state=SessionStatus.ACTIVE,
+            name=self.name,
+            state=SessionStatus.PAUSED if self.container.is_paused else SessionStatus.ACTIVE,
             why=None,
             image=self.image,
             languages=self.container.languages,
@@ -151,6 +169,7 @@ class Session:
 class SessionRequest:
     """The properties of a new session."""
 
+    name: str | None
     image: str
     memory_mb: int
     idle_s: float
@@ -161,6 +180,7 @@ def make_request(
     settings: SessionSettings,
     offered: WallLimits,
     *,
+    name: str | None,
     image: str | None,
     memory_mb: int | None,
     idle_s: float | None,
@@ -179,7 +199,10 @@ def make_request(
             "This cannot be the name of an image. fumehood images list shows the names.",
             fields=["image"],
         )
+    if name is not None and not re.fullmatch(SESSION_NAME, name):
+        raise InvalidParams(f"A session's name matches {SESSION_NAME}.", fields=["name"])
     return SessionRequest(
+        name=name,
         image=chosen,
         memory_mb=_memory_mb(memory_mb, offered),
         idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),

@@ -93,6 +93,8 @@ class SessionKeeper:
         self._live: dict[str, Session] = {}
         self._share = FairShare(settings.max, settings.max_of_one)
         """Counts active sessions and those being created, in total and by principal."""
+        self._names: list[tuple[str, str | None]] = []
+        """Owners and names of the sessions that are being created."""
         self._leaving = 0
         """How many ended containers are still being removed."""
         self._left = anyio.Event()
@@ -141,6 +143,7 @@ class SessionKeeper:
         self,
         principal: Principal,
         *,
+        name: str | None = None,
         image: str | None = None,
         agent_id: str | None = None,
         memory_mb: int | None = None,
@@ -165,12 +168,15 @@ class SessionKeeper:
         request = make_request(
             self._settings,
             wall.limits,
+            name=name,
             image=image,
             memory_mb=memory_mb,
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
+        self._check_name(principal.id, name)
         self._reserve(principal.id)
+        self._names.append((principal.id, name))
         try:
             await self._until_there_is_room()
             session = await self._make(wall, principal.id, agent_id, request)
@@ -180,6 +186,8 @@ class SessionKeeper:
         except BaseException:
             self._share.give_back(principal.id)
             raise
+        finally:
+            self._names.remove((principal.id, name))
         self._live[session.id] = session
         if session.container.lost is not None:
             self._on_lost(session)
@@ -201,9 +209,13 @@ class SessionKeeper:
         return [*live, *self._history.every()]
 
     def find(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Return one of a principal's own sessions, active or ended. Raises ResourceNotFound."""
-        session = self._live.get(session_id)
-        if session is not None and session.principal_id == principal.id:
+        """Return one of a principal's own sessions by its id, also an ended one, or by its name.
+
+        Raises:
+            ResourceNotFound: there is none.
+        """
+        session = self._live_one(principal.id, session_id)
+        if session is not None:
             return self._record(session)
         over = self._history.find(principal.id, session_id)
         if over is None:
@@ -221,11 +233,32 @@ class SessionKeeper:
             ResourceNotFound: this principal has no such session.
             StoreError: the session has ended, but that is not yet stored.
         """
-        session = self._live.get(session_id)
-        if session is not None and session.principal_id == principal.id:
+        session = self._live_one(principal.id, session_id)
+        if session is not None:
             self._finish(session, SessionStatus.ENDED, why)
             await self._history.write()
-        return self.find(principal, session_id)
+        return self.find(principal, session.id if session is not None else session_id)
+
+    async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
+        """Freeze a principal's session after the calls in it, until its next use.
+
+        Raises:
+            ResourceNotFound: this principal has no such session, or it has ended.
+            SandboxUnavailable: calls in it take too long, or its container could not be frozen.
+        """
+        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        await session.take_turn(self._settings)
+        try:
+            self._usable(principal.id, session.id)
+            await session.container.pause()
+        finally:
+            session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
+        return self.find(principal, session.id)
+
+    async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
+        """Let a principal's paused session continue, which counts as a use. Raises as `pause`."""
+        async with await self.files(principal, session_id):
+            return self.find(principal, session_id)
 
     # -- for calls -----------------------------------------------------------------
 
@@ -287,6 +320,7 @@ class SessionKeeper:
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a session for file operations outside of calls. Raises as `lease` does."""
+        session_id = self._id_of(principal.id, session_id)
         self._usable(principal.id, session_id)
         return self._lease(principal.id, session_id, is_call=False)
 
@@ -294,8 +328,12 @@ class SessionKeeper:
 
     def tidy(self) -> None:
         """End expired sessions, and forget those that ended over a day ago. Called periodically."""
+        now = self._clock.monotonic()
         for session in list(self._live.values()):
             self._end_if_over(session)
+            if self._group is not None and session.is_idle(now, self._settings.pause_seconds):
+                session.is_pausing = True
+                self._group.start_soon(self._pause_idle, session)
         self._history.prune(self._clock.now())
 
     def is_active(self, session_id: str) -> bool:
@@ -305,8 +343,10 @@ class SessionKeeper:
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of sessions by state, for the operator."""
+        paused = sum(session.container.is_paused for session in self._live.values())
         return {
-            "active": len(self._live),
+            "active": len(self._live) - paused,
+            "paused": paused,
             "busy": sum(session.users > 0 for session in self._live.values()),
             "creating": self._share.total - len(self._live),
             "leaving": self._leaving,
@@ -316,7 +356,7 @@ class SessionKeeper:
 
     def _inherit(self, one: KeptSession) -> None:
         """Add a stored session of an earlier engine. If it was active, it continues or is lost."""
-        if one.record.state is not SessionStatus.ACTIVE:
+        if one.record.state.is_over:
             self._history.keep(one)
             return
         if one.home is not None and self._wall is not None and self._wall.keeps_sessions:
@@ -338,6 +378,7 @@ class SessionKeeper:
             id=record.id,
             principal_id=one.principal_id,
             agent_id=record.agent_id,
+            name=record.name,
             image=record.image,
             memory_mb=record.memory_mb,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
@@ -349,6 +390,7 @@ class SessionKeeper:
             last_used=now - (now_at - record.last_used_at).total_seconds(),
             epoch=home.epoch,
             calls=record.calls,
+            is_pausing=record.state is SessionStatus.PAUSED,
         )
         self._live[session.id] = session
         self._share.add(session.principal_id)
@@ -370,6 +412,7 @@ class SessionKeeper:
             id=session_id,
             principal_id=principal_id,
             agent_id=agent_id,
+            name=request.name,
             image=request.image,
             memory_mb=request.memory_mb,
             container=container,
@@ -454,6 +497,38 @@ class SessionKeeper:
             is_call=is_call,
         )
 
+    def _live_one(self, principal_id: str, reference: str) -> Session | None:
+        """Return a principal's session that is not over, by its id or name."""
+        session = self._live.get(reference)
+        if session is None:
+            named = (one for one in self._live.values() if one.name == reference)
+            session = next((one for one in named if one.principal_id == principal_id), None)
+        return session if session is not None and session.principal_id == principal_id else None
+
+    def _id_of(self, principal_id: str, reference: str) -> str:
+        session = self._live_one(principal_id, reference)
+        return session.id if session is not None else reference
+
+    def _check_name(self, principal_id: str, name: str | None) -> None:
+        if name is None:
+            return
+        if (principal_id, name) in self._names or self._live_one(principal_id, name) is not None:
+            raise InvalidParams(
+                f"You have a session {name!r} already: use it, or choose another name.",
+                fields=["name"],
+            )
+
+    async def _pause_idle(self, session: Session) -> None:
+        if session.users or session.finished is not None:
+            return
+        try:
+            await session.container.pause()
+        except SandboxUnavailable as error:
+            self._on_event("session.not_paused", {"session": session.id, "why": error.message})
+            return
+        session.is_outdated = True
+        self._tell("session.paused", session)
+
     def _record(self, session: Session) -> SessionRecord:
         return session.kept().record
 
@@ -500,12 +575,13 @@ class SessionKeeper:
                     session.is_outdated = False
                     self._history.note(session.kept())
             await self._write_changes()
-            with anyio.move_on_after(self._until_next_end()):
+            with anyio.move_on_after(self._until_next_change()):
                 await self._wake.wait()
             self._wake = anyio.Event()
 
-    def _until_next_end(self) -> float:
-        idle = [session.next_end() for session in self._live.values() if not session.users]
+    def _until_next_change(self) -> float:
+        pause_s = self._settings.pause_seconds
+        idle = [one.next_change(pause_s) for one in self._live.values() if not one.users]
         left = min(idle, default=TIDY_S + self._clock.monotonic()) - self._clock.monotonic()
         return max(0.01, min(left, TIDY_S))
 

@@ -33,6 +33,8 @@ class SessionSettings(BaseModel):
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
     """Seconds without a call after which a session ends. Like `lifetime_seconds`, it is both the
     default and the maximum that a caller may request."""
+    pause_seconds: float = Field(default=60, ge=1, le=86_400)
+    """Seconds without a call after which a session's processes are frozen until the next call."""
     lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)
     queue_seconds: float = Field(default=30, ge=0, le=600)
     """Maximum seconds that a call waits for earlier calls in the same session."""

@@ -316,8 +316,26 @@ class SessionContainer(Protocol):
         """Why the container has ended, as a clause; None while it exists."""
         ...
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether its processes are frozen."""
+        ...
+
+    async def pause(self) -> None:
+        """Freeze its processes, once it is clean after the last run. Not to be called during a run.
+
+        Raises:
+            SandboxUnavailable: that failed.
+        """
+        ...
+
     async def until_free(self) -> None:
-        """Wait, bounded, until the container is clean after the last run, or has ended."""
+        """Let a paused container continue, and wait, bounded, until it is clean after the last run,
+        or has ended.
+
+        Raises:
+            SandboxUnavailable: it cannot continue now.
+        """
         ...
 
     async def run(

@@ -225,11 +225,12 @@ class BlobStore:
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
-        active = select(SESSIONS.c.id).where(SESSIONS.c.state == SessionStatus.ACTIVE.value)
+        over = [state.value for state in SessionStatus if state.is_over]
+        lives = select(SESSIONS.c.id).where(SESSIONS.c.state.not_in(over))
         replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
         has_ended = (
             (BLOBS.c.expires_at <= int(now.timestamp()))
-            | (BLOBS.c.session_id.is_not(None) & BLOBS.c.session_id.not_in(active))
+            | (BLOBS.c.session_id.is_not(None) & BLOBS.c.session_id.not_in(lives))
             | BLOBS.c.id.in_(replaced)
         )
         rows = await self._database.read(_matching(has_ended))

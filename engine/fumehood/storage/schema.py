@@ -182,6 +182,7 @@ SESSIONS = Table(
     Column("finished_at", String),
     Column("calls", Integer, nullable=False),
     Column("home", JSON),
+    Column("name", String),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -527,6 +528,9 @@ STEPS: tuple[Step, ...] = (
     # An active session stores what the next engine needs to continue it.
     _sql(
         "ALTER TABLE sessions ADD COLUMN home JSON",
+    ),
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN name VARCHAR",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -185,7 +185,9 @@ async def test_session_of_another_principal_is_not_found() -> None:
                 with pytest.raises(ResourceNotFound) as caught:
                     ask(session_id)
                 said.append((caught.value.message, caught.value.details))
-            for wait in (made.keeper.end, made.keeper.files):
+            for wait in (
+                made.keeper.end, made.keeper.files, made.keeper.pause, made.keeper.resume,
+            ):  # fmt: skip
                 with pytest.raises(ResourceNotFound) as caught:
                     await wait(BOB, session_id)
                 said.append((caught.value.message, caught.value.details))
@@ -333,6 +335,86 @@ async def test_unused_session_ends_after_its_idle_time() -> None:
         assert made.wall.held[0].lost is not None
 
 
+async def test_idle_session_is_paused_until_its_next_call() -> None:
+    async with bench(pause_seconds=60) as made:
+        record = await made.keeper.create(ALICE)
+        made.clock.advance(59)
+        made.keeper.tidy()
+        await settle()
+        assert made.state(record) == ("active", None)
+        made.clock.advance(1)
+        made.keeper.tidy()
+        await settle()
+        assert made.state(record) == ("paused", None)
+        assert made.keeper.counts["paused"] == 1
+        assert (await made.run(record)).ended_by is EndedBy.OK
+        assert made.state(record) == ("active", None)
+        assert made.keeper.counts["active"] == 1
+
+
+async def test_paused_session_still_ends_after_its_idle_time() -> None:
+    async with bench(pause_seconds=60, idle_seconds=100) as made:
+        record = await made.keeper.create(ALICE)
+        assert (await made.keeper.pause(ALICE, record.id)).state.value == "paused"
+        made.clock.advance(100)
+        made.keeper.tidy()
+        assert made.state(record) == ("ended", "It was not used for 100 s.")
+
+
+async def test_session_is_paused_after_its_calls_and_resumed_by_hand() -> None:
+    async with bench() as made:
+        record, running = await made.busy()
+        pausing = asyncio.ensure_future(made.keeper.pause(ALICE, record.id))
+        await settle()
+        assert made.state(record) == ("active", None)
+        made.wall.held[0].may_run.set()
+        assert (await running).ended_by is EndedBy.OK
+        assert (await pausing).state.value == "paused"
+        assert (await made.keeper.resume(ALICE, record.id)).state.value == "active"
+
+
+async def test_session_that_cannot_be_paused_continues() -> None:
+    async with bench(pause_seconds=60) as made:
+        record = await made.keeper.create(ALICE)
+
+        async def fail() -> None:
+            raise SandboxUnavailable("Docker does not answer.")
+
+        made.wall.held[0].pause = fail
+        made.clock.advance(60)
+        for _ in range(3):
+            made.keeper.tidy()
+            await settle()
+        assert [event for event, _ in made.events] == ["session.created", "session.not_paused"]
+        assert (await made.run(record)).ended_by is EndedBy.OK
+
+
+async def test_name_stands_for_the_id_of_its_owners_session() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE, name="build")
+        other = await made.keeper.create(BOB, name="build")
+        assert made.keeper.find(ALICE, "build") == record
+        assert made.keeper.find(BOB, "build") == other
+        for name in ("build", "Build", "sess_0", "", "a" * 64):
+            with pytest.raises(InvalidParams) as caught:
+                await made.keeper.create(ALICE, name=name)
+            assert caught.value.fields == ("name",)
+        assert (await made.keeper.end(ALICE, "build")).state is SessionStatus.ENDED
+        with pytest.raises(ResourceNotFound):
+            made.keeper.find(ALICE, "build")
+        again = await made.keeper.create(ALICE, name="build")
+        assert made.keeper.find(ALICE, "build").id == again.id
+
+
+async def test_name_is_taken_while_its_session_is_created() -> None:
+    async with bench() as made:
+        wishes = [made.keeper.create(ALICE, name="build") for _ in range(3)]
+        made_ones = await asyncio.gather(*wishes, return_exceptions=True)
+        assert sorted(type(one).__name__ for one in made_ones) == [
+            "InvalidParams", "InvalidParams", "SessionRecord",
+        ]  # fmt: skip
+
+
 async def test_expired_session_is_refused_before_it_is_cleaned_up() -> None:
     async with bench(idle_seconds=100) as made:
         record = await made.keeper.create(ALICE)
@@ -435,7 +517,9 @@ async def test_sessions_being_created_count_towards_the_limits() -> None:
             for _ in range(5):
                 group.start_soon(one)
         assert sorted(answers) == ["made", *["refused"] * 4]
-        assert made.keeper.counts == {"active": 1, "busy": 0, "creating": 0, "leaving": 0}
+        assert made.keeper.counts == {
+            "active": 1, "paused": 0, "busy": 0, "creating": 0, "leaving": 0
+        }  # fmt: skip
 
 
 async def test_session_container_counts_until_it_is_removed() -> None:
@@ -489,6 +573,18 @@ async def test_next_engine_continues_the_sessions_with_a_higher_epoch(how: str) 
         calls = again.keeper.find(ALICE, record.id).calls
         assert calls == (2 if how == "an orderly stop" else 1)
         assert again.keeper.counts["active"] == 1
+
+
+async def test_paused_session_of_an_earlier_engine_stays_paused() -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE, name="build")
+        await keeper.pause(ALICE, "build")
+    again = Bench(rows, wall)
+    async with again.keeper:
+        assert again.state(record) == ("paused", None)
+        assert (await again.run(again.keeper.find(ALICE, "build"))).ended_by is EndedBy.OK
+        assert again.state(record) == ("active", None)
 
 
 async def test_idle_time_of_a_session_continues_while_no_engine_runs() -> None:

@@ -23,7 +23,6 @@ from fumehood.client.finished import (
 from fumehood.client.sync.client import Client
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import SessionStatus
 
 TIMEOUT_S = 600.0
 """The default time limit of a program: the engine's maximum."""
@@ -82,7 +81,7 @@ class Session:
         """Whether the session can be used. Raises Refused for one that never was this caller's."""
         client = self.client()
         record = client.session(self.start())
-        return record.state is SessionStatus.ACTIVE
+        return not record.state.is_over
 
     def close(self) -> None:
         """End the session if it was made here. Further use makes a new one."""

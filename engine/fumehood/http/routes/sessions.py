@@ -50,6 +50,7 @@ from fumehood.http.bodies import (
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 
 ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+LIFE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 
@@ -131,7 +132,7 @@ def file_path(request: Request, _: Principal) -> str:
     return path
 
 
-SESSION = "The session's id, `sess_…`."
+SESSION = "The session's id, `sess_…`, or the name of one that is not over."
 SessionId = Annotated[str, SESSION]
 SessionAnswer = Annotated[SessionRecord, As("session", "SessionAnswer", "A session as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
@@ -185,6 +186,22 @@ async def end_session(engine: Engine, caller: Principal, session_id: SessionId) 
     An ended session stays as it is.
     """
     return await engine.sessions.end(caller, session_id)
+
+
+@endpoint(
+    "POST", "/v1/sessions/{session_id}/pause", Needs.CALLER, errors=LIFE_ERRORS, work_s=TURN_S
+)
+async def pause_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
+    """Freeze one of the caller's own sessions, after the calls in it, until its next use."""
+    return await engine.sessions.pause(caller, session_id)
+
+
+@endpoint(
+    "POST", "/v1/sessions/{session_id}/resume", Needs.CALLER, errors=LIFE_ERRORS, work_s=TURN_S
+)
+async def resume_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
+    """Let one of the caller's own sessions continue, as a call in it does."""
+    return await engine.sessions.resume(caller, session_id)
 
 
 @endpoint(
@@ -289,6 +306,8 @@ OPERATIONS = [
     create_session,
     show_session,
     end_session,
+    pause_session,
+    resume_session,
     list_session_files,
     get_session_file,
     put_session_file,

@@ -205,6 +205,27 @@ class Docker:
         state: JsonObject = (await self.inspect(container_id))["State"]
         return state
 
+    async def pause(self, container_id: str) -> None:
+        """Freeze all processes of a container, by id or name; do nothing if it is frozen.
+
+        Raises:
+            DockerNotFound: the container is gone.
+        """
+        with suppress(DockerConflict):
+            await self.ask(lambda client: client.pause(container_id), QUICK_S)
+
+    async def unpause(self, container_id: str) -> None:
+        """Let the processes of a container continue; do nothing if they are not frozen.
+
+        Raises:
+            DockerNotFound: the container is gone.
+        """
+        try:
+            await self.ask(lambda client: client.unpause(container_id), QUICK_S)
+        except DockerError:
+            if (await self.state(container_id)).get("Paused"):
+                raise
+
     async def remove(self, container_id: str) -> None:
         """Kill and remove a container by id or name. A missing one counts as removed."""
         with suppress(DockerNotFound, DockerConflict):

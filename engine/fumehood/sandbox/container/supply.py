@@ -21,8 +21,8 @@ import math
 import os
 import platform
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -385,6 +385,8 @@ class ContainerSupply:
             is_ours = found["Config"]["Labels"].get(LABEL_OWNER) == self._identity.owner_id
             if not is_ours or not found["State"].get("Running"):
                 return None
+            if found["State"].get("Paused"):
+                await self._docker.unpause(name)
             spec = ContainerSpec(
                 name=name,
                 image_id=str(found["Image"]),
@@ -407,6 +409,22 @@ class ContainerSupply:
             return None
         except DockerError as error:
             raise unavailable(error) from None
+
+    async def is_paused(self, name: str) -> bool:
+        """Whether a container is frozen. Raises SandboxUnavailable."""
+        with _for_callers():
+            return bool((await self._docker.state(name)).get("Paused"))
+        return False
+
+    async def pause(self, name: str) -> None:
+        """Freeze a container. Raises SandboxUnavailable."""
+        with _for_callers():
+            await self._docker.pause(name)
+
+    async def unpause(self, name: str) -> None:
+        """Let a frozen container continue. Raises SandboxUnavailable."""
+        with _for_callers():
+            await self._docker.unpause(name)
 
     async def remove(self, name: str) -> None:
         """Remove a container by name. Retry until Docker has removed it."""
@@ -452,6 +470,17 @@ class ContainerSupply:
         values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": why}
         self._on_event("container.failed", values)
         return error if isinstance(error, DockerError | ContainerFailed) else DockerError()
+
+
+@contextmanager
+def _for_callers() -> Iterator[None]:
+    """Report Docker's errors as errors for callers. If a container is gone, its channel says so."""
+    try:
+        yield
+    except DockerNotFound:
+        pass
+    except DockerError as error:
+        raise unavailable(error) from None
 
 
 def unavailable(trouble: Trouble) -> SandboxUnavailable:

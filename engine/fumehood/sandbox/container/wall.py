@@ -21,7 +21,7 @@ from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
-from fumehood.core.session import SessionHome, SessionRecord
+from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.sandbox.container.channel import (
     DIRTY,
     NOT_CLEAN_IN_TIME,
@@ -241,7 +241,7 @@ class ContainerWall(HasImages):
         """
         found = await self._find(image)
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
-        held = HeldContainer(self, entry.container.name, found.languages, on_lost)
+        held = HeldContainer(self, self._supply, entry.container.name, found.languages, on_lost)
         held.container = entry.container
         if not self._pool.let_go(entry, held):
             raise try_later("The container was lost as it was taken. Repeat the call.")
@@ -263,21 +263,26 @@ class ContainerWall(HasImages):
         name, kind = home.container, Kind(record.image, record.memory_mb)
         held = HeldContainer(
             self,
+            self._supply,
             name,
             record.languages,
             on_lost,
             lambda: self._supply.take_over(name, kind, home.epoch),
         )
+        held.is_paused = record.state is SessionStatus.PAUSED
         self._held[name] = held
         self._expected.discard(name)
         self._start_soon(self._take_over, held)
         return held
 
     async def _take_over(self, held: HeldContainer) -> None:
-        """Take a container over; try again while Docker cannot be used."""
+        """Take a container over, unless it is frozen; try again while Docker cannot be used."""
         while held.lost is None:
             try:
-                await held.until_free()
+                if held.is_paused:
+                    await held.look()
+                if not held.is_paused:
+                    await held.until_free()
             except SandboxUnavailable:
                 await anyio.sleep(LOOK_WHILE_AWAY_S)
             else:
@@ -441,6 +446,7 @@ class HeldContainer:
     def __init__(
         self,
         wall: ContainerWall,
+        supply: ContainerSupply,
         name: str,
         languages: tuple[str, ...],
         on_lost: Callable[[], None],
@@ -457,28 +463,52 @@ class HeldContainer:
         self.gone = asyncio.Event()
         """Set when Docker has removed the container."""
         self._wall = wall
+        self._supply = supply
         self._on_lost = on_lost
+        self.is_paused = False
+        """Whether its processes are frozen, or may be."""
         self._has_changed = asyncio.Event()
         self._take_over = take_over
-        self._taking_over = anyio.Lock()
+        self._changing = anyio.Lock()
+        """Held while it is taken over, frozen, or let continue."""
+
+    async def look(self) -> None:
+        """Ask Docker whether it is still frozen."""
+        async with self._changing:
+            self.is_paused = self.is_paused and await self._supply.is_paused(self.name)
+
+    async def pause(self) -> None:
+        """Freeze it after the cleanup of the last run. The next `until_free` lets it continue."""
+        async with self._changing:
+            if not self.is_paused:
+                await self._until_settled()
+                if self.lost is None:
+                    self.is_paused = True  # from here on no run begins before `unpause`
+                    await self._supply.pause(self.name)
 
     async def until_free(self) -> None:
-        """Wait for the cleanup after the last run, which the channel limits in time, or until the
-        container is taken over.
+        """Wait for the cleanup after the last run, which the channel limits in time. If it is
+        frozen, let it continue; if it is an earlier engine's, take it over.
 
         Raises:
-            SandboxUnavailable: it cannot be taken over now.
+            SandboxUnavailable: that cannot be done now.
         """
-        if self.container is None:
-            await self._until_taken_over()
+        if self.container is None or self.is_paused:
+            async with self._changing:
+                await self._until_usable()
+        await self._until_settled()
+
+    async def _until_usable(self) -> None:
+        if self.is_paused and self.lost is None:
+            await self._supply.unpause(self.name)
+            self.is_paused = False
+        if self.container is None and self.lost is None and self._take_over is not None:
+            self._use(await self._take_over())
+
+    async def _until_settled(self) -> None:
         while self.lost is None and self.container is not None and not self.container.is_free:
             self._has_changed.clear()
             await self._has_changed.wait()
-
-    async def _until_taken_over(self) -> None:
-        async with self._taking_over:
-            if self.container is None and self.lost is None and self._take_over is not None:
-                self._use(await self._take_over())
 
     def _use(self, container: Container | None) -> None:
         """Use a container that was taken over, unless its session has ended meanwhile."""

@@ -39,7 +39,7 @@ async def show_one(view: View) -> Response:
     folder, name = view.query.get("folder"), view.query.get("file")
     files: SessionFileList | None = None
     problem, preview, is_cut = "", None, False
-    may_look = view.login.can_administer and session.state == "active"
+    may_look = view.login.can_administer and not session.state.is_over
     if may_look:
         try:
             files = await view.control.sessions.files(session.id, folder, limit=MAX_PAGE)
