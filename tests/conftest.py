@@ -62,6 +62,8 @@ CLEAN_ENVIRONMENT = {
     "FUMEHOOD_CONTAINER__IMAGES__SHELL": "python",
     "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "python",
     "FUMEHOOD_SESSIONS__IMAGE": "python",
+    # No next daemon continues most tests' sessions.
+    "FUMEHOOD_SESSIONS__ORPHAN_SECONDS": "60",
 }
 
 
