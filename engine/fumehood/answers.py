@@ -160,6 +160,15 @@ class WrittenFile(_Data):
     size: int
 
 
+class UnpackedArchive(_Data):
+    """What was unpacked into a directory of a workspace."""
+
+    path: str
+    files: int
+    size: int
+    """Bytes of all files."""
+
+
 class CancelledCall(Done):
     """A call that was ended by its caller; nothing of it runs any more."""
 

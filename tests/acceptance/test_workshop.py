@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import Daemon
+from fumehood import Client, Refused
 from support.http import SocketClient
 from support.pages import run_snippets
 from support.workshop import Session, workshop
@@ -183,6 +184,53 @@ def test_ended_session_refuses_calls_and_file_access(daemon: Daemon) -> None:
     session.http.close()
 
 
+@pytest.mark.row("S6", "S11")
+def test_directory_goes_into_a_session_and_back(daemon: Daemon, tmp_path: Path) -> None:
+    session = Session(daemon, image="python", memory_mb=512)
+    source, target = tmp_path / "project", tmp_path / "back"
+    (source / "a/deep").mkdir(parents=True)
+    (source / "empty").mkdir()
+    (source / "a/deep/ünicode name").write_text("x")
+    (source / "large").write_bytes(os.urandom(700_000))
+    for number in range(1200):
+        (source / f"a/{number}").write_text(str(number))
+    script = source / "script"
+    script.write_text("#!/bin/sh\necho ran > made-inside\n")
+    script.chmod(0o755)
+    (source / "link").symlink_to("/etc/passwd")
+
+    with Client(session.daemon.socket) as client:
+        put = client.put_directory(session.id, source, "p")
+        assert (put.path, put.files) == ("p", 1203)
+        session.shell(
+            "cd p && sh ./script && stat -c %A script | grep x && ln -s /etc/passwd inside && rm a/7"
+        )
+        client.get_directory(session.id, "p", target)
+        with pytest.raises(FileExistsError):
+            client.get_directory(session.id, "p", target / "large")
+        with pytest.raises(FileExistsError):
+            client.get_directory(session.id, "p", target)
+        with pytest.raises(Refused, match="no directory"):
+            client.get_directory(session.id, "p/large", tmp_path / "no")
+        with pytest.raises(Refused, match="There is no such"):
+            client.get_directory(session.id, "nothing", tmp_path / "no")
+
+    def content(root: Path) -> dict[str, bytes | None]:
+        return {
+            str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
+            for path in root.rglob("*")
+            if not path.is_symlink()
+        }
+
+    assert content(target) == {
+        **{path: data for path, data in content(source).items() if path != "a/7"},
+        "made-inside": b"ran\n",
+    }
+    assert (target / "script").stat().st_mode & 0o111 != 0
+    assert [one for one in os.listdir(tmp_path) if one.startswith(".")] == []
+    session.end()
+
+
 @pytest.mark.row("S6", "D1")
 @pytest.mark.parametrize("page", ["keep-a-session", "files-in-and-out"])
 def test_session_how_to_snippets_run_unchanged(daemon: Daemon, tmp_path: Path, page: str) -> None:
@@ -190,7 +238,13 @@ def test_session_how_to_snippets_run_unchanged(daemon: Daemon, tmp_path: Path, p
     printed = "".join(snippet.stdout + snippet.stderr for snippet in ran)
     words = {
         "keep-a-session": ("[1, 2, 3]", "written by the shell", "'state': 'kept'", "b'HELLO'"),
-        "files-in-and-out": ("name\nAnn\nBob\n", "FROM A PIPE", "one\ntwo\n", "name,age\nAnn,31"),
+        "files-in-and-out": (
+            "name\nAnn\nBob\n",
+            "FROM A PIPE",
+            "one\ntwo\n",
+            "three\n",
+            "name,age\nAnn,31",
+        ),
     }[page]
     assert [word for word in words if word not in printed] == []
     assert len(ran) >= 5

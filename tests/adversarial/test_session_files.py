@@ -7,7 +7,9 @@ and a client may send any URL. The wall is a real one.
 from __future__ import annotations
 
 import base64
+import io
 import socket
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -311,6 +313,74 @@ def test_twin_upload_beside_harmless_program_is_complete(session: Session) -> No
     assert split_answer(read_to_end(connection)).body["data"] == {"path": "a", "size": 2 * MB}
     connection.close()
     assert session.files("GET", "/a").body == b"x" * (2 * MB)
+
+
+def tarred(*members: tuple[str, int | str]) -> bytes:
+    """An archive of members: a name with a size, or with the name of its type."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, what in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(what, int):
+                member.size = what
+                archive.addfile(member, io.BytesIO(bytes(what)))
+            else:
+                member.type, member.linkname = getattr(tarfile, what), "/etc"
+                archive.addfile(member)
+    return file.getvalue()
+
+
+def archived(session: Session, method: str, query: str = "", body: bytes | None = None) -> Answer:
+    return session.http.request(method, f"/v1/sessions/{session.id}/archive{query}", body)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (("out", "SYMTYPE"), ("out/x", 1)),
+        (("ok", 1), ("/etc/x", 1)),
+        (("ok", 1), ("../x", 1)),
+        (("ok", 1), ("disk", "BLKTYPE")),
+        (("ok", 1), ("hard", "LNKTYPE")),
+    ],
+    ids=["through-a-link", "absolute", "parent", "device", "hard-link"],
+)
+def test_hostile_archive_is_refused_and_leaves_nothing(
+    session: Session, members: tuple[tuple[str, int | str], ...]
+) -> None:
+    answer = archived(session, "PUT", body=tarred(*members))
+    assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
+    assert "Not an uncompressed tar archive" in answer.body["error"]["message"]
+    assert session.shell("find . -mindepth 1 | wc -l")["stdout"] == "0\n"
+
+
+def test_twin_plain_archive_is_unpacked(session: Session) -> None:
+    answer = archived(session, "PUT", "?path=a/b", tarred(("ok", 1), ("d/e", 2)))
+    assert answer.body["data"] == {"path": "a/b", "files": 2, "size": 3}
+    assert session.shell("find . -type f | sort")["stdout"] == "./a/b/d/e\n./a/b/ok\n"
+
+
+def test_archive_without_room_is_refused_and_the_session_continues(session: Session) -> None:
+    """Its files take as much again, and a million of them are more than the wall allows."""
+    half = archived(session, "PUT", body=tarred(*((str(n), MB) for n in range(20))))
+    assert (half.status, half.code) == (400, "INVALID_PARAMS")
+    assert "full" in half.body["error"]["message"]
+    session.shell("find . -mindepth 1 -delete")
+    many = archived(session, "PUT", body=tarred(*((f"d/{n}", 0) for n in range(12_000))))
+    assert (many.status, many.code) == (400, "INVALID_PARAMS")
+    session.shell("find . -mindepth 1 -delete")
+    assert archived(session, "PUT", body=tarred(("ok", 1))).status == 200
+
+
+def test_archive_of_hostile_files_has_only_plain_ones(session: Session) -> None:
+    session.shell(
+        "mkdir d; echo 1 > d/plain; ln -s /etc/passwd d/link; mkfifo d/pipe; ln d/plain d/same; "
+        'python3 -c \'import os; os.mkdir(b"d/\\xff"); open(b"d/a\\nb", "w")\''
+    )
+    got = archived(session, "GET", "?path=d")
+    with tarfile.open(fileobj=io.BytesIO(got.body)) as archive:
+        members = {one.name: one.type for one in archive}
+    assert members == dict.fromkeys(("plain", "same", "a\nb"), tarfile.REGTYPE)
 
 
 def test_upload_to_full_workspace_is_refused_and_works_after_deletion(session: Session) -> None:

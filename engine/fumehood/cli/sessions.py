@@ -24,7 +24,7 @@ from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.core.escaping import printable, visible
 
 if TYPE_CHECKING:
-    from fumehood.answers import WrittenFile
+    from fumehood.answers import UnpackedArchive, WrittenFile
     from fumehood.client import Client
     from fumehood.core.session import SessionRecord
 
@@ -177,12 +177,17 @@ def get_file(
         typer.Argument(help="The target: a file, a directory, or - for standard output."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Copy a directory; . is the workspace.")
+    ] = False,
     socket: SocketPath = None,
 ) -> None:
-    """Copy a file from a session. It is saved completely, or not at all."""
+    """Copy a file or a directory from a session. It is saved completely, or not at all."""
 
     with calling(socket, is_payload=True) as client:
-        if target == "-":
+        if recursive:
+            _save_directory(client, session, path, target)
+        elif target == "-":
             _show_file(client, session, path)
         else:
             _save_file(client, session, path, target, force=force)
@@ -191,21 +196,34 @@ def get_file(
 @sessions.command("put")
 def put_file(
     session: SessionId,
-    source: Annotated[str, typer.Argument(help="A regular file, or - for standard input.")],
+    source: Annotated[
+        str, typer.Argument(help="A regular file, a directory, or - for standard input.")
+    ],
     path: Annotated[
-        str | None, typer.Argument(help="Its path in the session; default: the file's name.")
+        str | None, typer.Argument(help="Its path in the session; default: its name.")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Fail if the file exists.")] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Copy a file into a session. An existing one is replaced, unless --create is given."""
+    """Copy a file or a directory into a session. Existing files are replaced, unless --create is
+    given for one file. Links in a directory are left out.
+    """
     from fumehood.cli.show import show_json, wants_json
 
     if path is None and source == "-":
         fail("Give the path in the session for standard input.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name
     with calling(socket, as_json=as_json) as client:
+        if source != "-" and Path(source).is_dir():
+            if create:
+                fail("--create is for one file.", ExitCode.USAGE)
+            unpacked = _send_directory(client, session, source, "" if name == "." else name)
+            if wants_json(as_json):
+                show_json(unpacked.model_dump())
+            else:
+                print(f"{visible(unpacked.path)}: {unpacked.files} files, {unpacked.size} bytes")
+            return
         written = _send_file(client, session, source, name, mode="create" if create else "replace")
     if wants_json(as_json):
         show_json(written.model_dump())
@@ -254,6 +272,28 @@ def _save_file(
             )
     except SaveFailed as reason:
         fail(f"{printable(name)} was not saved: {reason}", ExitCode.TOOL_FAILED)
+
+
+def _send_directory(client: Client, session_id: str, source: str, path: str) -> UnpackedArchive:
+    try:
+        return client.put_directory(session_id, source, path)
+    except OSError as error:
+        fail(f"{printable(str(error.filename))} cannot be read: {error.strerror}.", ExitCode.USAGE)
+
+
+def _save_directory(client: Client, session_id: str, path: str, target: str | None) -> None:
+    from tarfile import TarError
+
+    path = path.rstrip("/")
+    inner = "" if path == "." else path
+    if target in (None, "-") and not inner:
+        fail("Name the directory to make.", ExitCode.USAGE)
+    made = Path(target if target is not None else inner.rpartition("/")[2])
+    try:
+        client.get_directory(session_id, inner, made)
+    except (OSError, TarError) as error:
+        why = error.strerror if isinstance(error, OSError) else "the archive is not plain"
+        fail(f"{printable(str(made))} was not made: {why}.", ExitCode.TOOL_FAILED)
 
 
 def _show_file(client: Client, session_id: str, path: str) -> None:

@@ -14,6 +14,7 @@ from fumehood.answers import (
     AgentTools,
     BatchAnswer,
     ToolList,
+    UnpackedArchive,
     WrittenFile,
 )
 from fumehood.client.api_request import (
@@ -31,6 +32,7 @@ from fumehood.client.api_request import (
     encode,
     listed,
     object_of,
+    query_text,
 )
 from fumehood.client.async_operations import AsyncCallerOperations, AsyncCommonOperations
 from fumehood.client.async_transport import AsyncTransport
@@ -41,7 +43,15 @@ from fumehood.client.exchange import (
     follow_request,
     found_socket,
 )
-from fumehood.client.files import Source, chunks_of_async, new_file, opened, size_of
+from fumehood.client.files import (
+    Source,
+    chunks_of_async,
+    new_directory,
+    new_file,
+    opened,
+    packed,
+    size_of,
+)
 from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
@@ -519,6 +529,35 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             await self._transport.download(request, target)
             return
         with new_file(Path(target)) as file:
+            await self._transport.download(request, file.write)
+
+    async def put_directory(
+        self, session_id: str, source: Path | str, path: str = ""
+    ) -> UnpackedArchive:
+        """Copy a local directory into a directory of a session, by default the whole workspace.
+
+        Files that exist there are replaced, others stay. Links are left out.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        parts, query = ("sessions", session_id, "archive"), {"path": path or None}
+        request = ask("PUT", data_of(UnpackedArchive), *parts, query=query, work_s=UPLOAD_S)
+        with packed(Path(source)) as content:
+            size = size_of(content)
+            return await self._transport.upload(request, chunks_of_async(content, size), size)
+
+    async def get_directory(self, session_id: str, path: str, target: Path | str) -> None:
+        """Save a directory of a session ("": the whole workspace) as a new local directory, without
+        links. It appears completely or not at all.
+
+        Raises:
+            OSError: the target exists and is not an empty directory, or cannot be made.
+            DaemonUnavailable: also if a file was changed meanwhile.
+        """
+        query = query_text({"path": path or None})
+        request = ask_for_bytes(address("sessions", session_id, "archive") + query, TURN_S)
+        with new_directory(Path(target)) as file:
             await self._transport.download(request, file.write)
 
 

@@ -7,13 +7,17 @@ no link, and replaces an existing one only on request.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from tarfile import TarFile, TarInfo
 
 CHUNK_BYTES = 256 * 1024
 
@@ -99,6 +103,73 @@ async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIt
     chunks = chunks_of(source, size)
     while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
         yield chunk
+
+
+@contextmanager
+def packed(directory: Path) -> Iterator[BinaryIO]:
+    """Yield a tar archive of a directory, in a temporary file. What is neither a file nor a
+    directory, such as a link, is left out.
+
+    Raises:
+        OSError: the directory, or something in it, cannot be read.
+    """
+    import tarfile
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            _pack(archive, directory, "")
+        file.seek(0)
+        yield file
+
+
+def _pack(archive: TarFile, directory: Path, prefix: str) -> None:
+    with os.scandir(directory) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        name = prefix + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            archive.addfile(archive.gettarinfo(entry.path, name))
+            _pack(archive, directory / entry.name, f"{name}/")
+        elif entry.is_file(follow_symlinks=False):
+            with plain_file(directory / entry.name, follow=False) as file:
+                member = archive.gettarinfo(arcname=name, fileobj=file)
+                member.type, member.size = b"0", os.fstat(file.fileno()).st_size
+                archive.addfile(member, file)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file for a tar archive, and make a directory of it at the end, whole or not
+    at all. What is neither a file nor a directory is left out.
+
+    Raises:
+        FileExistsError: something has this name already, other than an empty directory.
+        OSError: it cannot be made.
+        tarfile.TarError: what was written is no archive, or leads out of the directory.
+    """
+    import shutil
+    import tarfile
+    import tempfile
+
+    def plain(member: TarInfo, place: str) -> TarInfo | None:
+        is_plain = member.isfile() or member.isdir()
+        return tarfile.data_filter(member, place) if is_plain else None
+
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, "it exists, and is no empty directory", str(path))
+    made = path.with_name(f".fumehood-{secrets.token_hex(8)}")
+    made.mkdir()
+    try:
+        with tempfile.TemporaryFile() as file:
+            yield file
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                archive.extractall(made, filter=plain)  # noqa: S202  # by a filter
+        made.rename(path)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 @contextmanager

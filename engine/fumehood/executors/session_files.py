@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator
+import tarfile
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Self, TypeVar
 
@@ -26,15 +28,22 @@ from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.session import UPLOAD_PIECE_BYTES
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_guest import (
+    MAX_LISTED,
+    SHOWN_CHARACTERS,
     Deletion,
     Dropped,
+    Entry,
+    Listing,
     ListingPage,
     ListingQuery,
     NotAsAgreed,
     Piece,
+    Pieces,
+    Unpacked,
     Written,
     ask,
     fitting_piece,
+    goes_forward,
     list_page,
     not_as_agreed,
 )
@@ -52,9 +61,6 @@ REQUEST_LIMITS = Limits(wall_s=REQUEST_S, cpu_s=REQUEST_S, memory_mb=None, outpu
 
 TOKEN_BYTES = 16
 """Length of the random token of an upload, in bytes."""
-
-SHOWN_CHARACTERS = 200
-"""Characters of the guest's reason that an error message shows."""
 
 Mode = Literal["create", "replace"]
 """What an upload does if the file exists: `create` refuses, `replace` replaces it."""
@@ -149,6 +155,74 @@ class SessionFiles:
                     await upload.feed(piece)
             return await upload.finish()
 
+    async def pack(self, path: str = "") -> AsyncIterator[bytes]:
+        """Yield a tar archive of the files and directories in a directory, without links.
+
+        Raises:
+            FileChanged: a file changed while it was read, so the archive is not complete.
+        """
+        if path:
+            _require_plain(path)
+        after = ""
+        while True:
+            request = {"do": "list", "path": path, "recursive": True, "most": MAX_LISTED}
+            found = await self.ask({**request, **({"after": after} if after else {})}, Listing)
+            if not goes_forward(found.entries, after) or found.has_more > len(found.entries):
+                raise not_as_agreed()
+            if path and [one.path for one in found.entries[:1]] == [path]:
+                raise InvalidParams("It is no directory. Download it as a file.", fields=["path"])
+            async for piece in self._packed(found.entries, f"{path}/" if path else ""):
+                yield piece
+            if not found.has_more:
+                break
+            after = found.entries[-1].path
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    async def _packed(self, entries: Sequence[Entry], prefix: str) -> AsyncIterator[bytes]:
+        """Yield the members of an archive for the entries of one page."""
+        files = deque(one for one in entries if one.kind == "file")
+        for one in entries:
+            if one.kind == "directory":
+                yield _header(one, prefix, tarfile.DIRTYPE, 0, is_executable=True)
+        while files:
+            asked = [files[n].path for n in range(min(len(files), MAX_LISTED))]
+            request = {"do": "read_many", "paths": asked, "length": MAX_READ_BYTES}
+            told = (await self.ask(request, Pieces)).pieces[: len(asked)]
+            for piece in told:
+                one = files.popleft()
+                if piece is None:
+                    raise FileChanged("it was changed meanwhile")
+                yield _header(
+                    one, prefix, tarfile.REGTYPE, piece.size, is_executable=piece.executable
+                )
+                content = fitting_piece(piece, 0, MAX_READ_BYTES)
+                yield content + _padding(len(content))
+            if not told:
+                one = files.popleft()  # it is larger than one answer
+                download = await self.download(one.path)
+                yield _header(
+                    one, prefix, tarfile.REGTYPE, download.size,
+                    is_executable=download.is_executable,
+                )  # fmt: skip
+                async for data in download.pieces():
+                    yield data
+                yield _padding(download.size)
+
+    async def unpack(self, source: AsyncIterable[bytes], path: str = "") -> Unpacked:
+        """Unpack a tar archive into a directory, which is made if it is missing. Files that exist
+        are replaced, others stay.
+
+        Raises:
+            RequestTooLarge: the archive is larger than the workspace.
+            InvalidParams: it is no archive of plain files and directories, and nothing is unpacked.
+        """
+        if path:
+            _require_plain(path)
+        async with Upload(self, path, "replace") as upload:
+            async for piece in source:
+                await upload.feed(piece)
+            return await upload.unpack(path)
+
     async def delete(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file, a symbolic link (not its target), or a directory.
 
@@ -187,6 +261,7 @@ class Download:
     def __init__(self, files: SessionFiles, path: str) -> None:
         self.path = path
         self.size = 0
+        self.is_executable = False
         self._files = files
         self._version = ""
         self._first = b""
@@ -195,6 +270,7 @@ class Download:
         """Read the first piece."""
         piece, self._first = await self._piece(0)
         self.size, self._version = piece.size, piece.version
+        self.is_executable = piece.executable
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the file's pieces in order. Can be used only once.
@@ -277,6 +353,17 @@ class Upload:
         self._is_finished = True
         return self._agreed(written)
 
+    async def unpack(self, path: str) -> Unpacked:
+        """Unpack what was sent, a tar archive, into a directory, and remove it."""
+        if not self._has_begun:
+            await self._put(b"")
+        request: JsonObject = {
+            "do": "unpack", "token": self._token, "path": path, "size": self._sent
+        }  # fmt: skip
+        unpacked = await self._files.ask(request, Unpacked)
+        self._is_finished = True
+        return unpacked
+
     async def _put(self, piece: bytes) -> None:
         self._has_begun = True
         request: JsonObject = {
@@ -301,6 +388,20 @@ def too_large(most: int) -> RequestTooLarge:
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
         "less, or start a session with more memory."
     )
+
+
+def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:
+    """Return the header of a member of an archive, with its path below `prefix`."""
+    member = tarfile.TarInfo(entry.path.removeprefix(prefix))
+    member.type, member.size = kind, size
+    member.mode = 0o755 if is_executable else 0o644
+    member.mtime = max(0, entry.modified_ns // 10**9)
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    """Return what fills a member's last block."""
+    return bytes(-size % tarfile.BLOCKSIZE)
 
 
 def _require_plain(path: Any) -> None:

@@ -30,6 +30,7 @@ from fumehood.core.errors import (
     SandboxUnavailable,
     WorkspaceChanged,
 )
+from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
@@ -59,6 +60,7 @@ FaultKind = Literal[
     "no_right",
     "unseen",
     "not_as_seen",
+    "archive",
 ]
 """Why the guest refuses a request. `FAULT_WORDS` explains each reason."""
 
@@ -113,6 +115,7 @@ class Piece(Claim):
     content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     version: str = Field(max_length=200)
+    executable: bool = False
 
     @field_validator("content_base64")
     @classmethod
@@ -127,6 +130,19 @@ class Piece(Claim):
     def content(self) -> bytes:
         """The decoded bytes."""
         return base64.b64decode(self.content_base64)
+
+
+class Pieces(Claim):
+    """Whole files. One that could not be read is None; the last ones may be missing."""
+
+    pieces: list[Piece | None] = Field(max_length=MAX_LISTED)
+
+
+class Unpacked(Claim):
+    """What an archive had: the number of its files, and their size in bytes."""
+
+    files: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
+    size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
 
 
 class Written(Claim):
@@ -211,9 +227,14 @@ FAULT_WORDS = {
     "unseen": "The changes cannot be previewed: something there cannot be read, or is nested "
     "too deeply.",
     "not_as_seen": "The workspace has changed since the approval.",
+    "archive": "Not an uncompressed tar archive of plain files and directories with relative "
+    "paths. Links, devices, absolute paths and '..' are refused.",
 }
 
 _FIELD = "path"
+
+SHOWN_CHARACTERS = 200
+"""Characters of the guest's reason that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +261,7 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
         return Said(ending, error=_ended(ending, limits))
     fault = read_fault(ending.result)
     if fault is not None:
-        return Said(ending, error=refusal_of(fault.kind))
+        return Said(ending, error=refusal_of(fault.kind, fault.message))
     try:
         return Said(ending, read_answer(model, ending.result))
     except NotAsAgreed:
@@ -256,9 +277,11 @@ def not_as_agreed() -> SandboxUnavailable:
     )
 
 
-def refusal_of(kind: FaultKind) -> EngineError:
-    """Return the error for a request that the guest refused."""
+def refusal_of(kind: FaultKind, message: str = "") -> EngineError:
+    """Return the error for a request that the guest refused. `message` is the guest's own text."""
     words = FAULT_WORDS[kind]
+    if kind == "archive" and message:
+        words = f"{words} Here: {visible(message)[:SHOWN_CHARACTERS]}."
     if kind == "not_as_seen":
         return WorkspaceChanged(
             f"{words} Nothing was changed. Make the call again to ask for a new approval.",
@@ -383,7 +406,7 @@ async def list_page(
     if said.value is None:
         return ListingEnd(said.ending, error=said.error)
     entries, has_more = said.value.entries, said.value.has_more
-    if not _goes_forward(entries, after) or len(entries) > query.limit or has_more > len(entries):
+    if not goes_forward(entries, after) or len(entries) > query.limit or has_more > len(entries):
         return ListingEnd(said.ending, error=not_as_agreed())
     cursor = cursors.make(query.listing, query.principal_id, entries[-1].path) if has_more else None
     pagination: JsonObject = {
@@ -394,7 +417,7 @@ async def list_page(
     return ListingEnd(said.ending, ListingPage(tuple(map(as_shown, entries)), pagination))
 
 
-def _goes_forward(entries: list[Entry], after: str) -> bool:
+def goes_forward(entries: list[Entry], after: str) -> bool:
     """Whether the paths are in ascending order and come after `after`."""
     paths = [after, *(entry.path for entry in entries)]
     return all(one < other for one, other in pairwise(paths))

@@ -283,12 +283,12 @@ def require_room(share: Share, size: int = HELD_BYTES) -> None:
         )
 
 
-def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str]:
+def attachment_headers(path: str, content_type: str, size: int | None) -> dict[str, str]:
     """Return headers for an untrusted file: browsers save it, and nobody caches it."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "content-type": content_type,
-        "content-length": str(size),
+        **({"content-length": str(size)} if size is not None else {}),
         "content-disposition": f"attachment; filename*=UTF-8''{name}",
         "x-content-type-options": "nosniff",
         "cache-control": "private, no-store",
@@ -296,7 +296,7 @@ def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str
 
 
 class FileBody(Response):
-    """A response of known length. If iterating `pieces` raises `broken`, closes the connection.
+    """A file in pieces. If iterating `pieces` raises `broken`, closes the connection.
 
     `on_break` then receives the reason. `on_end` is called in any case.
     """

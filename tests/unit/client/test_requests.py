@@ -299,6 +299,10 @@ CALLERS: list[tuple[Method, str, Any]] = [
     (lambda c: c.put_file("sess_1", "a%2fb?", b"", mode="create"),
      "PUT /v1/sessions/sess_1/files/a%252fb%3F?mode=create", None),
     (lambda c: c.get_file("sess_1", "ü\n#"), "GET /v1/sessions/sess_1/files/%C3%BC%0A%23", None),
+    (lambda c: c.put_directory("sess_1", Path(__file__).parent, "a b"),
+     "PUT /v1/sessions/sess_1/archive?path=a+b", None),
+    (lambda c: c.get_directory("sess_1", "", Path("never-made")),
+     "GET /v1/sessions/sess_1/archive", None),
     (lambda c: c.delete_file("sess_1", "d", recursive=True),
      "DELETE /v1/sessions/sess_1/files/d?recursive=true", None),
 ]  # fmt: skip

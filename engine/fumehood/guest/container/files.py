@@ -1,4 +1,4 @@
-"""Files of a session's workspace: list, read, write, delete, for the session's owner.
+"""Files of a session's workspace: list, read, write, delete, unpack, for the session's owner.
 
 Guest side, a program in a child of its own: it has the same unprivileged user as the session's
 programs, but none of their code runs in it. Every path is walked by descriptors, one name at a
@@ -14,13 +14,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fumehood.guest.container.survey import Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     MAX_ANSWER_BYTES,
     MAX_DEPTH,
+    MAX_PATH_CHARACTERS,
     NEW_FLAGS,
     Refused,
     directory_at,
@@ -32,8 +33,20 @@ from fumehood.guest.container.walk import (
 )
 from fumehood.guest.core.pipes import write_all
 
+if TYPE_CHECKING:
+    import tarfile
+
 UPLOAD_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished upload, which no listing shows."""
+
+MAX_MEMBERS = 100_000
+"""Maximum number of files and directories in an archive."""
+
+PLAIN_TYPES = (b"0", b"\0", b"5")
+"""The types of an archive's plain files and directories."""
+
+BLOCK_BYTES = 512
+CHUNK_BYTES = 1 << 20
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -133,7 +146,27 @@ def _read(arguments: Result) -> Result:
         "content_base64": base64.b64encode(content).decode("ascii"),
         "size": status.st_size,
         "version": f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}",
+        "executable": bool(status.st_mode & stat.S_IXUSR),
     }
+
+
+def _read_many(arguments: Result) -> Result:
+    """Read whole files, in order, as long as they fit into `length` bytes. One that cannot be read
+    is None.
+    """
+    room = int(arguments["length"])
+    pieces: list[Result | None] = []
+    for path in arguments["paths"]:
+        try:
+            piece = _read({"path": path, "offset": 0, "length": room})
+        except (Refused, OSError):
+            pieces.append(None)
+            continue
+        room -= piece["size"]
+        if room < 0:
+            break
+        pieces.append(piece)
+    return {"pieces": pieces}
 
 
 def _write(arguments: Result) -> Result:
@@ -208,6 +241,83 @@ def _finish(arguments: Result) -> Result:
             _drop_quietly(name, top)
             raise
     return {"size": size}
+
+
+def _unpack(arguments: Result) -> Result:
+    """Unpack an upload, which is a tar archive, into a directory, after a look at all of it."""
+    import tarfile  # it would take memory in every container
+
+    name, path = _upload(arguments), str(arguments["path"])
+    with directory_at("") as top:
+        try:
+            with os.fdopen(open_plain(name, top, "upload"), "rb") as file:
+                if os.fstat(file.fileno()).st_size != int(arguments["size"]):
+                    raise Refused("changed", "The upload was changed by a program of the session.")
+                try:
+                    with tarfile.open(fileobj=file, mode="r:") as archive:
+                        members = _members(archive)
+                        file.seek(archive.offset)
+                        if file.read(BLOCK_BYTES) != bytes(BLOCK_BYTES):  # `tarfile` forgives it
+                            raise Refused("archive", "it is cut off")
+                        for member, inner in members:
+                            _unpack_one(archive, member, f"{path}/{inner}".strip("/"))
+                except tarfile.TarError as error:
+                    raise Refused("archive", str(error)) from None
+        finally:
+            _drop_quietly(name, top)
+    files = [member.size for member, _ in members if member.isreg()]
+    return {"files": len(files), "size": sum(files)}
+
+
+def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
+    """Return an archive's members with their paths. Refuses what is not a plain file or directory
+    below the archive's own root.
+    """
+    members: list[tuple[tarfile.TarInfo, str]] = []
+    for member in archive:
+        shown = ascii(member.name)[:200]
+        if len(members) >= MAX_MEMBERS:
+            raise Refused("archive", f"it has over {MAX_MEMBERS} members")
+        if member.type not in PLAIN_TYPES or member.sparse is not None:
+            raise Refused("archive", f"{shown} is no plain file or directory")
+        path = member.name.removeprefix("./").rstrip("/")
+        names = path.split("/")
+        if path not in ("", ".") and (
+            any(part in ("", ".", "..") for part in names)
+            or len(names) > MAX_DEPTH
+            or len(path) > MAX_PATH_CHARACTERS
+            or not is_text(path)
+            or "\0" in path
+        ):
+            raise Refused("archive", f"{shown} is no plain relative path")
+        members.append((member, "" if path == "." else path))
+    return members
+
+
+def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+    if member.isdir():
+        with directory_at(path, make=True):
+            return
+    source = archive.extractfile(member)
+    assert source is not None
+    with parent_of(path, make=True) as (directory, name):
+        temporary = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
+        mode = 0o755 if member.mode & stat.S_IXUSR else 0o644
+        descriptor = os.open(temporary, NEW_FLAGS, mode, dir_fd=directory)
+        try:
+            left = member.size
+            while left:
+                chunk = source.read(min(left, CHUNK_BYTES))
+                if not chunk:
+                    raise Refused("archive", "it is cut off")
+                write_all(descriptor, chunk)
+                left -= len(chunk)
+            _put_in_place(temporary, directory, name, directory, path, "replace")
+        except BaseException:
+            _drop_quietly(temporary, directory)
+            raise
+        finally:
+            os.close(descriptor)
 
 
 def _drop(arguments: Result) -> Result:
@@ -304,9 +414,11 @@ def _upload(arguments: Result) -> str:
 _VERBS: dict[str, Callable[[Result], Result]] = {
     "list": _list,
     "read": _read,
+    "read_many": _read_many,
     "write": _write,
     "put": _put,
     "finish": _finish,
+    "unpack": _unpack,
     "drop": _drop,
     "delete": _delete,
     "survey": _survey,

@@ -7,6 +7,7 @@ an ambiguous one is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Literal
@@ -20,9 +21,11 @@ from fumehood.answers import (
     Deleted,
     Pagination,
     SessionFileList,
+    UnpackedArchive,
     WrittenFile,
 )
 from fumehood.core.errors import (
+    EngineError,
     InternalError,
     InvalidParams,
     QuotaExceeded,
@@ -73,6 +76,14 @@ class FileListQuery(BaseModel):
     cursor: str | None = Field(
         default=None, description="`data.pagination.next_cursor` of the previous page."
     )
+
+
+class ArchiveQuery(BaseModel):
+    """The directory of an archive."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str = Field(default="", description="A directory; default: the whole workspace.")
 
 
 class PutQuery(BaseModel):
@@ -280,6 +291,63 @@ async def put_session_file(
 
 
 @endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/archive",
+    Needs.CALLER,
+    errors=FILE_ERRORS | {RateLimited},
+    media=ANY_MEDIA,
+    client=None,
+)
+async def get_session_archive(
+    request: Request, engine: Engine, files: Files, query: ArchiveQuery
+) -> Response:
+    """Download a directory as a tar archive, without links. Its files are read one after the other.
+
+    If a file changes meanwhile, the body ends before the archive's last block.
+    """
+    require_room(request.scope["state"]["share"])
+    headers = attachment_headers("workspace.tar", "application/x-tar", None)
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    pieces = files.pack(query.path)
+    first = await anext(pieces)
+    return FileBody(_after(first, pieces), headers, FileChanged, partial(_log_break, engine))
+
+
+async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    try:
+        async for piece in pieces:
+            yield piece
+    except EngineError as error:
+        raise FileChanged(error.message) from None
+
+
+@endpoint(
+    "PUT",
+    "/v1/sessions/{session_id}/archive",
+    Needs.CALLER,
+    errors=FILE_ERRORS | {ShuttingDown},
+    client=None,
+)
+async def put_session_archive(
+    request: Request, files: FilesToWrite, query: ArchiveQuery, body: IncomingBody
+) -> UnpackedArchive:
+    """Unpack a tar archive into a directory: all of it is checked before anything is written.
+
+    The body is an uncompressed archive of plain files and directories with relative paths, at most
+    as large as the session's workspace, which must have room for the archive and its files.
+    """
+    require_plain_bytes(request)
+    announced, most = announced_bytes(request), files.most_bytes
+    if announced is not None and announced > most:
+        raise too_large(most)
+    async with aclosing(body.pieces()) as pieces:
+        unpacked = await files.unpack(pieces, query.path)
+    return UnpackedArchive(path=query.path, files=unpacked.files, size=unpacked.size)
+
+
+@endpoint(
     "DELETE",
     "/v1/sessions/{session_id}/files/{path:path}",
     Needs.CALLER,
@@ -311,5 +379,7 @@ OPERATIONS = [
     list_session_files,
     get_session_file,
     put_session_file,
+    get_session_archive,
+    put_session_archive,
     delete_session_file,
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,96 @@ def test_missing_file_has_a_clear_message(do: Do, place: Path) -> None:
     assert fault(missing) == "not_found"
     assert "no/such" in missing["fault"]["message"]
     assert str(place) not in missing["fault"]["message"]
+
+
+# -- archives -----------------------------------------------------------------------------
+
+
+def archive(*members: tuple[str, bytes | str], **more: Any) -> bytes:
+    """A tar of members: a name with a content, or with the name of its type."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, what in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(what, bytes):
+                member.size = len(what)
+                tar.addfile(member, io.BytesIO(what))
+            else:
+                member.type = getattr(tarfile, what)
+                member.linkname = "/etc/passwd"
+                tar.addfile(member)
+    return file.getvalue()
+
+
+def unpack(do: Do, content: bytes, path: str = "") -> dict[str, Any]:
+    do("put", token=TOKEN, offset=0, content=content)
+    return do("unpack", token=TOKEN, path=path, size=len(content))
+
+
+def test_archive_is_unpacked_over_what_is_there(do: Do, place: Path) -> None:
+    (place / "d").mkdir()
+    (place / "d/old").write_text("stays")
+    (place / "d/a").write_text("replaced")
+    content = archive(("./", "DIRTYPE"), ("./a", b"new"), ("e/f/g", b""), ("empty/", "DIRTYPE"))
+    assert unpack(do, content, "d") == {"files": 2, "size": 3}
+    assert listed(do) == ["d", "d/a", "d/e", "d/e/f", "d/e/f/g", "d/empty", "d/old"]
+    assert (place / "d/a").read_text() == "new"
+    assert os.listdir(place) == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("/etc/x", b""), ("../x", b""), ("a/../../x", b""), ("a//b", b""), ("a/./b", b""),
+        ("..", "DIRTYPE"), ("link", "SYMTYPE"), ("hard", "LNKTYPE"), ("pipe", "FIFOTYPE"),
+        ("disk", "BLKTYPE"), ("tty", "CHRTYPE"), ("sparse", "GNUTYPE_SPARSE"),
+        ("/".join("d" * 66), b""),
+    ],
+)  # fmt: skip
+def test_archive_with_anything_but_plain_members_is_refused_before_a_write(
+    do: Do, place: Path, name: str, what: bytes | str
+) -> None:
+    result = unpack(do, archive(("first", b"1"), (name, what)))
+    assert (fault(result), listed(do)) == ("archive", [])
+    assert os.listdir(place) == []
+
+
+def test_what_is_no_archive_is_refused_and_removed(do: Do, place: Path) -> None:
+    whole = archive(("a", b"x" * 1000), ("b", b"y" * 1000))
+    for content in (b"", b"no archive at all" * 100, whole[:700], whole[:1900], b"\x1f\x8b" * 512):
+        assert fault(unpack(do, content)) == "archive", content[:20]
+        assert os.listdir(place) == []
+
+
+def test_number_of_members_is_limited(do: Do, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_MEMBERS", 3)
+    four = [(str(n), b"") for n in range(4)]
+    assert fault(unpack(do, archive(*four))) == "archive"
+    assert unpack(do, archive(*four[:3])) == {"files": 3, "size": 0}
+
+
+def test_archive_does_not_follow_links_of_the_workspace(
+    do: Do, place: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (place / "out").symlink_to(outside)
+    (place / "file").symlink_to(outside / "file")
+    for name in ("out/x", "file"):
+        assert fault(unpack(do, archive((name, b"x")))) == "link"
+    assert fault(unpack(do, archive(("x", b"x")), "out")) == "link"
+    assert os.listdir(outside) == []
+
+
+def test_files_are_read_together_as_far_as_they_fit(do: Do, place: Path) -> None:
+    for name in "abc":
+        (place / name).write_bytes(name.encode() * 10)
+    (place / "b").chmod(0o755)
+    (place / "link").symlink_to("a")
+    asked = ["a", "link", "b", "c"]
+    pieces = do("read_many", paths=asked, length=25)["pieces"]
+    contents = [
+        one and (base64.b64decode(one["content_base64"]), one["executable"]) for one in pieces
+    ]
+    assert contents == [(b"a" * 10, False), None, (b"b" * 10, True)]
+    assert do("read_many", paths=["a"], length=9)["pieces"] == []
