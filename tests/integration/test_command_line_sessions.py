@@ -110,18 +110,34 @@ def test_get_never_writes_through_a_local_symlink(shell: Shell) -> None:
     assert not (shell.directory / "a").is_symlink()
 
 
-def test_put_of_anything_but_a_regular_file_is_refused(shell: Shell) -> None:
+def test_put_of_anything_but_a_file_or_a_directory_is_refused(shell: Shell) -> None:
     os.mkfifo(shell.directory / "pipe")
     (shell.directory / "real").write_bytes(b"secret")
     (shell.directory / "link").symlink_to("real")
     for source, words in (
-        ("pipe", b"not a regular file"), (".", b"not a regular file"), ("link", b"symbolic link"),
-        ("nothing", b"cannot be read"),
+        ("pipe", b"not a regular file"), ("link", b"symbolic link"), ("nothing", b"cannot be read"),
     ):  # fmt: skip
         done = shell("put", shell.session, source, "a")
         assert (done.returncode, words in done.stderr) == (2, True), done
     assert os.listdir(shell.root) == []
     assert shell("put", shell.session, "real", "a").returncode == 0  # the twin
+
+
+def test_directory_is_put_and_got_on_the_command_line(shell: Shell) -> None:
+    (shell.directory / "d/e").mkdir(parents=True)
+    (shell.directory / "d/e/f").write_bytes(b"content")
+    assert shell("put", shell.session, "d", "--create").returncode == 2
+    done = shell("put", shell.session, "d", "--json")
+    assert json.loads(done.stdout) == {"path": "d", "files": 1, "size": 7}
+    assert shell("put", shell.session, "d/e", ".").returncode == 0
+    assert shell("get", shell.session, "d", "back", "--recursive").returncode == 0
+    assert (shell.directory / "back/e/f").read_bytes() == b"content"
+    again = shell("get", shell.session, "d", "back", "--recursive")
+    assert (again.returncode, b"no empty directory" in again.stderr) == (1, True)
+    assert shell("get", shell.session, ".", "-r").returncode == 2
+    assert shell("get", shell.session, ".", "all", "-r").returncode == 0
+    assert sorted(os.listdir(shell.directory / "all")) == ["d", "f"]
+    assert b"no directory" in shell("get", shell.session, "f", "no", "-r").stderr
 
 
 def test_path_outside_the_workspace_is_a_usage_error(shell: Shell) -> None:

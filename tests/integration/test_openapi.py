@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -39,6 +40,7 @@ class Asked:
 
 
 SUM = {"arguments": {"expression": "2 + 2"}}
+TAR = tarfile.TarInfo("a").tobuf() + bytes(1024)
 ASKED = {"arguments": {"expression": "40 + 2"}}
 """Arguments for which the policy of these tests requires approval."""
 
@@ -132,6 +134,14 @@ CALLERS = [
     Asked("getSessionFile", "{files}/d/a.txt"),
     Asked("getSessionFile", "{files}/d/%2e%2e/a", code="INVALID_PARAMS"),
     Asked("getSessionFile", "{files}/nothing", code="RESOURCE_NOT_FOUND"),
+    Asked("putSessionArchive", "/v1/sessions/{session_id}/archive?path=e", TAR),
+    Asked("putSessionArchive", "/v1/sessions/{session_id}/archive", b"x", "INVALID_PARAMS"),
+    Asked("getSessionArchive", "/v1/sessions/{session_id}/archive?path=e"),
+    Asked("getSessionArchive", "/v1/sessions/sess_0/archive", code="RESOURCE_NOT_FOUND"),
+    Asked("pauseSession", "/v1/sessions/{session_id}/pause"),
+    Asked("pauseSession", "/v1/sessions/sess_0/pause", code="RESOURCE_NOT_FOUND"),
+    Asked("resumeSession", "/v1/sessions/{session_id}/resume"),
+    Asked("resumeSession", "/v1/sessions/sess_0/resume", code="RESOURCE_NOT_FOUND"),
     Asked("deleteSessionFile", "{files}/d", code="INVALID_PARAMS"),
     Asked("deleteSessionFile", "{files}/d?recursive=true"),
     Asked("endSession", "/v1/sessions/{session_id}"),
@@ -329,7 +339,9 @@ class Face:
         headers = {"authorization": f"Bearer {credential}"} if credential else {}
         body = None
         if asked.body is not None:
-            body, headers["content-type"] = json.dumps(asked.body).encode(), "application/json"
+            is_raw = isinstance(asked.body, bytes)
+            body = asked.body if is_raw else json.dumps(asked.body).encode()
+            headers["content-type"] = "application/x-tar" if is_raw else "application/json"
             if asked.is_signed:
                 headers[HEADER] = sign(SECRET, body, datetime.now(UTC))
         if asked.version is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.guest.container import survey, walk
+from fumehood.guest.container import files, survey, walk
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
@@ -145,6 +145,20 @@ class FakeFiles:
         finally:
             upload.unlink(missing_ok=True)
         return {"size": request["size"]}
+
+    def _unpack(self, request: JsonObject) -> JsonObject:
+        return self._by_the_guest(request)
+
+    def _read_many(self, request: JsonObject) -> JsonObject:
+        return self._by_the_guest(request)
+
+    def _by_the_guest(self, request: JsonObject) -> JsonObject:
+        kept, walk.WORKSPACE = walk.WORKSPACE, str(self.root)
+        try:
+            result: JsonObject = files.run(request)[1]["result"]
+        finally:
+            walk.WORKSPACE = kept
+        return result
 
     def _drop(self, request: JsonObject) -> JsonObject:
         self._upload(request).unlink(missing_ok=True)
