@@ -49,6 +49,7 @@ from benchmarks.bench_rate_limits import rate_limit_lines
 from benchmarks.bench_registry import registry_lines
 from benchmarks.bench_rest import rest_lines
 from benchmarks.bench_restricted import restricted_lines
+from benchmarks.bench_sessions import session_lines
 from benchmarks.bench_sight import sight_lines
 from benchmarks.bench_web import web_lines
 from benchmarks.bench_workshop import workshop_lines
@@ -105,6 +106,7 @@ def measure() -> Iterator[Line]:
         yield from javascript_lines(daemon)
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from small_image_lines(daemon)
+    yield from session_lines()
     with run_daemon(bench_streams.SETTINGS) as daemon:
         yield from bench_streams.stream_lines(daemon)
     yield from bench_streams.open_stream_lines()

@@ -105,6 +105,8 @@ class Demo:
     failed: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     """Identifiers and the variables that the display shows in their place."""
+    process: subprocess.Popen[bytes] | None = None
+    """The daemon."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -277,25 +279,42 @@ def call_service(demo: Demo) -> None:
 @contextmanager
 def daemon(demo: Demo) -> Iterator[None]:
     """Run `fumehood serve` until the end of the block."""
+    try:
+        serve(
+            demo,
+            "fumehood serve &",
+            "answers after {took:.1f} s on a socket that only you can open",
+        )
+        yield
+    finally:
+        if demo.process is not None:
+            demo.process.terminate()
+            demo.process.wait(timeout=START_DEADLINE_S)
+
+
+def serve(demo: Demo, shown: str, words: str) -> None:
+    """Start the daemon, and wait until it answers."""
     started = time.monotonic()
     log = demo.home / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - the demo's own command
+    with log.open("ab") as file:
+        demo.process = subprocess.Popen(  # noqa: S603 - the demo's own command
             [FUMEHOOD, "serve"], env=demo.environment, stdin=subprocess.DEVNULL,
             stdout=file, stderr=file,
         )  # fmt: skip
-    try:
-        while not listens(demo.home / "engine.sock"):
-            if process.poll() is not None or time.monotonic() - started > START_DEADLINE_S:
-                sys.exit(f"The daemon did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(LOOK_S)
-        took = time.monotonic() - started
-        ran = Ran("fumehood serve &", 0, took, "", "")
-        demo.show(ran, True, f"answers after {took:.1f} s on a socket that only you can open")
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=START_DEADLINE_S)
+    while not listens(demo.home / "engine.sock"):
+        if demo.process.poll() is not None or time.monotonic() - started > START_DEADLINE_S:
+            sys.exit(f"The daemon did not start:\n{log.read_text()[-2000:]}")
+        time.sleep(LOOK_S)
+    took = time.monotonic() - started
+    demo.show(Ran(shown, 0, took, "", ""), True, words.format(took=took))
+
+
+def crash(demo: Demo) -> None:
+    """Kill the daemon and start it again, as after a crash."""
+    assert demo.process is not None
+    demo.process.kill()
+    demo.process.wait(timeout=START_DEADLINE_S)
+    serve(demo, "kill -9 %1; fumehood serve &", "answers again after {took:.1f} s")
 
 
 def listens(address: Path) -> bool:
@@ -393,7 +412,7 @@ def draw(demo: Demo) -> None:
 
 
 def session(demo: Demo, credential: str) -> None:
-    """Variables and files that live on, and a deletion that waits for a yes."""
+    """Variables and files that live on, also when the daemon is killed, and a deletion that waits."""
     demo.head("A session keeps variables and files, and a call that is stopped loses none")
     made = demo.fumehood("sessions", "new")
     identifier = made.output.strip()
@@ -406,17 +425,18 @@ def session(demo: Demo, credential: str) -> None:
         "run_python", {"code": "total = 0\nwhile True: pass"}, *here, "--timeout", "1",
         status=1, ends="wall_time",
     )  # fmt: skip
-    demo.call("run_python", {"code": "total"}, *here, gives="value 5050")
     demo.call(
         "write_file", {"path": "old.txt", "content": "last year"}, *here,
         shows=lambda data: f"wrote {data['path']}", gives="wrote old.txt",
     )  # fmt: skip
     demo.head("A deletion waits for the approver, who sees what it will change")
     asked = demo.call("delete_files", {"paths": ["old.txt"]}, *here, status=3, ends=None)
+    demo.head("Neither the session nor the question is lost when the daemon is killed")
+    crash(demo)
+    demo.call("run_python", {"code": "total"}, *here, gives="value 5050")
     if asked.status == 3:
         approve(demo, asked, credential)
-    ended = demo.fumehood("sessions", "end", identifier)
-    demo.show(ended, ended.status == 0, "its container and its files are gone")
+    demo.fumehood("sessions", "end", identifier)
 
 
 def approve(demo: Demo, asked: Ran, credential: str) -> None:

@@ -1,0 +1,121 @@
+"""Sessions: how long a new one takes, one that is paused, and many after their daemon was killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.bench_containers import docker, image_id, timed
+from benchmarks.bench_daemon import SMALLEST_IMAGE, Running, bare_client, run_daemon
+from benchmarks.line import Line
+from fumehood.client import Client
+
+ROUNDS = 7
+CALLS = 40
+MANY = 50
+REFILL_S = 4
+"""In which the pool makes its warm container anew."""
+
+PATH = "/v1/tools/run_python/call"
+
+
+def session_lines() -> Iterator[Line]:
+    """As configured by default, but for the last line."""
+    with run_daemon() as daemon:
+        yield new_session(daemon)
+        yield from paused(daemon)
+    yield taken_over()
+
+
+def new_session(daemon: Running) -> Line:
+    """With a warm container, as the next caller finds one."""
+    run = docker("run", "--rm", "--entrypoint=/usr/bin/python3", image_id("python-data"))
+    new_s, run_s = [], []
+    with Client(daemon.socket) as client:
+        client.call("run_python", {"code": "0"})
+        for _ in range(ROUNDS):
+            time.sleep(REFILL_S)
+            begun = time.monotonic()
+            made = client.create_session()
+            new_s.append(time.monotonic() - begun)
+            client.end_session(made.id)
+            run_s.append(timed(run))
+    new_ms, run_ms = (statistics.median(taken) * 1e3 for taken in (new_s, run_s))
+    ratio = new_ms / run_ms
+    return Line(
+        "new session, with a warm container / docker run of the same image",
+        "≤ 0.2", f"{ratio:.2f} ({new_ms:.0f} ms / {run_ms:.0f} ms)", ratio <= 0.2,
+    )  # fmt: skip
+
+
+def paused(daemon: Running) -> Iterator[Line]:
+    """The first call in a session that is frozen, against one in a session that is not."""
+    paused_s, active_s, pause_s = [], [], []
+    with Client(daemon.socket) as client:
+        session = client.create_session().id
+        for _ in range(CALLS):
+            pause_s.append(timed(lambda: client.pause_session(session)))
+            paused_s.append(
+                timed(lambda: client.call("run_python", {"code": "0"}, session_id=session))
+            )
+            active_s.append(
+                timed(lambda: client.call("run_python", {"code": "0"}, session_id=session))
+            )
+        client.end_session(session)
+    more_ms = (statistics.median(paused_s) - statistics.median(active_s)) * 1e3
+    yield Line(
+        "call in a paused session: more than in an active one",
+        "≤ 100 ms", f"{more_ms:.0f} ms", more_ms <= 100,
+    )  # fmt: skip
+    yield Line("pausing a session", "–", f"{statistics.median(pause_s) * 1e3:.0f} ms", None)
+
+
+def taken_over() -> Line:
+    """From the start of the next daemon until each session has answered a call."""
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    settings = {
+        **SMALLEST_IMAGE, "FUMEHOOD_HOME": str(home), "FUMEHOOD_SESSIONS__MAX": str(MANY),
+        "FUMEHOOD_SESSIONS__MAX_PER_PRINCIPAL": str(MANY), "FUMEHOOD_CONTAINER__POOL_MIN": "0",
+    }  # fmt: skip
+    with (
+        run_daemon(settings, socket=home / "engine.sock") as daemon,
+        Client(daemon.socket) as client,
+    ):
+        sessions = [client.create_session(memory_mb=128).id for _ in range(MANY)]
+        for session in sessions:
+            client.call("run_python", {"code": f"x = {session!r}"}, session_id=session)
+        daemon.process.kill()
+        daemon.process.wait()
+    with run_daemon(settings, socket=home / "engine.sock") as daemon:
+        answers: list[object] = []
+        threads = [
+            threading.Thread(target=lambda one=one: answers.append(value_in(daemon, one) == one))
+            for one in sessions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.monotonic() - daemon.started
+        with Client(daemon.socket) as client:
+            for session in sessions:
+                client.end_session(session)
+    shutil.rmtree(home, ignore_errors=True)
+    if answers != [True] * MANY:
+        raise RuntimeError(f"{answers.count(True)} of {MANY} sessions have their variable")
+    return Line(
+        f"image python: {MANY} sessions after kill -9, from the next daemon's start to the last answer",
+        "≤ 3 s", f"{seconds:.1f} s", seconds <= 3,
+    )  # fmt: skip
+
+
+def value_in(daemon: Running, session: str) -> object:
+    body = {"arguments": {"code": "x"}, "options": {"session_id": session}}
+    answer = json.loads(bare_client(daemon.socket, PATH, json.dumps(body).encode())())
+    return answer["data"].get("value")
