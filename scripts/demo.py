@@ -412,7 +412,7 @@ def draw(demo: Demo) -> None:
 
 
 def session(demo: Demo, credential: str) -> None:
-    """Variables and files that live on, also when the daemon is killed, and a deletion that waits."""
+    """Variables and files that outlive the daemon, and a deletion that waits for a yes."""
     demo.head("A session keeps variables and files, and a call that is stopped loses none")
     made = demo.fumehood("sessions", "new")
     identifier = made.output.strip()
