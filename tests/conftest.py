@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
-from fumehood.sandbox.container.docker_api import DockerError, open_docker
+from fumehood.sandbox.container.disks import Disks
+from fumehood.sandbox.container.docker_api import Docker, DockerError, open_docker
 from fumehood.sandbox.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
@@ -172,6 +173,11 @@ def is_root_with_users() -> bool:
     return os.geteuid() == 0 and all(map(shutil.which, ("useradd", "groupadd")))
 
 
+def has_disks() -> bool:
+    """Whether this host can make disks for sessions."""
+    return Disks(Path(tempfile.gettempdir()), Docker({})).why_none() is None
+
+
 def has_systemd_analyze() -> bool:
     """Whether unit files can be checked; systemd need not run."""
     return shutil.which("systemd-analyze") is not None
@@ -220,6 +226,7 @@ AVAILABLE = {
     "landlock": has_landlock,
     "root": is_root_with_users,
     "systemd": has_systemd_analyze,
+    "disks": has_disks,
     "node": has_node,
     "npm": has_npm_programs,
     "browser": has_browser,

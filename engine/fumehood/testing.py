@@ -133,6 +133,7 @@ class FakeWall:
         *,
         image: str,
         memory_mb: int,
+        disk_mb: int | None,
         on_lost: Callable[[], None],
     ) -> FakePlace:
         """Return a session's container immediately. A test can end it with `held[-1].lose(…)`.
@@ -146,7 +147,7 @@ class FakeWall:
         self.held.append(place)
         return place
 
-    def expect(self, name: str) -> None:
+    def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Do nothing: a fake container stays."""
 
     def resume(

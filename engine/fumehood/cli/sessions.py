@@ -75,6 +75,7 @@ def new_session(
     name: Annotated[str | None, typer.Option(help="A name, which can stand for its id.")] = None,
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
+    disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
     idle: Annotated[float | None, typer.Option(help="Seconds without use after which it ends.")] = (
         None
     ),
@@ -88,8 +89,8 @@ def new_session(
 
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
-            name=name, image=image, agent_id=agent, memory_mb=memory, idle_seconds=idle,
-            lifetime_seconds=lifetime,
+            name=name, image=image, agent_id=agent, memory_mb=memory, disk_mb=disk,
+            idle_seconds=idle, lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:
         show_json(record.model_dump(mode="json"))

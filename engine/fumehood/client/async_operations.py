@@ -159,6 +159,7 @@ class AsyncCallerOperations:
         image: str | None = None,
         agent_id: str | None = None,
         memory_mb: int | None = None,
+        disk_mb: int | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
@@ -176,6 +177,7 @@ class AsyncCallerOperations:
                     image=image,
                     agent_id=agent_id,
                     memory_mb=memory_mb,
+                    disk_mb=disk_mb,
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,
                 ),

@@ -75,6 +75,8 @@ class Limits:
     cpu_s: float
     memory_mb: int | None
     output_bytes: int
+    disk_mb: int | None = None
+    """MB of the working directory, or None if it is a part of the memory."""
 
 
 @dataclass(frozen=True, slots=True)

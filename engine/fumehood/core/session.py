@@ -59,6 +59,8 @@ class SessionRecord(BaseModel):
     languages: tuple[str, ...]
     agent_id: str | None
     memory_mb: int
+    disk_mb: int | None = None
+    """Size of its disk, or None if its files are in memory."""
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
@@ -115,6 +117,11 @@ class NewSession(BaseModel):
         default=None,
         description="At most `container.max_memory_mb` of the configuration.",
         json_schema_extra={"minimum": MIN_CONTAINER_MB, "maximum": CONTAINER_MEMORY_CLASSES[-1]},
+    )
+    disk_mb: Megabytes | None = Field(
+        default=None,
+        description="Size of a disk for its files, which can be executed there; default: they are "
+        "in memory. At most `sessions.max_disk_mb` of the configuration.",
     )
     idle_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.idle_seconds` of the configuration."

@@ -258,6 +258,9 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         else "allow more memory (memory_limit_mb)"
     )
     workspace_mb, *others = container_writable_mb(limits.memory_mb or 0).values()
+    larger = f"{more_memory}, of which they are a part"
+    if limits.disk_mb is not None:
+        workspace_mb, larger = limits.disk_mb, "start a session with a larger disk"
     words = {
         Limit.PROCESSES: f"processes: more than {CONTAINER_PROCESSES} processes and threads at "
         "once were refused; start fewer, or wait for some to end",
@@ -265,7 +268,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         "were refused; close files when done",
         Limit.DISK: f"disk: more files were refused; the working directory holds {workspace_mb} "
         f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each in a limited number of files; "
-        f"write less or fewer, or {more_memory}, of which they are a part",
+        f"write less or fewer, or {larger}",
         Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
         f"smaller ones, or {more_memory}",
         Limit.NETWORK: "network: it is not available; send data as files",

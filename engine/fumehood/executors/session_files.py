@@ -94,7 +94,7 @@ class SessionFiles:
     def most_bytes(self) -> int:
         """The size of the workspace in bytes, which is also the limit of one file."""
         record = self._sessions.find(self._principal, self._session_id)
-        return container_writable_mb(record.memory_mb)["/workspace"] * MB
+        return (record.disk_mb or container_writable_mb(record.memory_mb)["/workspace"]) * MB
 
     async def page(
         self,

@@ -134,7 +134,8 @@ def make_plan(
             )
         memory_mb = offered.memory_class(allowed_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
-    limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
+    disk_mb = session.disk_mb if session is not None and placement.is_of_session else None
+    limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes, disk_mb)
     warnings = _lowered(options, limits, allowed_mb)
     image = None
     if session is not None and placement.is_of_session:

@@ -29,7 +29,7 @@ from fumehood.core.session import (
     SessionRecord,
     SessionStatus,
 )
-from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
+from fumehood.sandbox.settings import IMAGE_NAME, MIN_DISK_MB, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
@@ -61,6 +61,7 @@ class Session:
     name: str | None
     image: str
     memory_mb: int
+    disk_mb: int | None
     container: SessionContainer
     idle_s: float
     lifetime_s: float
@@ -142,6 +143,7 @@ class Session:
             languages=self.container.languages,
             agent_id=self.agent_id,
             memory_mb=self.memory_mb,
+            disk_mb=self.disk_mb,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
             expires_at=last_end if self.users else min(idle_end, last_end),
@@ -172,6 +174,7 @@ class SessionRequest:
     name: str | None
     image: str
     memory_mb: int
+    disk_mb: int | None
     idle_s: float
     lifetime_s: float
 
@@ -183,6 +186,7 @@ def make_request(
     name: str | None,
     image: str | None,
     memory_mb: int | None,
+    disk_mb: int | None,
     idle_s: float | None,
     lifetime_s: float | None,
 ) -> SessionRequest:
@@ -205,6 +209,7 @@ def make_request(
         name=name,
         image=chosen,
         memory_mb=_memory_mb(memory_mb, offered),
+        disk_mb=_disk_mb(disk_mb, settings.max_disk_mb),
         idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
         lifetime_s=_seconds("lifetime_seconds", lifetime_s, settings.lifetime_seconds),
     )
@@ -216,6 +221,14 @@ def _seconds(name: str, wish: float | None, most: float) -> float:
     if not math.isfinite(wish) or not 0 < wish <= most:
         raise InvalidParams(f"{name} must be over 0 and at most {most:g} here.", fields=[name])
     return float(wish)
+
+
+def _disk_mb(wish: int | None, most: int) -> int | None:
+    if wish is not None and not MIN_DISK_MB <= wish <= most:
+        raise InvalidParams(
+            f"disk_mb must be from {MIN_DISK_MB} to {most} here.", fields=["disk_mb"]
+        )
+    return wish
 
 
 def _memory_mb(wish: int | None, offered: WallLimits) -> int:

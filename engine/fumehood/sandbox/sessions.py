@@ -147,6 +147,7 @@ class SessionKeeper:
         image: str | None = None,
         agent_id: str | None = None,
         memory_mb: int | None = None,
+        disk_mb: int | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
@@ -156,7 +157,7 @@ class SessionKeeper:
             InvalidParams: a value is outside its limits.
             QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
             ResourceNotFound: this principal may not act for the agent.
-            SandboxUnavailable: no container is available.
+            SandboxUnavailable: no container or no disk is available.
             StoreError: it could not be stored, so it was not created.
         """
         self._check(principal, agent_id)
@@ -171,6 +172,7 @@ class SessionKeeper:
             name=name,
             image=image,
             memory_mb=memory_mb,
+            disk_mb=disk_mb,
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
@@ -360,7 +362,7 @@ class SessionKeeper:
             self._history.keep(one)
             return
         if one.home is not None and self._wall is not None and self._wall.keeps_sessions:
-            self._wall.expect(one.home.container)
+            self._wall.expect(one.record, one.home)
             self._left_behind.append(_next_epoch(one))
             return
         now = self._clock.now()
@@ -381,6 +383,7 @@ class SessionKeeper:
             name=record.name,
             image=record.image,
             memory_mb=record.memory_mb,
+            disk_mb=record.disk_mb,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
             idle_s=home.idle_s,
             lifetime_s=home.lifetime_s,
@@ -405,6 +408,7 @@ class SessionKeeper:
             TrustDomain(principal_id, agent_id, session_id),
             image=request.image,
             memory_mb=request.memory_mb,
+            disk_mb=request.disk_mb,
             on_lost=lambda: self._on_lost(self._live.get(session_id)),
         )
         now, now_at = self._clock.monotonic(), self._clock.now()
@@ -415,6 +419,7 @@ class SessionKeeper:
             name=request.name,
             image=request.image,
             memory_mb=request.memory_mb,
+            disk_mb=request.disk_mb,
             container=container,
             idle_s=request.idle_s,
             created_at=now_at,

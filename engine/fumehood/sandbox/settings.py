@@ -19,6 +19,9 @@ GUEST_MB = 32
 """MB of memory for the guest of an image that preloads nothing, in addition to a program's memory.
 """
 
+MIN_DISK_MB = 16
+"""Size of the smallest disk, in MB."""
+
 ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
@@ -28,6 +31,8 @@ class SessionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: ImageName = "python-data"
+    max_disk_mb: int = Field(default=10_240, ge=MIN_DISK_MB, le=1_048_576)
+    """Maximum size of the disk that a session can ask for."""
     max: int = Field(default=4, ge=0, le=256)
     max_per_principal: int = Field(default=3, ge=0, le=256)
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)

@@ -380,18 +380,21 @@ class SessionWall(Protocol):
         *,
         image: str,
         memory_mb: int,
+        disk_mb: int | None,
         on_lost: Callable[[], None],
     ) -> SessionContainer:
-        """Wait a bounded time for an unused container, and keep it for this domain.
+        """Wait a bounded time for an unused container, and keep it for this domain. With `disk_mb`
+        its working directory is a disk of its own.
 
         `on_lost` is called once, when the container has ended for any reason.
 
         Raises:
-            SandboxUnavailable: no container was available in time, or there is no such image.
+            SandboxUnavailable: no container was available in time, there is no such image, or no
+                disk can be made.
         """
         ...
 
-    def expect(self, name: str) -> None:
+    def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Let the container of an earlier engine's session stay until `resume`. Called before the
         wall's context is entered.
         """

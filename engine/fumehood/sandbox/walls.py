@@ -16,6 +16,7 @@ from typing import Any
 from fumehood.core.json_types import JsonObject
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
+from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
@@ -171,12 +172,14 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
     An engine with state queries Docker at its start, because an earlier engine may have left
     containers behind. An engine without state queries it at the first call that needs a container.
     """
+    docker = Docker(os.environ)
     return ContainerWall(
         settings.container,
-        Docker(os.environ),
+        docker,
         image_finder(settings.own_images),
         _identity(state, on_event),
         making=Making(held_s=settings.longest_session_s, orphan_s=settings.orphan_s),
+        disks=Disks(state / "disks" if state is not None else None, docker),
         eager=state is not None,
         on_event=on_event,
     )

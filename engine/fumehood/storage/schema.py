@@ -183,6 +183,7 @@ SESSIONS = Table(
     Column("calls", Integer, nullable=False),
     Column("home", JSON),
     Column("name", String),
+    Column("disk_mb", Integer),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -531,6 +532,7 @@ STEPS: tuple[Step, ...] = (
     ),
     _sql(
         "ALTER TABLE sessions ADD COLUMN name VARCHAR",
+        "ALTER TABLE sessions ADD COLUMN disk_mb INTEGER",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

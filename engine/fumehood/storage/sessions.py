@@ -20,7 +20,7 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import SESSIONS
 
-_SAME_NAME = ("id", "name", "why", "image", "agent_id", "memory_mb", "calls")
+_SAME_NAME = ("id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "calls")
 
 
 class SessionTable:

@@ -14,6 +14,7 @@ from fumehood.guest.container.child import ATTACKS
 from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.run import Measures, Run
+from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.core import children
 from fumehood.guest.core.children import field
@@ -87,10 +88,15 @@ class SelfCheck:
         return 0 < limit <= 2 * int(self._config["processes"])  # with the guest's own
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Whether all mounts together hold at most half of the memory limit."""
-        sizes = [os.statvfs(path) for path in self._mounts.paths]
-        total = sum(found.f_blocks * found.f_frsize for found in sizes)
-        return 0 < total <= memory_bytes // 2 and len(sizes) == 3
+        """Whether all mounts in memory hold at most half of the memory limit, and a workspace on a
+        disk holds at most the size of that.
+        """
+        found = {path: os.statvfs(path) for path in self._mounts.paths}
+        sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}
+        is_right = len(sizes) == 3
+        if disk_bytes := int(self._config["disk_bytes"]):
+            is_right = 0 < sizes.pop(WORKSPACE, 0) <= disk_bytes and is_right
+        return is_right and 0 < sum(sizes.values()) <= memory_bytes // 2
 
 
 def _is_sealed(pid: int) -> bool:

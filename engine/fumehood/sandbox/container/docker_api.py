@@ -226,6 +226,22 @@ class Docker:
             if (await self.state(container_id)).get("Paused"):
                 raise
 
+    async def create_volume(self, name: str, options: Mapping[str, str]) -> None:
+        """Create a volume of the driver `local`; `options` are those of mount(8)."""
+        await self.ask(
+            lambda client: client.create_volume(name, driver="local", driver_opts=dict(options)),
+            QUICK_S,
+        )
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove a volume. A missing one counts as removed.
+
+        Raises:
+            DockerConflict: a container uses it.
+        """
+        with suppress(DockerNotFound):
+            await self.ask(lambda client: client.remove_volume(name), SLOW_S)
+
     async def remove(self, container_id: str) -> None:
         """Kill and remove a container by id or name. A missing one counts as removed."""
         with suppress(DockerNotFound, DockerConflict):

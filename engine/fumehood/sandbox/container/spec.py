@@ -78,6 +78,8 @@ class ContainerSpec:
     """The same deadline in seconds since 1970, for other engines that find the container."""
     guest_mb: int = GUEST_MB
     """MB of memory for this image's guest, with its preloaded modules."""
+    disk: tuple[str, int] | None = None
+    """The volume of the working directory and its size in MB, or None if it is in memory."""
     runtime: str | None = None
     """The OCI runtime, or None for the Docker daemon's default."""
     engine_pid: int | None = None
@@ -102,7 +104,8 @@ class ContainerSpec:
     @property
     def writable_mb(self) -> dict[str, int]:
         """Path → size in MB of each writable file system."""
-        return container_writable_mb(self.memory_mb)
+        sizes = container_writable_mb(self.memory_mb)
+        return {**sizes, **({WORKSPACE: self.disk[1]} if self.disk is not None else {})}
 
 
 def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -> JsonObject:
@@ -158,6 +161,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "nofile": CONTAINER_OPEN_FILES,
         "processes": CONTAINER_PROCESSES,
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
+        "disk_bytes": spec.disk[1] * MB if spec.disk is not None else 0,
     }
 
 
@@ -206,7 +210,11 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
         ],
         # Writable places.
         "ReadonlyRootfs": True,
-        "Tmpfs": {path: _tmpfs(size) for path, size in spec.writable_mb.items()},
+        "Tmpfs": {
+            path: _tmpfs(size)
+            for path, size in spec.writable_mb.items()
+            if spec.disk is None or path != WORKSPACE
+        },
         "Binds": [],
         "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk
         # It starts once. The engine removes it, after it has read how it ended.
@@ -214,6 +222,8 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
         "AutoRemove": False,
         "Init": False,
     }
+    if spec.disk is not None:
+        config["Mounts"] = [_volume(spec.disk[0])]
     if spec.runtime is not None:
         config["Runtime"] = spec.runtime
     return config
@@ -223,6 +233,14 @@ def _tmpfs(size_mb: int) -> str:
     # Owned by root with the sticky bit, like /tmp: a program can write here, but cannot change the
     # directory's mode, which would lock out the next program.
     return f"rw,nosuid,nodev,noexec,size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode=1777"
+
+
+def _volume(name: str) -> JsonObject:
+    # Its files can be executed. It is mounted without set-id bits and devices (`disks`).
+    return {
+        "Type": "volume", "Source": name, "Target": WORKSPACE, "ReadOnly": False,
+        "VolumeOptions": {"NoCopy": True},
+    }  # fmt: skip
 
 
 def _ulimit(name: str, value: int) -> JsonObject:

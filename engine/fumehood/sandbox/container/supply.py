@@ -320,8 +320,9 @@ class ContainerSupply:
 
     # -- making ---------------------------------------------------------------------
 
-    async def make(self, kind: Kind) -> Container:
-        """Create and start a container; retry once if its guest does not become ready.
+    async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
+        """Create and start a container; retry once if its guest does not become ready. `disk` is
+        the volume of its working directory and the size in MB.
 
         Raises:
             SandboxUnavailable: its image is missing, it could not be created, or it lacks a
@@ -329,7 +330,7 @@ class ContainerSupply:
         """
         began = time.monotonic()
         for tries in range(1, TRIES + 1):
-            spec = self._spec(kind)
+            spec = self._spec(kind, disk)
             try:
                 container = await self._start(spec)
                 break
@@ -434,7 +435,7 @@ class ContainerSupply:
         await self._reaper.remove(name)
         self.unsettled.discard(name)
 
-    def _spec(self, kind: Kind) -> ContainerSpec:
+    def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
         """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
         if image is None:
@@ -453,6 +454,7 @@ class ContainerSupply:
             owner_id=identity.owner_id,
             memory_mb=kind.memory_mb,
             guest_mb=image.guest_mb,
+            disk=disk,
             cpus=min(settings.cpus + GUEST_CPUS, max(settings.cpus, self._host_cpus)),
             lifetime_s=lifetime_s,
             deadline=int(time.time() + lifetime_s),

@@ -29,6 +29,7 @@ from fumehood.sandbox.container.channel import (
     STREAM_ENDED,
 )
 from fumehood.sandbox.container.container import Container, ContainerProgram
+from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.container.supply import (
@@ -84,6 +85,7 @@ class ContainerWall(HasImages):
         identity: EngineIdentity,
         *,
         making: Making = AS_USUAL,
+        disks: Disks | None = None,
         eager: bool = True,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
@@ -91,6 +93,8 @@ class ContainerWall(HasImages):
         self._orphan_s = making.orphan_s
         self._expected: set[str] = set()
         """Names of containers of an earlier engine's sessions."""
+        self._disks = disks or Disks(None, docker)
+        self._disks_in_use: set[str] = set()
         self.keeps_sessions = eager
         """Whether the containers of sessions outlive this engine."""
         self._is_in_use = eager
@@ -232,14 +236,21 @@ class ContainerWall(HasImages):
         *,
         image: str,
         memory_mb: int,
+        disk_mb: int | None = None,
         on_lost: Callable[[], None],
     ) -> HeldContainer:
-        """Take an unused container out of the pool for a session, a warm one if there is one.
+        """Take an unused container out of the pool for a session, a warm one if there is one. One
+        with a disk is made for it.
 
         Raises:
-            SandboxUnavailable: no container was available in time, or the image is missing.
+            SandboxUnavailable: no container was available in time, the image is missing, or there
+                is no disk.
         """
         found = await self._find(image)
+        if disk_mb is not None:
+            return await self._hold_with_disk(
+                f"fumehood-{domain.session_id}", disk_mb, Kind(image, memory_mb), found, on_lost
+            )
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
         held = HeldContainer(self, self._supply, entry.container.name, found.languages, on_lost)
         held.container = entry.container
@@ -250,9 +261,33 @@ class ContainerWall(HasImages):
             held.container.keep(FIRST_EPOCH, self._orphan_s)
         return held
 
-    def expect(self, name: str) -> None:
+    async def _hold_with_disk(
+        self, disk: str, disk_mb: int, kind: Kind, image: Image, on_lost: Callable[[], None]
+    ) -> HeldContainer:
+        why = self._disks.why_none()
+        if why is not None:
+            raise SandboxUnavailable(f"This engine has no disks: {why}.", retryable=False)
+        self._disks_in_use.add(disk)
+        try:
+            await self._disks.make(disk, disk_mb)
+            container = await self._supply.make(kind, (disk, disk_mb))
+        except BaseException:
+            self._disks_in_use.discard(disk)
+            self._start_soon(self._sweep_disks)
+            raise
+        held = HeldContainer(self, self._supply, container.name, image.languages, on_lost)
+        held.container, held.disk = container, disk
+        self._held[held.name] = held
+        container.listen(held)
+        if self.keeps_sessions:
+            container.keep(FIRST_EPOCH, self._orphan_s)
+        return held
+
+    def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Let the container of an earlier engine's session stay until `resume`."""
-        self._expected.add(name)
+        self._expected.add(home.container)
+        if record.disk_mb is not None:
+            self._disks_in_use.add(f"fumehood-{record.id}")
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
@@ -270,6 +305,7 @@ class ContainerWall(HasImages):
             lambda: self._supply.take_over(name, kind, home.epoch),
         )
         held.is_paused = record.state is SessionStatus.PAUSED
+        held.disk = f"fumehood-{record.id}" if record.disk_mb is not None else None
         self._held[name] = held
         self._expected.discard(name)
         self._start_soon(self._take_over, held)
@@ -338,6 +374,7 @@ class ContainerWall(HasImages):
                 if self._supply.down is None:
                     with suppress(DockerError):
                         await self._reaper.sweep()
+                        await self._sweep_disks()
                     # While a limit is missing, no call is admitted, so only a warm container can
                     # show that the limit is enforced again.
                     self._pool.tidy(least_warm=1 if self._supply.lacking is not None else 0)
@@ -360,6 +397,12 @@ class ContainerWall(HasImages):
         """Return a container to the pool after its lease."""
         self._pool.give_back(entry, ran=ran, fresh=fresh)
 
+    async def _sweep_disks(self) -> None:
+        """Remove the disks of sessions that are over. One that a container still uses stays until
+        the next look.
+        """
+        await self._disks.sweep(lambda: self._disks_in_use)
+
     def see_off(self, held: HeldContainer) -> None:
         """Start removing a session's container, once the reason for its end is known."""
         self._start_soon(self._see_off, held)
@@ -374,6 +417,9 @@ class ContainerWall(HasImages):
             self._on_event("container.destroyed", values)
             await self._reaper.remove(held.name)
             self._held.pop(held.name, None)
+            if held.disk is not None:
+                self._disks_in_use.discard(held.disk)
+                await self._sweep_disks()
         finally:
             held.gone.set()
 
@@ -465,6 +511,8 @@ class HeldContainer:
         self._wall = wall
         self._supply = supply
         self._on_lost = on_lost
+        self.disk: str | None = None
+        """The volume of its working directory, which is removed with it."""
         self.is_paused = False
         """Whether its processes are frozen, or may be."""
         self._has_changed = asyncio.Event()

@@ -31,7 +31,7 @@ WHOLE: dict[str, Any] = {
         "/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest",
     ],
     "Cmd": [
-        ('{"fsize_bytes": 134217728, "guest_bytes": 33554432, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
+        ('{"disk_bytes": 0, "fsize_bytes": 134217728, "guest_bytes": 33554432, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
         '"memory_bytes": 536870912, "nofile": 256, "processes": 64, "spares": 2, "wall": "container"}')
     ],
     "Hostname": "sandbox",
@@ -107,6 +107,19 @@ def test_writable_mounts_take_half_of_the_memory_in_every_size_class(memory_mb: 
     config = create_body(spec)["HostConfig"]
     assert config["Memory"] == config["MemorySwap"] == (memory_mb + 32) * MB
     assert json.loads(create_body(spec)["Cmd"][0])["memory_bytes"] == memory_mb * MB
+
+
+def test_disk_takes_the_place_of_the_workspace_in_memory() -> None:
+    body = create_body(replace(SPEC, disk=("fumehood-sess_1", 1024)))
+    config = body["HostConfig"]
+    assert sorted(config["Tmpfs"]) == ["/dev/shm", "/tmp"]
+    assert config["Mounts"] == [
+        {"Type": "volume", "Source": "fumehood-sess_1", "Target": "/workspace", "ReadOnly": False,
+         "VolumeOptions": {"NoCopy": True}},
+    ]  # fmt: skip
+    guest = json.loads(body["Cmd"][0])
+    assert guest["disk_bytes"] == guest["fsize_bytes"] == 1024 * MB
+    assert config["Memory"] == create_body(SPEC)["HostConfig"]["Memory"]
 
 
 def test_fraction_of_a_cpu_is_converted_to_nanoseconds() -> None:

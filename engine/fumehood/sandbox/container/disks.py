@@ -1,0 +1,151 @@
+"""Disks of sessions: a file system of a fixed size each, in a file of the state directory.
+
+Host side, for the container wall. A disk is an ext4 in a sparse file on a loop device, which Docker
+mounts as a volume of its own. So the kernel enforces its size and its number of files, and deleting
+it is quick. That takes an engine that runs as root on Docker's host. Invariants: the disks together
+are never promised more room than there is; what a killed engine left of a disk is removed by
+`sweep`; programs never write to the file or the device, only through the mounted file system.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.limits import MB
+from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.spec import INODES_PER_MB
+from fumehood.sandbox.wall import try_later
+
+PROGRAMS = ("mkfs.ext4", "debugfs", "losetup")
+SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
+
+RUN_S = 20.0
+"""Maximum seconds for one of the programs, each of which takes some 10 ms."""
+
+SPARED_BYTES = 1 << 30
+"""Bytes of the file system that no disk is promised."""
+
+LAY_OUT = "rmdir lost+found\nset_inode_field / mode 041777\n"
+"""What `debugfs` does with a new file system: anybody may write into its top, as into /tmp, but
+only root can change the top itself.
+"""
+
+
+class Disks:
+    """The disks of one state directory's sessions. Without a directory there are none."""
+
+    def __init__(self, directory: Path | None, docker: Docker) -> None:
+        self._directory = directory
+        self._docker = docker
+        self._turn = anyio.Lock()
+        """Held while room is promised."""
+
+    def why_none(self) -> str | None:
+        """Return why this engine cannot make disks, or None."""
+        if self._directory is None:
+            return "an engine without a state directory has none"
+        if os.geteuid() != 0:
+            return "only an engine that runs as root can make one"
+        if not self._docker.is_local:
+            return "Docker is on another host"
+        missing = [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
+        if missing:
+            return f"this host lacks {' and '.join(missing)} (Debian: e2fsprogs, mount)"
+        return None
+
+    async def make(self, name: str, mb: int) -> None:
+        """Make a disk, and a volume of Docker's with its name.
+
+        Raises:
+            SandboxUnavailable: there is no room, or it could not be made; nothing of it is left.
+        """
+        assert self._directory is not None
+        path = self._directory / name
+        try:
+            async with self._turn:
+                await anyio.to_thread.run_sync(self._promise, path, mb)
+            await _run(
+                "mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-N", str(mb * INODES_PER_MB),
+                "-E", "nodiscard", str(path),
+            )  # fmt: skip
+            await _run("debugfs", "-w", "-f", "-", str(path), told=LAY_OUT)
+            device = await _run("losetup", "--find", "--show", str(path))
+            options = {"type": "ext4", "device": device.strip(), "o": "nosuid,nodev,noatime"}
+            await self._docker.create_volume(name, options)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._try_to_remove(name)
+            if isinstance(error, OSError | subprocess.SubprocessError | DockerError):
+                raise try_later("The session's disk could not be made. Repeat the call.") from error
+            raise
+
+    def _promise(self, path: Path, mb: int) -> None:
+        """Make the sparse file. Raises SandboxUnavailable if its room is not there."""
+        assert self._directory is not None
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        found = [one.stat() for one in self._directory.iterdir()]
+        promised = sum(max(0, one.st_size - one.st_blocks * 512) for one in found)
+        room = shutil.disk_usage(self._directory).free - promised - SPARED_BYTES
+        if room < mb * MB:
+            raise SandboxUnavailable(
+                f"The engine's host has no room for a disk of {mb} MB: {max(0, room) // MB} MB are "
+                "not promised to others.",
+                retryable=False,
+            )
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.truncate(descriptor, mb * MB)
+        finally:
+            os.close(descriptor)
+
+    async def remove(self, name: str) -> None:
+        """Remove a disk, or what there is of it. No container may use it any more.
+
+        Raises:
+            OSError, subprocess.SubprocessError, DockerError: that failed.
+        """
+        assert self._directory is not None
+        await self._docker.remove_volume(name)
+        path = self._directory / name
+        for line in (await _run("losetup", "--associated", str(path))).splitlines():
+            await _run("losetup", "--detach", line.partition(":")[0])
+        path.unlink(missing_ok=True)
+
+    async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
+        """Remove the disks of sessions that are over. Those that cannot be removed stay until the
+        next time.
+        """
+        if self._directory is None or not self._directory.is_dir():
+            return
+        names = [path.name for path in self._directory.iterdir()]
+        used = frozenset(in_use())  # read after the list: a name is in use before its disk is made
+        for name in names:
+            if name not in used:
+                await self._try_to_remove(name)
+
+    async def _try_to_remove(self, name: str) -> None:
+        with suppress(OSError, subprocess.SubprocessError, DockerError):
+            await self.remove(name)
+
+
+async def _run(program: str, *arguments: str, told: str = "") -> str:
+    """Run a program of the host and return its output.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it failed, or took too long.
+    """
+    found = shutil.which(program, path=SEARCH_PATH) or program
+    with anyio.move_on_after(RUN_S):
+        done = await anyio.run_process(
+            [found, *arguments], input=told.encode(), env={"PATH": SEARCH_PATH, "LC_ALL": "C"}
+        )
+        return done.stdout.decode("utf-8", "replace")
+    raise subprocess.TimeoutExpired(program, RUN_S)

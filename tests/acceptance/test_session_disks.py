@@ -1,0 +1,182 @@
+"""A session's disk: its size is enforced, and nothing of it stays. Through daemons, with attacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon, StartDaemon
+from fumehood import Client
+from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.storage.directory import owner_id
+from support.containers import containers_of, kill_container
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
+
+MB = 1 << 20
+SETTINGS = {"FUMEHOOD_SESSIONS__IMAGE": "python", "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
+
+
+class Disk:
+    """A session of 128 MB of memory and a disk of 64 MB."""
+
+    def __init__(self, daemon: Daemon, home: Path) -> None:
+        self.daemon = daemon
+        self.home = home
+        self.id = self.told("sessions", "new", "--disk", "64", "--memory", "128", "--json")["id"]
+
+    def told(self, *arguments: str) -> Any:
+        done = subprocess.run(
+            [str(FUMEHOOD), *arguments],
+            env=self.daemon.environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        return json.loads(done.stdout)
+
+    def shell(self, command: str) -> Any:
+        arguments = json.dumps({"command": command})
+        return self.told("call", "run_shell", arguments, "--session", self.id)
+
+    def python(self, code: str) -> Any:
+        return self.told("call", "run_python", json.dumps({"code": code}), "--session", self.id)
+
+    def end(self) -> None:
+        self.told("sessions", "end", self.id)
+
+    @property
+    def left(self) -> tuple[list[str], list[str], list[str]]:
+        """Files, loop devices and volumes of this state directory's disks."""
+        directory = self.home / "disks"
+        listed = subprocess.run(
+            ["losetup", "--list", "--noheadings", "--output", "BACK-FILE"],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        with closing(open_docker(timeout_s=30)) as client:
+            volumes = [one["Name"] for one in client.volumes()["Volumes"] or []]
+        return (
+            os.listdir(directory) if directory.exists() else [],
+            [line for line in listed.splitlines() if line.startswith(str(directory))],
+            [name for name in volumes if name == f"fumehood-{self.id}"],
+        )
+
+
+@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+def disk(
+    request: pytest.FixtureRequest, start_daemon: StartDaemon, home: Path, python_image: object
+) -> Iterator[Disk]:
+    daemon = start_daemon(
+        home, variables={**SETTINGS, "FUMEHOOD_CONTAINER__RUNTIME": request.param}
+    )
+    made = Disk(daemon, home)
+    yield made
+    made.end()
+    wait_until(lambda: made.left == ([], [], []))
+
+
+FILL = "with open({path!r}, 'ab') as file:\n    while True: file.write(bytes(1 << 20))"
+ATTACKS = {
+    "one large file": FILL.format(path="large"),
+    "many files": "for n in range(100_000): open(f'f{n}', 'w').close()",
+    "a deleted file that is open": (
+        "import os\nfile = open('gone', 'wb')\nos.remove('gone')\n"
+        "while True: file.write(bytes(1 << 20))"
+    ),
+    "a sparse file, filled": (
+        "file = open('sparse', 'wb')\nfile.truncate(60 << 20)\n"
+        "for n in range(3): open(f'more{n}', 'wb').write(bytes(40 << 20))"
+    ),
+    "a file over the size": "open('big', 'wb').truncate(1 << 33)",
+    "a file through many names": (
+        "import os\nopen('a', 'w').close()\nfor n in range(100_000): os.link('a', f'l{n}')"
+    ),
+}
+
+
+def test_disk_cannot_be_overfilled_and_the_session_continues(disk: Disk) -> None:
+    """By one session after the other's attack, so that each finds what the one before left."""
+    for name, attack in ATTACKS.items():
+        answer = disk.python(attack)
+        assert answer["error"]["code"] == "EXECUTION_ERROR", name
+        assert "OSError" in json.dumps(answer["error"]["details"]), (name, answer["error"])
+        assert disk.shell("find . -mindepth 1 -delete")["success"], name
+    used = [path.stat().st_blocks * 512 for path in (disk.home / "disks").iterdir()]
+    assert max(used) <= 65 * MB
+    assert disk.python("open('twin', 'wb').write(bytes(30 << 20))")["data"]["value"] == 30 << 20
+
+
+def test_files_on_a_disk_can_be_executed_but_gain_no_rights(disk: Disk) -> None:
+    run = disk.shell(
+        "printf '#!/bin/sh\\necho ran' > a && chmod +x a && ./a && "
+        "cp /usr/bin/id id && chmod 6755 id && ./id -u && "
+        "(mknod device b 7 0 || mknod device c 1 8 || true) 2>&1; ls device"
+    )
+    data = run["data"] or run["error"]["details"]
+    assert data["stdout"].startswith("ran\n10001\n")
+    assert "not permitted" in data["stdout"]
+    assert "device" not in data["stdout"].split()
+
+
+def test_disk_is_larger_than_the_memory_and_found_in_the_record(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    record = disk.told("sessions", "show", disk.id)
+    assert (record["disk_mb"], record["memory_mb"]) == (64, 128)
+    content = os.urandom(50 * MB)
+    (home / "large").write_bytes(content)
+    assert disk.told("sessions", "put", disk.id, str(home / "large"), "large")["size"] == 50 * MB
+    with Client(disk.daemon.socket) as client:
+        client.download_file(disk.id, "large", home / "back")
+    assert (home / "back").read_bytes() == content
+    for wrong in ("1", "100000000"):
+        refused = disk.told("sessions", "new", "--disk", wrong, "--json")
+        assert refused["error"]["fields"] == ["disk_mb"]
+    disk.end()
+    wait_until(lambda: disk.left == ([], [], []))
+
+
+def test_session_with_a_disk_outlives_its_daemon_and_then_leaves_nothing(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk.python("x = 1\nopen('a', 'w').write('kept')")
+    disk.daemon.process.send_signal(signal.SIGKILL)
+    disk.daemon.process.wait(timeout=30)
+    disk.daemon = start_daemon(home, variables=SETTINGS)
+    assert disk.python("[x, open('a').read()]")["data"]["value"] == [1, "kept"]
+    (container,) = containers_of(f"fumehood.owner={owner_id(home)}")
+    kill_container(container["Id"])
+    wait_until(lambda: disk.told("sessions", "show", disk.id)["state"] == "lost")
+    wait_until(lambda: disk.left == ([], [], []))
+
+
+@pytest.mark.parametrize("step", ["file", "loop device", "volume"])
+def test_next_daemon_removes_what_a_killed_one_left_of_a_disk(
+    start_daemon: StartDaemon, home: Path, python_image: object, step: str
+) -> None:
+    """As if it was killed at each step of making a disk, before the session's row was written."""
+    (home / "disks").mkdir()
+    path = home / "disks/fumehood-sess_left"
+    with path.open("wb") as file:
+        file.truncate(16 * MB)
+    if step != "file":
+        subprocess.run(["mkfs.ext4", "-q", str(path)], check=True)
+        made = subprocess.run(
+            ["losetup", "--find", "--show", str(path)], capture_output=True, text=True, check=True
+        )
+        if step == "volume":
+            options = {"type": "ext4", "device": made.stdout.strip()}
+            with closing(open_docker(timeout_s=30)) as client:
+                client.create_volume("fumehood-sess_left", driver="local", driver_opts=options)
+    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk.end()
+    disk.id = "sess_left"
+    wait_until(lambda: disk.left == ([], [], []), deadline_s=60)

@@ -1,0 +1,112 @@
+"""Disks of sessions: what is promised, and who has none. Real ones are in the integration tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import anyio
+import pytest
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.limits import MB
+from fumehood.sandbox.container import disks
+from fumehood.sandbox.container.disks import SPARED_BYTES, Disks
+from fumehood.sandbox.container.docker_api import Docker
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("S11")]
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
+    """Disks whose programs do nothing, on a file system with room for 100 MB."""
+
+    async def run(program: str, *arguments: str, told: str = "") -> str:
+        return ""
+
+    monkeypatch.setattr(disks, "_run", run)
+    free = SPARED_BYTES + 100 * MB
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2 * free, free, free))
+    docker = Docker({})
+
+    async def done(*arguments: object) -> None:
+        """Docker makes and removes everything."""
+
+    monkeypatch.setattr(docker, "create_volume", done)
+    monkeypatch.setattr(docker, "remove_volume", done)
+    return Disks(tmp_path / "disks", docker)
+
+
+def listed(tmp_path: Path) -> list[str]:
+    return sorted(os.listdir(tmp_path / "disks"))
+
+
+async def test_no_more_is_promised_than_there_is(made: Disks, tmp_path: Path) -> None:
+    await made.make("a", 60)
+    with pytest.raises(SandboxUnavailable, match="40 MB are not promised") as refused:
+        await made.make("b", 41)
+    assert not refused.value.may_retry
+    assert listed(tmp_path) == ["a"]
+    await made.make("b", 40)
+    await made.remove("a")
+    await made.make("c", 60)
+    assert listed(tmp_path) == ["b", "c"]
+    assert (tmp_path / "disks").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "disks/b").stat().st_mode & 0o777 == 0o600
+
+
+async def test_simultaneous_disks_share_the_room(made: Disks, tmp_path: Path) -> None:
+    refused = []
+
+    async def make(name: str) -> None:
+        try:
+            await made.make(name, 30)
+        except SandboxUnavailable:
+            refused.append(name)
+
+    async with anyio.create_task_group() as group:
+        for number in range(10):
+            group.start_soon(make, str(number))
+    assert (len(refused), len(listed(tmp_path))) == (7, 3)
+
+
+async def test_failed_disk_leaves_nothing(
+    made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(program: str, *arguments: str, told: str = "") -> str:
+        if program == "debugfs":
+            raise OSError("broken")
+        return ""
+
+    monkeypatch.setattr(disks, "_run", fail)
+    with pytest.raises(SandboxUnavailable, match="could not be made"):
+        await made.make("a", 20)
+    assert listed(tmp_path) == []
+
+
+async def test_sweep_removes_disks_that_nobody_uses(made: Disks, tmp_path: Path) -> None:
+    await made.sweep(lambda: ["a"])  # before there is a directory
+    for name in "abc":
+        await made.make(name, 20)
+    await made.sweep(lambda: ["b"])
+    assert listed(tmp_path) == ["b"]
+
+
+def test_engine_says_why_it_has_no_disks(
+    made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name, path: f"/sbin/{name}")
+    docker = Docker({})
+    assert Disks(tmp_path, docker).why_none() is None
+    assert "state directory" in str(Disks(None, docker).why_none())
+    remote = Docker({"DOCKER_HOST": "tcp://127.0.0.1:1"})
+    assert Disks(tmp_path, remote).why_none() == "Docker is on another host"
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    assert "lacks mkfs.ext4 and debugfs and losetup" in str(Disks(tmp_path, docker).why_none())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in str(Disks(tmp_path, docker).why_none())
