@@ -234,6 +234,7 @@ def compose(
             container=config.container,
             own_images=config.own_images,
             longest_session_s=config.sessions.lifetime_seconds,
+            longest_with_disk_s=config.sessions.disk_lifetime_seconds,
             orphan_s=config.sessions.orphan_seconds,
         ),
         import_paths(registry),

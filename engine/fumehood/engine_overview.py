@@ -291,7 +291,7 @@ def _of_calls(made: Composition) -> Iterator[Figure]:
     yield Figure(
         "sessions_open",
         "Sessions that exist now.",
-        sum(made.sessions.counts[state] for state in ("active", "paused")),
+        sum(made.sessions.counts[state] for state in ("active", "paused", "stopped")),
     )
     yield Figure("circuits_open", "Services that calls are not let through to.",
                  made.circuits.broken())  # fmt: skip

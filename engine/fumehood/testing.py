@@ -205,6 +205,7 @@ class FakePlace:
     epoch: int = FIRST_EPOCH
     lost: str | None = None
     is_paused: bool = False
+    is_stopped: bool = False
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -217,9 +218,15 @@ class FakePlace:
         """Be paused until the next `until_free`."""
         self.is_paused = True
 
+    async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Be stopped until the next `until_free`."""
+        if not self.is_stopped and not unless():
+            self.is_stopped, self.is_paused = True, False
+            self.on_lost()
+
     async def until_free(self) -> None:
         """Continue and return immediately: a fake container is always free."""
-        self.is_paused = False
+        self.is_paused = self.is_stopped = False
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
@@ -236,6 +243,11 @@ class FakePlace:
         return await self.wall.play(
             SeenRun(self.domain, False, program, arguments, limits, held_in=self.image), sinks
         )
+
+    def lose_container(self) -> None:
+        """End the container, but not its disk."""
+        self.is_stopped = True
+        self.on_lost()
 
     def lose(self, why: str = "its stream ended") -> None:
         """End the container as if it were lost unexpectedly."""

@@ -6,15 +6,17 @@ import json
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
-from fumehood import Client
+from fumehood import Client, FumehoodError
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of, kill_container
@@ -53,18 +55,22 @@ class Disk:
         self.told("sessions", "end", self.id)
 
     @property
+    def devices(self) -> list[str]:
+        listed = subprocess.run(
+            ["losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE"],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        return [line.split()[0] for line in listed.splitlines() if f"{self.home}/disks" in line]
+
+    @property
     def left(self) -> tuple[list[str], list[str], list[str]]:
         """Files, loop devices and volumes of this state directory's disks."""
         directory = self.home / "disks"
-        listed = subprocess.run(
-            ["losetup", "--list", "--noheadings", "--output", "BACK-FILE"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
         with closing(open_docker(timeout_s=30)) as client:
             volumes = [one["Name"] for one in client.volumes()["Volumes"] or []]
         return (
             os.listdir(directory) if directory.exists() else [],
-            [line for line in listed.splitlines() if line.startswith(str(directory))],
+            self.devices,
             [name for name in volumes if name == f"fumehood-{self.id}"],
         )
 
@@ -148,19 +154,93 @@ def test_disk_is_larger_than_the_memory_and_found_in_the_record(
     wait_until(lambda: disk.left == ([], [], []))
 
 
-def test_session_with_a_disk_outlives_its_daemon_and_then_leaves_nothing(
-    start_daemon: StartDaemon, home: Path, python_image: object
+def test_stopped_session_has_its_files_and_nothing_else(disk: Disk) -> None:
+    disk.python("x = 1\nopen('a', 'w').write('kept')\nopen('/tmp/b', 'w').write('gone')")
+    assert disk.told("sessions", "stop", disk.id)["state"] == "stopped"
+    assert containers_of(f"fumehood.owner={owner_id(disk.home)}") == []
+    assert disk.left == ([f"fumehood-{disk.id}"], [], [])
+    answer = disk.python(
+        "import os\n['x' in globals(), open('a').read(), os.path.exists('/tmp/b')]"
+    )
+    assert answer["data"]["value"] == [False, "kept", False]
+    assert answer["data"]["session"]["state"] == "restarted"
+    assert disk.python("y = 1")["data"]["session"]["state"] == "kept"
+    disk.told("sessions", "pause", disk.id)
+    assert disk.told("sessions", "stop", disk.id)["state"] == "stopped"
+    assert disk.told("sessions", "resume", disk.id)["state"] == "active"
+    assert disk.shell("cat a")["data"]["stdout"] == "kept"
+
+
+LOSSES = {
+    "nothing": [],
+    "its container": ["container"],
+    "its container, volume and loop device, as with the host": ["container", "volume", "device"],
+}
+
+
+@pytest.mark.parametrize("lost", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("state", ["active", "paused", "stopped"])
+def test_session_with_a_disk_outlives_its_daemon(
+    start_daemon: StartDaemon, home: Path, python_image: object, state: str, lost: list[str]
 ) -> None:
     disk = Disk(start_daemon(home, variables=SETTINGS), home)
     disk.python("x = 1\nopen('a', 'w').write('kept')")
+    if state != "active":
+        disk.told("sessions", {"paused": "pause", "stopped": "stop"}[state], disk.id)
     disk.daemon.process.send_signal(signal.SIGKILL)
     disk.daemon.process.wait(timeout=30)
+    with closing(open_docker(timeout_s=30)) as client:
+        if "container" in lost:
+            for container in containers_of(f"fumehood.owner={owner_id(home)}"):
+                client.remove_container(container["Id"], force=True)
+        if "volume" in lost and state != "stopped":
+            client.remove_volume(f"fumehood-{disk.id}")
+            subprocess.run(["losetup", "--detach", *disk.devices], check=True)
     disk.daemon = start_daemon(home, variables=SETTINGS)
-    assert disk.python("[x, open('a').read()]")["data"]["value"] == [1, "kept"]
-    (container,) = containers_of(f"fumehood.owner={owner_id(home)}")
-    kill_container(container["Id"])
-    wait_until(lambda: disk.told("sessions", "show", disk.id)["state"] == "lost")
+    answer = disk.python("['x' in globals(), open('a').read()]")
+    has_variables = state != "stopped" and not lost
+    assert answer["data"]["value"] == [has_variables, "kept"]
+    assert answer["data"]["session"]["state"] == ("kept" if has_variables else "restarted")
+    disk.end()
     wait_until(lambda: disk.left == ([], [], []))
+
+
+def test_session_whose_container_dies_is_stopped_and_goes_on(disk: Disk) -> None:
+    disk.python("x = 1\nopen('a', 'w').write('kept')")
+    (container,) = containers_of(f"fumehood.owner={owner_id(disk.home)}")
+    kill_container(container["Id"])
+    wait_until(lambda: disk.told("sessions", "show", disk.id)["state"] == "stopped")
+    answer = disk.python("['x' in globals(), open('a').read()]")
+    assert (answer["data"]["value"], answer["data"]["session"]["state"]) == (
+        [False, "kept"], "restarted",
+    )  # fmt: skip
+
+
+def test_daemon_killed_at_any_moment_loses_no_file(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    """Killed while a session is made, stopped and started, so mostly in the middle of one."""
+    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk.python("open('a', 'w').write('kept')")
+    for number in range(12):
+        with Client(disk.daemon.socket) as client:
+            act = (client.stop_session, client.resume_session, client.pause_session)[number % 3]
+            thread = threading.Thread(target=swallow, args=(act, disk.id))
+            thread.start()
+            time.sleep(0.02 * number)
+            disk.daemon.process.kill()
+            disk.daemon.process.wait(timeout=30)
+            thread.join()
+        disk.daemon = start_daemon(home, variables=SETTINGS)
+        assert disk.python("open('a').read()")["data"]["value"] == "kept", number
+    disk.end()
+    wait_until(lambda: disk.left == ([], [], []))
+    wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])
+
+
+def swallow(act: Any, session: str) -> None:
+    with suppress(FumehoodError):
+        act(session)
 
 
 @pytest.mark.parametrize("step", ["file", "loop device", "volume"])

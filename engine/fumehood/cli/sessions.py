@@ -124,8 +124,17 @@ plain(
 )
 plain(
     sessions,
+    "stop_session",
+    "End all that runs in a session with a disk. The next use starts it again, without variables.",
+    as_fields,
+    arguments=SESSION,
+    scope=None,
+    name="stop",
+)
+plain(
+    sessions,
     "resume_session",
-    "Let a paused session continue, as the next call in it does.",
+    "Let a paused or stopped session continue, as the next call in it does.",
     as_fields,
     arguments=SESSION,
     scope=None,

@@ -214,7 +214,7 @@ class AsyncCallerOperations:
         )
 
     async def resume_session(self, session_id: str) -> SessionRecord:
-        """Let one of the caller's own sessions continue, as a call in it does."""
+        """Let one of the caller's own sessions, paused or stopped, continue, as a call in it does."""
         return await self._transport.send(
             ask(
                 "POST",
@@ -222,6 +222,22 @@ class AsyncCallerOperations:
                 "sessions",
                 session_id,
                 "resume",
+                work_s=60.0,
+            )
+        )
+
+    async def stop_session(self, session_id: str) -> SessionRecord:
+        """End all that runs in one of the caller's own sessions, after the calls in it; keep its disk.
+
+        Only a session with a disk can be stopped. The next use starts it again, without its variables.
+        """
+        return await self._transport.send(
+            ask(
+                "POST",
+                field_of("session", SessionRecord),
+                "sessions",
+                session_id,
+                "stop",
                 work_s=60.0,
             )
         )

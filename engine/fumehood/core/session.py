@@ -34,6 +34,8 @@ class SessionStatus(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
     """Its processes are frozen until it is used: they take memory but no CPU."""
+    STOPPED = "stopped"
+    """Only its disk is there, with its files. Its next use starts it again."""
     ENDED = "ended"
     """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
     LOST = "lost"
@@ -134,9 +136,10 @@ class NewSession(BaseModel):
 FileKind = Literal["file", "image"]
 """A file that a program wrote, or a picture that was taken of one of its figures."""
 
-SessionState = Literal["kept", "rolled_back", "reset"]
+SessionState = Literal["kept", "rolled_back", "reset", "restarted"]
 """The state of a session's variables after a run: kept as the run left them, restored to the state
-before it, or lost. Files stay as they are in all three cases.
+before it, lost, or those of this run only, because the session was stopped before it. Files stay as
+they are in all four cases.
 """
 
 EntryKind = Literal["file", "directory", "link", "other"]

@@ -113,7 +113,7 @@ SESSION_OUTPUT: JsonObject = {
     "properties": {
         "id": {"type": "string", "description": "The session."},
         "state": {
-            "enum": ["kept", "rolled_back", "reset", None],
+            "enum": ["kept", "rolled_back", "reset", "restarted", None],
             "description": "Of the variables; null where files alone are kept.",
         },
         "variables_bytes": {"type": ["integer", "null"], "description": "Their memory."},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -71,6 +71,10 @@ class Session:
     last_used: float
     epoch: int = FIRST_EPOCH
     calls: int = 0
+    was_stopped: bool = False
+    """Whether it was stopped since its last call."""
+    has_place: bool = True
+    """Whether it counts as one that runs."""
     users: int = 0
     """Calls that use the session or wait for it."""
     is_pausing: bool = False
@@ -85,19 +89,25 @@ class Session:
         """Return why the session has expired, or None."""
         if now >= self.created + self.lifetime_s:
             return "its lifetime is over"
-        if not self.users and now - self.last_used >= self.idle_s:
+        if self.disk_mb is None and self.is_unused(now):
             return f"it was not used for {self.idle_s:g} s"
         return None
+
+    def is_unused(self, now: float) -> bool:
+        """Whether it was not used for its idle time."""
+        return not self.users and now - self.last_used >= self.idle_s
 
     def is_idle(self, now: float, pause_s: float) -> bool:
         """Whether the session is to be paused now."""
         return not (self.users or self.is_pausing) and now - self.last_used >= pause_s
 
     def next_change(self, pause_s: float) -> float:
-        """Return when the session is paused or expires if it is not used until then, by the
-        monotonic clock.
+        """Return when the session is paused or stopped or expires if it is not used until then, by
+        the monotonic clock.
         """
-        end = min(self.last_used + self.idle_s, self.created + self.lifetime_s)
+        end = self.created + self.lifetime_s
+        if not self.container.is_stopped:
+            end = min(end, self.last_used + self.idle_s)
         return end if self.is_pausing else min(end, self.last_used + pause_s)
 
     async def take_turn(self, settings: SessionSettings) -> None:
@@ -125,7 +135,7 @@ class Session:
         self.calls += is_call
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
-        self.is_pausing = self.container.is_paused
+        self.is_pausing = self.container.is_paused or self.container.is_stopped
         self._turn.release()
 
     def kept(self) -> KeptSession:
@@ -137,7 +147,7 @@ class Session:
         record = SessionRecord(
             id=self.id,
             name=self.name,
-            state=SessionStatus.PAUSED if self.container.is_paused else SessionStatus.ACTIVE,
+            state=self._state(),
             why=None,
             image=self.image,
             languages=self.container.languages,
@@ -146,12 +156,17 @@ class Session:
             disk_mb=self.disk_mb,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
-            expires_at=last_end if self.users else min(idle_end, last_end),
+            expires_at=last_end if self.users or self.disk_mb else min(idle_end, last_end),
             calls=self.calls,
             is_busy=self.users > 0,
         )
         home = SessionHome(self.container.name, self.epoch, self.idle_s, self.lifetime_s)
         return KeptSession(self.principal_id, record, home=home)
+
+    def _state(self) -> SessionStatus:
+        if self.container.is_stopped:
+            return SessionStatus.STOPPED
+        return SessionStatus.PAUSED if self.container.is_paused else SessionStatus.ACTIVE
 
     def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
         """Set the final record and return it. `why` is a clause, such as "its owner ended it"."""
@@ -211,7 +226,11 @@ def make_request(
         memory_mb=_memory_mb(memory_mb, offered),
         disk_mb=_disk_mb(disk_mb, settings.max_disk_mb),
         idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
-        lifetime_s=_seconds("lifetime_seconds", lifetime_s, settings.lifetime_seconds),
+        lifetime_s=_seconds(
+            "lifetime_seconds",
+            lifetime_s,
+            settings.lifetime_seconds if disk_mb is None else settings.disk_lifetime_seconds,
+        ),
     )
 
 
@@ -251,6 +270,7 @@ class SessionLease:
         "_on_left",
         "_session",
         "_settings",
+        "_until_ready",
         "queue_ms",
     )  # fmt: skip
 
@@ -260,6 +280,7 @@ class SessionLease:
         settings: SessionSettings,
         monotonic: Callable[[], float],
         now: Callable[[], datetime],
+        until_ready: Callable[[Session], Awaitable[None]],
         on_left: Callable[[Session], None],
         *,
         is_call: bool,
@@ -268,6 +289,7 @@ class SessionLease:
         self._settings = settings
         self._monotonic = monotonic
         self._now = now
+        self._until_ready = until_ready
         self._on_left = on_left
         self._is_call = is_call
         self._session: Session | None = None
@@ -279,7 +301,7 @@ class SessionLease:
         await session.take_turn(self._settings)
         try:
             self._find()
-            await session.container.until_free()
+            await self._until_ready(session)
             self._find()
         except BaseException:
             self._leave(session, is_call=False)
@@ -314,11 +336,14 @@ class SessionLease:
             raise InternalError("A lease on a session is not entered.")
         if limits.memory_mb not in (None, session.memory_mb):
             raise InternalError("A run has the memory limit of its session.")
-        await session.container.until_free()
+        await self._until_ready(session)
         if session.finished is not None:
             self._find()
         limits = replace(limits, memory_mb=session.memory_mb)
         ending = await session.container.run(program, arguments, limits, sinks)
+        if self._is_call and session.was_stopped and ending.ended_by is not EndedBy.SANDBOX_LOST:
+            session.was_stopped = False
+            ending = replace(ending, state="restarted")
         return replace(ending, ended_by=_ended_by(session, ending), isolation="session")
 
 

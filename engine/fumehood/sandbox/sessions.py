@@ -10,8 +10,8 @@ only after it was stored.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -92,7 +92,10 @@ class SessionKeeper:
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._share = FairShare(settings.max, settings.max_of_one)
-        """Counts active sessions and those being created, in total and by principal."""
+        """Counts sessions that are not stopped, and those being created, in total and by
+        principal."""
+        self._disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
+        """Counts sessions with a disk, and those being created."""
         self._names: list[tuple[str, str | None]] = []
         """Owners and names of the sessions that are being created."""
         self._leaving = 0
@@ -177,17 +180,14 @@ class SessionKeeper:
             lifetime_s=lifetime_seconds,
         )
         self._check_name(principal.id, name)
-        self._reserve(principal.id)
         self._names.append((principal.id, name))
         try:
-            await self._until_there_is_room()
-            session = await self._make(wall, principal.id, agent_id, request)
-            if self._group is None:  # the engine stopped meanwhile
-                session.container.end(STOPPED)
-                raise _stopped()
-        except BaseException:
-            self._share.give_back(principal.id)
-            raise
+            async with self._place_for(principal.id, has_disk=disk_mb is not None):
+                await self._until_there_is_room()
+                session = await self._make(wall, principal.id, agent_id, request)
+                if self._group is None:  # the engine stopped meanwhile
+                    session.container.end(STOPPED)
+                    raise _stopped()
         finally:
             self._names.remove((principal.id, name))
         self._live[session.id] = session
@@ -257,8 +257,31 @@ class SessionKeeper:
             session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
         return self.find(principal, session.id)
 
+    async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
+        """End everything that runs in a principal's session after the calls in it, and keep its
+        disk. Raises as `pause`, and:
+
+        Raises:
+            InvalidParams: it has no disk.
+        """
+        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        if session.disk_mb is None:
+            raise InvalidParams(
+                "The files of this session are in memory, and would be lost. Pause it or end it.",
+                fields=["session_id"],
+            )
+        await session.take_turn(self._settings)
+        try:
+            self._usable(principal.id, session.id)
+            await session.container.stop()
+        finally:
+            session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
+        return self.find(principal, session.id)
+
     async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Let a principal's paused session continue, which counts as a use. Raises as `pause`."""
+        """Let a principal's paused or stopped session continue, which counts as a use. Raises as
+        `pause`.
+        """
         async with await self.files(principal, session_id):
             return self.find(principal, session_id)
 
@@ -333,7 +356,12 @@ class SessionKeeper:
         now = self._clock.monotonic()
         for session in list(self._live.values()):
             self._end_if_over(session)
-            if self._group is not None and session.is_idle(now, self._settings.pause_seconds):
+            if self._group is None or session.finished is not None:
+                continue
+            if session.disk_mb is not None and session.is_unused(now):
+                if not session.container.is_stopped:
+                    self._group.start_soon(self._stop_unused, session)
+            elif session.is_idle(now, self._settings.pause_seconds):
                 session.is_pausing = True
                 self._group.start_soon(self._pause_idle, session)
         self._history.prune(self._clock.now())
@@ -346,11 +374,13 @@ class SessionKeeper:
     def counts(self) -> Mapping[str, int]:
         """The number of sessions by state, for the operator."""
         paused = sum(session.container.is_paused for session in self._live.values())
+        stopped = sum(session.container.is_stopped for session in self._live.values())
         return {
-            "active": len(self._live) - paused,
+            "active": len(self._live) - paused - stopped,
             "paused": paused,
+            "stopped": stopped,
             "busy": sum(session.users > 0 for session in self._live.values()),
-            "creating": self._share.total - len(self._live),
+            "creating": self._share.total - sum(one.has_place for one in self._live.values()),
             "leaving": self._leaving,
         }
 
@@ -393,10 +423,15 @@ class SessionKeeper:
             last_used=now - (now_at - record.last_used_at).total_seconds(),
             epoch=home.epoch,
             calls=record.calls,
-            is_pausing=record.state is SessionStatus.PAUSED,
+            is_pausing=record.state in (SessionStatus.PAUSED, SessionStatus.STOPPED),
+            was_stopped=record.state is SessionStatus.STOPPED,
+            has_place=record.state is not SessionStatus.STOPPED,
         )
         self._live[session.id] = session
-        self._share.add(session.principal_id)
+        if session.has_place:
+            self._share.add(session.principal_id)
+        if session.disk_mb is not None:
+            self._disks.add(session.principal_id)
         self._tell("session.resumed", session)
 
     async def _make(
@@ -447,9 +482,43 @@ class SessionKeeper:
                 return f"Make a session that has it ({made}), or call without one."
         return "Make a session with another image, or call without one."
 
-    def _reserve(self, principal_id: str) -> None:
-        """Count one more session for a principal. Raises QuotaExceeded."""
+    @asynccontextmanager
+    async def _place_for(self, principal_id: str, *, has_disk: bool) -> AsyncIterator[None]:
+        """Count one more session for a principal, unless the block fails. Raises QuotaExceeded."""
+        if has_disk and self._disks.take(principal_id) is not None:
+            raise QuotaExceeded(
+                f"You have {self._disks.of(principal_id)} sessions with a disk, and this engine "
+                f"{self._disks.total}; it may have {self._disks.most}, and one caller "
+                f"{self._disks.most_of_one}. End one of them first: fumehood sessions end ID."
+            )
+        is_counted = False
+        try:
+            await self._reserve(principal_id)
+            is_counted = True
+            yield
+        except BaseException:
+            if is_counted:
+                self._share.give_back(principal_id)
+            if has_disk:
+                self._disks.give_back(principal_id)
+            raise
+
+    async def _reserve(self, principal_id: str) -> None:
+        """Count one more session that runs. If there are too many, stop the one with a disk that
+        was not used for the longest time. Raises QuotaExceeded.
+        """
         lack = self._share.take(principal_id)
+        while lack is not None:
+            unused = [
+                one
+                for one in self._live.values()
+                if one.disk_mb is not None and not one.users and not one.container.is_stopped
+                and (lack is Lack.TOTAL or one.principal_id == principal_id)
+            ]  # fmt: skip
+            if not unused:
+                break
+            await self._stop_unused(min(unused, key=lambda one: one.last_used))
+            lack = self._share.take(principal_id)
         if lack is Lack.SHARE:
             raise QuotaExceeded(
                 f"You have {self._settings.max_of_one} sessions, the maximum for one caller. End "
@@ -492,12 +561,37 @@ class SessionKeeper:
             raise _unknown()
         raise _over(session_id, over.record.state, over.record.why or "")
 
+    async def _until_ready(self, session: Session) -> None:
+        """Wait until a session's container can run something; start it again if it was stopped.
+
+        Raises:
+            QuotaExceeded: too many others run.
+            SandboxUnavailable: it cannot be started now.
+        """
+        if not session.has_place:
+            await self._reserve(session.principal_id)
+            session.has_place = True
+        try:
+            await session.container.until_free()
+        finally:
+            if session.container.is_stopped:
+                self._leave_place(session)
+
+    def _leave_place(self, session: Session) -> None:
+        if session.has_place:
+            session.has_place = False
+            self._share.give_back(session.principal_id)
+
+    async def _stop_unused(self, session: Session) -> None:
+        await session.container.stop(unless=lambda: session.users > 0)
+
     def _lease(self, principal_id: str, session_id: str, *, is_call: bool) -> SessionLease:
         return SessionLease(
             lambda: self._usable(principal_id, session_id),
             self._settings,
             self._clock.monotonic,
             self._clock.now,
+            self._until_ready,
             self._end_if_over,
             is_call=is_call,
         )
@@ -543,14 +637,23 @@ class SessionKeeper:
             self._finish(session, SessionStatus.ENDED, why)
 
     def _on_lost(self, session: Session | None) -> None:
-        """Mark a session as lost, because its container ended without a request."""
-        if session is not None and session.finished is None:
+        """Mark a session as lost or stopped, because its container ended without a request."""
+        if session is None or session.finished is not None:
+            return
+        if session.container.is_stopped:
+            session.was_stopped = session.is_outdated = session.is_pausing = True
+            self._leave_place(session)
+            self._tell("session.stopped", session)
+            self._wake.set()
+        else:
             why = session.container.lost or "its container is gone"
             self._finish(session, SessionStatus.LOST, why)
 
     def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
         del self._live[session.id]
-        self._share.give_back(session.principal_id)
+        self._leave_place(session)
+        if session.disk_mb is not None:
+            self._disks.give_back(session.principal_id)
         kept = session.finish(status, why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)

@@ -33,11 +33,16 @@ class SessionSettings(BaseModel):
     image: ImageName = "python-data"
     max_disk_mb: int = Field(default=10_240, ge=MIN_DISK_MB, le=1_048_576)
     """Maximum size of the disk that a session can ask for."""
+    max_disks: int = Field(default=100, ge=0, le=10_000)
+    """Maximum number of sessions with a disk, stopped ones included. One principal may have half
+    of them."""
+    disk_lifetime_seconds: float = Field(default=604_800, ge=10, le=31_536_000)
+    """Like `lifetime_seconds`, for sessions with a disk."""
     max: int = Field(default=4, ge=0, le=256)
     max_per_principal: int = Field(default=3, ge=0, le=256)
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
-    """Seconds without a call after which a session ends. Like `lifetime_seconds`, it is both the
-    default and the maximum that a caller may request."""
+    """Seconds without a call after which a session ends; with a disk, it is stopped. Like
+    `lifetime_seconds`, it is both the default and the maximum that a caller may request."""
     pause_seconds: float = Field(default=60, ge=1, le=86_400)
     """Seconds without a call after which a session's processes are frozen until the next call."""
     lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)

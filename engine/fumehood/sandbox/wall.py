@@ -321,6 +321,17 @@ class SessionContainer(Protocol):
         """Whether its processes are frozen."""
         ...
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether only its disk is there."""
+        ...
+
+    async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """End it after the present run, but keep its disk for the next `until_free`. `unless` says
+        at the last moment whether not to.
+        """
+        ...
+
     async def pause(self) -> None:
         """Freeze its processes, once it is clean after the last run. Not to be called during a run.
 
@@ -330,8 +341,8 @@ class SessionContainer(Protocol):
         ...
 
     async def until_free(self) -> None:
-        """Let a paused container continue, and wait, bounded, until it is clean after the last run,
-        or has ended.
+        """Let a paused container continue, or start a stopped one again; wait, bounded, until it is
+        clean after the last run, or has ended.
 
         Raises:
             SandboxUnavailable: it cannot continue now.
@@ -386,7 +397,8 @@ class SessionWall(Protocol):
         """Wait a bounded time for an unused container, and keep it for this domain. With `disk_mb`
         its working directory is a disk of its own.
 
-        `on_lost` is called once, when the container has ended for any reason.
+        `on_lost` is called when the container has ended for any reason: once, or each time that it
+        is stopped.
 
         Raises:
             SandboxUnavailable: no container was available in time, there is no such image, or no

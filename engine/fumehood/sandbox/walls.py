@@ -72,6 +72,7 @@ class WallSettings:
     container: ContainerSettings
     own_images: Path
     longest_session_s: float
+    longest_with_disk_s: float
     orphan_s: float
 
 
@@ -178,7 +179,11 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
         docker,
         image_finder(settings.own_images),
         _identity(state, on_event),
-        making=Making(held_s=settings.longest_session_s, orphan_s=settings.orphan_s),
+        making=Making(
+            held_s=settings.longest_session_s,
+            held_with_disk_s=settings.longest_with_disk_s,
+            orphan_s=settings.orphan_s,
+        ),
         disks=Disks(state / "disks" if state is not None else None, docker),
         eager=state is not None,
         on_event=on_event,

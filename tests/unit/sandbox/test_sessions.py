@@ -73,9 +73,9 @@ class Bench:
     def runs(self, session: SessionRecord) -> asyncio.Task[RunEnding]:
         return asyncio.ensure_future(self.run(session))
 
-    async def busy(self, calls: int = 1) -> tuple[SessionRecord, *tuple[Any, ...]]:
+    async def busy(self, calls: int = 1, **wishes: Any) -> tuple[SessionRecord, *tuple[Any, ...]]:
         """A new session and its calls: one that is held up, and others that wait for it."""
-        session = await self.keeper.create(ALICE)
+        session = await self.keeper.create(ALICE, **wishes)
         self.wall.held[0].may_run.clear()
         running = [self.runs(session) for _ in range(calls)]
         await settle()
@@ -389,6 +389,91 @@ async def test_session_that_cannot_be_paused_continues() -> None:
         assert (await made.run(record)).ended_by is EndedBy.OK
 
 
+async def test_unused_session_with_a_disk_is_stopped_until_its_next_call() -> None:
+    async with bench(idle_seconds=100) as made:
+        record = await made.keeper.create(ALICE, disk_mb=100)
+        made.clock.advance(100)
+        made.keeper.tidy()
+        await settle()
+        assert made.state(record) == ("stopped", None)
+        assert made.keeper.counts["stopped"] == 1
+        assert (await made.run(record)).state == "restarted"
+        assert made.state(record) == ("active", None)
+        assert (await made.run(record)).state is None
+        assert made.rows.kept[record.id].record.disk_mb == 100
+
+
+async def test_only_a_session_with_a_disk_can_be_stopped_by_hand() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        with pytest.raises(InvalidParams, match="in memory"):
+            await made.keeper.stop(ALICE, record.id)
+        on_disk = await made.keeper.create(ALICE, disk_mb=100)
+        assert (await made.keeper.stop(ALICE, on_disk.id)).state is SessionStatus.STOPPED
+        assert (await made.keeper.resume(ALICE, on_disk.id)).state is SessionStatus.ACTIVE
+        made.wall.held[1].lose_container()
+        assert made.state(on_disk) == ("stopped", None)
+
+
+async def test_session_in_use_is_not_stopped() -> None:
+    async with bench(idle_seconds=100) as made:
+        record, running = await made.busy(disk_mb=100)
+        made.clock.advance(1000)
+        made.keeper.tidy()
+        await settle()
+        assert made.state(record)[0] == "active"
+        made.wall.held[0].may_run.set()
+        assert (await running).ended_by is EndedBy.OK
+
+
+async def test_stopped_session_makes_room_and_needs_room_to_start_again() -> None:
+    async with bench(max=2, max_per_principal=2) as made:
+        first = await made.keeper.create(ALICE, disk_mb=100)
+        made.clock.advance(1)
+        second = await made.keeper.create(BOB, disk_mb=100)
+        made.clock.advance(1)
+        third = await made.keeper.create(BOB)
+        assert [made.state(first)[0], made.state(second, BOB)[0]] == ["stopped", "active"]
+        assert (await made.run(first)).state == "restarted"
+        assert [made.state(first)[0], made.state(second, BOB)[0]] == ["active", "stopped"]
+        made.wall.held[0].may_run.clear()
+        busy = made.runs(first)
+        await settle()
+        with pytest.raises(QuotaExceeded):
+            await made.run(second, BOB)
+        assert made.state(second, BOB)[0] == "stopped"
+        await made.keeper.end(BOB, third.id)
+        assert (await made.run(second, BOB)).state == "restarted"
+        made.wall.held[0].may_run.set()
+        await busy
+        assert made.keeper.counts == {
+            "active": 2, "paused": 0, "stopped": 0, "busy": 0, "creating": 0, "leaving": 0
+        }  # fmt: skip
+
+
+async def test_number_of_disks_is_limited_in_total_and_for_one_principal() -> None:
+    async with bench(max_disks=3, max=9, max_per_principal=9) as made:
+        for _ in range(2):
+            last = await made.keeper.create(ALICE, disk_mb=100)
+        with pytest.raises(QuotaExceeded, match="with a disk"):
+            await made.keeper.create(ALICE, disk_mb=100)
+        await made.keeper.create(ALICE)
+        await made.keeper.create(BOB, disk_mb=100)
+        with pytest.raises(QuotaExceeded, match="with a disk"):
+            await made.keeper.create(BOB, disk_mb=100)
+        await made.keeper.end(ALICE, last.id)
+        await made.keeper.create(BOB, disk_mb=100)
+
+
+@pytest.mark.parametrize("disk_mb", [15, 10_241, 0])
+async def test_disk_of_an_invalid_size_is_refused(disk_mb: int) -> None:
+    async with bench() as made:
+        with pytest.raises(InvalidParams, match="from 16 to 10240") as refused:
+            await made.keeper.create(ALICE, disk_mb=disk_mb)
+        assert refused.value.fields == ("disk_mb",)
+        assert made.wall.held == []
+
+
 async def test_name_stands_for_the_id_of_its_owners_session() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE, name="build")
@@ -518,7 +603,7 @@ async def test_sessions_being_created_count_towards_the_limits() -> None:
                 group.start_soon(one)
         assert sorted(answers) == ["made", *["refused"] * 4]
         assert made.keeper.counts == {
-            "active": 1, "paused": 0, "busy": 0, "creating": 0, "leaving": 0
+            "active": 1, "paused": 0, "stopped": 0, "busy": 0, "creating": 0, "leaving": 0
         }  # fmt: skip
 
 
@@ -573,6 +658,18 @@ async def test_next_engine_continues_the_sessions_with_a_higher_epoch(how: str) 
         calls = again.keeper.find(ALICE, record.id).calls
         assert calls == (2 if how == "an orderly stop" else 1)
         assert again.keeper.counts["active"] == 1
+
+
+async def test_stopped_session_of_an_earlier_engine_takes_no_place() -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE, disk_mb=100)
+        await keeper.stop(ALICE, record.id)
+    again = Bench(rows, wall, max=1)
+    async with again.keeper:
+        assert again.state(record) == ("stopped", None)
+        await again.keeper.end(ALICE, (await again.keeper.create(ALICE)).id)
+        assert (await again.run(record)).state == "restarted"
 
 
 async def test_paused_session_of_an_earlier_engine_stays_paused() -> None:

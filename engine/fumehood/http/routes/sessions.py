@@ -208,10 +208,29 @@ async def pause_session(engine: Engine, caller: Principal, session_id: SessionId
 
 
 @endpoint(
-    "POST", "/v1/sessions/{session_id}/resume", Needs.CALLER, errors=LIFE_ERRORS, work_s=TURN_S
+    "POST",
+    "/v1/sessions/{session_id}/stop",
+    Needs.CALLER,
+    errors=LIFE_ERRORS | {InvalidParams},
+    work_s=TURN_S,
+)
+async def stop_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
+    """End all that runs in one of the caller's own sessions, after the calls in it; keep its disk.
+
+    Only a session with a disk can be stopped. The next use starts it again, without its variables.
+    """
+    return await engine.sessions.stop(caller, session_id)
+
+
+@endpoint(
+    "POST",
+    "/v1/sessions/{session_id}/resume",
+    Needs.CALLER,
+    errors=LIFE_ERRORS | {QuotaExceeded},
+    work_s=TURN_S,
 )
 async def resume_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
-    """Let one of the caller's own sessions continue, as a call in it does."""
+    """Let one of the caller's own sessions, paused or stopped, continue, as a call in it does."""
     return await engine.sessions.resume(caller, session_id)
 
 
@@ -376,6 +395,7 @@ OPERATIONS = [
     end_session,
     pause_session,
     resume_session,
+    stop_session,
     list_session_files,
     get_session_file,
     put_session_file,

@@ -24,7 +24,7 @@ from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.spec import INODES_PER_MB
 from fumehood.sandbox.wall import try_later
 
-PROGRAMS = ("mkfs.ext4", "debugfs", "losetup")
+PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 RUN_S = 20.0
@@ -77,15 +77,36 @@ class Disks:
                 "-E", "nodiscard", str(path),
             )  # fmt: skip
             await _run("debugfs", "-w", "-f", "-", str(path), told=LAY_OUT)
-            device = await _run("losetup", "--find", "--show", str(path))
-            options = {"type": "ext4", "device": device.strip(), "o": "nosuid,nodev,noatime"}
-            await self._docker.create_volume(name, options)
+            await self._attach(name)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._try_to_remove(name)
             if isinstance(error, OSError | subprocess.SubprocessError | DockerError):
                 raise try_later("The session's disk could not be made. Repeat the call.") from error
             raise
+
+    async def attach(self, name: str) -> None:
+        """Make a disk ready for a new container, also after a restart of the host.
+
+        Raises:
+            SandboxUnavailable: that failed; the disk stays.
+        """
+        try:
+            await self._docker.remove_volume(name)
+            await self._attach(name)
+        except (OSError, subprocess.SubprocessError, DockerError) as error:
+            raise try_later("The session's disk cannot be used now. Repeat the call.") from error
+
+    async def _attach(self, name: str) -> None:
+        assert self._directory is not None
+        path = str(self._directory / name)
+        found = await _run("losetup", "--associated", path)
+        device = found.partition(":")[0]
+        if not device:
+            await _run("e2fsck", "-p", path, most_status=1)  # 1: it has mended something
+            device = (await _run("losetup", "--find", "--show", path)).strip()
+        options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
+        await self._docker.create_volume(name, options)
 
     def _promise(self, path: Path, mb: int) -> None:
         """Make the sparse file. Raises SandboxUnavailable if its room is not there."""
@@ -106,18 +127,26 @@ class Disks:
         finally:
             os.close(descriptor)
 
+    async def detach(self, name: str) -> None:
+        """Free what a disk uses besides its file, until `attach`. If that fails, it stays."""
+        with suppress(OSError, subprocess.SubprocessError, DockerError):
+            await self._detach(name)
+
+    async def _detach(self, name: str) -> Path:
+        assert self._directory is not None
+        await self._docker.remove_volume(name)
+        path = self._directory / name
+        for line in (await _run("losetup", "--associated", str(path))).splitlines():
+            await _run("losetup", "--detach", line.partition(":")[0])
+        return path
+
     async def remove(self, name: str) -> None:
         """Remove a disk, or what there is of it. No container may use it any more.
 
         Raises:
             OSError, subprocess.SubprocessError, DockerError: that failed.
         """
-        assert self._directory is not None
-        await self._docker.remove_volume(name)
-        path = self._directory / name
-        for line in (await _run("losetup", "--associated", str(path))).splitlines():
-            await _run("losetup", "--detach", line.partition(":")[0])
-        path.unlink(missing_ok=True)
+        (await self._detach(name)).unlink(missing_ok=True)
 
     async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
         """Remove the disks of sessions that are over. Those that cannot be removed stay until the
@@ -136,8 +165,8 @@ class Disks:
             await self.remove(name)
 
 
-async def _run(program: str, *arguments: str, told: str = "") -> str:
-    """Run a program of the host and return its output.
+async def _run(program: str, *arguments: str, told: str = "", most_status: int = 0) -> str:
+    """Run a program of the host and return its output. Its exit status may be `most_status`.
 
     Raises:
         OSError, subprocess.SubprocessError: it failed, or took too long.
@@ -145,7 +174,12 @@ async def _run(program: str, *arguments: str, told: str = "") -> str:
     found = shutil.which(program, path=SEARCH_PATH) or program
     with anyio.move_on_after(RUN_S):
         done = await anyio.run_process(
-            [found, *arguments], input=told.encode(), env={"PATH": SEARCH_PATH, "LC_ALL": "C"}
+            [found, *arguments],
+            input=told.encode(),
+            env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
+            check=False,
         )
+        if not 0 <= done.returncode <= most_status:
+            raise subprocess.CalledProcessError(done.returncode, program, stderr=done.stderr)
         return done.stdout.decode("utf-8", "replace")
     raise subprocess.TimeoutExpired(program, RUN_S)

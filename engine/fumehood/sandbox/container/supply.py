@@ -113,13 +113,15 @@ def image_finder(own: Path | None = None) -> FindImage:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How containers are created. `held_s` is the longest time for which a session keeps one, and
-    `orphan_s` how long one whose engine is gone waits for the next.
+    """How containers are created. `held_s` is the longest time for which a session keeps one,
+    `held_with_disk_s` the same for one with a disk, and `orphan_s` how long one whose engine is
+    gone waits for the next.
     """
 
     command: tuple[str, ...] = GUEST_COMMAND
     start_deadline_s: float = START_DEADLINE_S
     held_s: float = 0.0
+    held_with_disk_s: float = 0.0
     orphan_s: float = 600.0
 
 
@@ -444,7 +446,8 @@ class ContainerSupply:
             )
         self._numbers += 1
         # A container may reach the pool's age limit and then still be kept by a session.
-        used_s = settings.lifetime_seconds + self._making.held_s
+        held_s = self._making.held_s if disk is None else self._making.held_with_disk_s
+        used_s = settings.lifetime_seconds + held_s
         lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
         return ContainerSpec(
             name=f"fumehood-{identity.engine_id[:8]}-{self._numbers}",

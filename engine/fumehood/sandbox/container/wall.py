@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -65,6 +66,11 @@ package takes a tenth of a second, which would delay the engine's start."""
 LOOK_AGAIN_S = 30.0
 """Seconds between looks at Docker while it works and has a configured image. Each look also tidies
 the pool."""
+
+RESTART_S = 30.0
+"""Maximum seconds to start a stopped session again."""
+
+STOPPED = "it is stopped"
 
 LOOK_WHILE_AWAY_S = 5.0
 """Seconds between looks otherwise, so that an idle engine soon notices that Docker works again."""
@@ -276,12 +282,46 @@ class ContainerWall(HasImages):
             self._start_soon(self._sweep_disks)
             raise
         held = HeldContainer(self, self._supply, container.name, image.languages, on_lost)
-        held.container, held.disk = container, disk
-        self._held[held.name] = held
-        container.listen(held)
-        if self.keeps_sessions:
-            container.keep(FIRST_EPOCH, self._orphan_s)
+        held.disk = SessionDisk(disk, disk_mb, kind, FIRST_EPOCH)
+        self._use(held, container)
         return held
+
+    def _use(self, held: HeldContainer, container: Container) -> None:
+        """Give a session the container that was made for its disk."""
+        assert held.disk is not None
+        self._held[container.name] = held
+        if self.keeps_sessions:
+            container.keep(held.disk.epoch, self._orphan_s)
+        held.use(container)
+
+    async def restart(self, held: HeldContainer) -> None:
+        """Make a container for the disk of a stopped session. Raises SandboxUnavailable."""
+        disk = held.disk
+        assert disk is not None
+        await self._find(disk.kind.image)
+        await self._disks.attach(disk.volume)
+        container = await self._supply.make(disk.kind, (disk.volume, disk.mb))
+        if held.lost is None:
+            self._use(held, container)
+        else:  # it was ended meanwhile
+            container.end(held.why)
+            self._start_soon(self._supply.remove, container.name)
+
+    def see_off_stopped(self, name: str, container: Container | None, held: HeldContainer) -> None:
+        """Start removing the container of a stopped session."""
+        self._start_soon(self._see_off_stopped, name, container, held)
+
+    async def _see_off_stopped(
+        self, name: str, container: Container | None, held: HeldContainer
+    ) -> None:
+        removed = held.removed
+        if container is not None:
+            await container.until_examined()
+        await self._reaper.remove(name)
+        self._held.pop(name, None)
+        if held.disk is not None and held.lost is None:
+            await self._disks.detach(held.disk.volume)
+        removed.set()
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Let the container of an earlier engine's session stay until `resume`."""
@@ -305,15 +345,21 @@ class ContainerWall(HasImages):
             lambda: self._supply.take_over(name, kind, home.epoch),
         )
         held.is_paused = record.state is SessionStatus.PAUSED
-        held.disk = f"fumehood-{record.id}" if record.disk_mb is not None else None
-        self._held[name] = held
+        held.is_stopped = record.state is SessionStatus.STOPPED
+        if record.disk_mb is not None:
+            held.disk = SessionDisk(f"fumehood-{record.id}", record.disk_mb, kind, home.epoch)
         self._expected.discard(name)
-        self._start_soon(self._take_over, held)
+        if held.is_stopped:
+            held.removed = asyncio.Event()
+            self._start_soon(self._see_off_stopped, name, None, held)
+        else:
+            self._held[name] = held
+            self._start_soon(self._take_over, held)
         return held
 
     async def _take_over(self, held: HeldContainer) -> None:
         """Take a container over, unless it is frozen; try again while Docker cannot be used."""
-        while held.lost is None:
+        while held.lost is None and not held.is_stopped:
             try:
                 if held.is_paused:
                     await held.look()
@@ -418,7 +464,7 @@ class ContainerWall(HasImages):
             await self._reaper.remove(held.name)
             self._held.pop(held.name, None)
             if held.disk is not None:
-                self._disks_in_use.discard(held.disk)
+                self._disks_in_use.discard(held.disk.volume)
                 await self._sweep_disks()
         finally:
             held.gone.set()
@@ -486,6 +532,16 @@ class ContainerLease:
         return await self._entry.container.run(program, arguments, limits, sinks, isolation)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionDisk:
+    """A session's disk, and what a container for it is made from."""
+
+    volume: str
+    mb: int
+    kind: Kind
+    epoch: int
+
+
 class HeldContainer:
     """A session's container. Receives the container's events once it has left the pool."""
 
@@ -511,10 +567,16 @@ class HeldContainer:
         self._wall = wall
         self._supply = supply
         self._on_lost = on_lost
-        self.disk: str | None = None
-        """The volume of its working directory, which is removed with it."""
+        self.disk: SessionDisk | None = None
+        """That of its working directory. With it the container can be stopped and made anew."""
+        self.is_stopped = False
+        """Whether it has ended, and only its disk is there."""
         self.is_paused = False
         """Whether its processes are frozen, or may be."""
+        self._is_ending = False
+        self.removed = asyncio.Event()
+        """Set when the container of a stopped session is removed."""
+        self.removed.set()
         self._has_changed = asyncio.Event()
         self._take_over = take_over
         self._changing = anyio.Lock()
@@ -530,23 +592,40 @@ class HeldContainer:
         async with self._changing:
             if not self.is_paused:
                 await self._until_settled()
-                if self.lost is None:
+                if self.lost is None and not self.is_stopped:
                     self.is_paused = True  # from here on no run begins before `unpause`
                     await self._supply.pause(self.name)
 
+    async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """End it after the cleanup of the last run, and keep its disk."""
+        async with self._changing:
+            await self._until_settled()
+            if unless():
+                return
+            if self.container is not None:
+                self.container.end(STOPPED)  # calls `on_end`
+            self.on_end(STOPPED)
+
     async def until_free(self) -> None:
         """Wait for the cleanup after the last run, which the channel limits in time. If it is
-        frozen, let it continue; if it is an earlier engine's, take it over.
+        frozen, let it continue; if it is stopped, start it again; if it is an earlier engine's,
+        take it over.
 
         Raises:
             SandboxUnavailable: that cannot be done now.
         """
-        if self.container is None or self.is_paused:
+        while self.lost is None and (self.container is None or self.is_paused):
             async with self._changing:
                 await self._until_usable()
         await self._until_settled()
 
     async def _until_usable(self) -> None:
+        if self.is_stopped and self.lost is None:
+            with anyio.move_on_after(RESTART_S):
+                await self.removed.wait()
+                await self._wall.restart(self)
+                return
+            raise try_later("The session could not be started in time. Repeat the call.")
         if self.is_paused and self.lost is None:
             await self._supply.unpause(self.name)
             self.is_paused = False
@@ -557,6 +636,14 @@ class HeldContainer:
         while self.lost is None and self.container is not None and not self.container.is_free:
             self._has_changed.clear()
             await self._has_changed.wait()
+
+    def use(self, container: Container) -> None:
+        """Use a container that was made for its disk."""
+        self.is_stopped = False
+        self.name, self.container = container.name, container
+        container.listen(self)
+        if container.is_dead:
+            self.on_end(STREAM_ENDED)
 
     def _use(self, container: Container | None) -> None:
         """Use a container that was taken over, unless its session has ended meanwhile."""
@@ -584,7 +671,8 @@ class HeldContainer:
             self.container.end(self.lost)
 
     def end(self, why: str) -> None:
-        """End the container with everything that runs in it."""
+        """End the container with everything that runs in it, and its disk."""
+        self._is_ending = True
         if self.container is not None:
             self.container.end(why)  # calls `on_end`, unless the container had already ended
         self.on_end(why)
@@ -603,9 +691,23 @@ class HeldContainer:
         """Handle the container's end: by itself, by its channel, or by `end`."""
         if self.lost is not None:
             return
+        if self.disk is not None and not self._is_ending:
+            self._on_stop()
+            return
         self.lost, self.why = _in_words(why), why
         self._has_changed.set()
         self._wall.see_off(self)
+        self._on_lost()
+
+    def _on_stop(self) -> None:
+        """Keep the disk of a container that has ended."""
+        if self.is_stopped:
+            return
+        self.is_stopped, self.is_paused = True, False
+        container, self.container, self._take_over = self.container, None, None
+        self.removed = asyncio.Event()
+        self._has_changed.set()
+        self._wall.see_off_stopped(self.name, container, self)
         self._on_lost()
 
 
