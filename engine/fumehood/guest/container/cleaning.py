@@ -141,7 +141,9 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
 
     With `since_ns`, only files changed since then are handed over, and all stay in place.
     """
-    if mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty()):
+    if since_ns is None and (
+        mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty())
+    ):
         return NOTHING_DONE
     readable, writable = os.pipe()
     try:
@@ -166,7 +168,8 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
         os.closerange(3, report_fd)
         os.closerange(report_fd + 1, 1024)
         become_user()
-        left_out = workspace.keep_house(run_id, _tell, mounts.paths, since_ns)
+        places = mounts.emptied if since_ns is None else mounts.paths
+        left_out = workspace.keep_house(run_id, _tell, places, since_ns)
         os.write(report_fd, left_out.to_bytes(LEFT_OUT_BYTES, "big"))
         status = 0
     except BaseException as fault:

@@ -44,6 +44,7 @@ from fumehood.guest.container.prefork_pool import (
 )
 from fumehood.guest.container.run import Answer, Keep, Pause, Run, stays
 from fumehood.guest.container.takeover import Takeover
+from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
@@ -129,7 +130,7 @@ class Supervisor:
         self._watch_at = 0.0
         self._orphaned: Run | None = None
         """A session's run whose process has ended and that is not concluded yet."""
-        self._mounts = Mounts()
+        self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = children.watch()

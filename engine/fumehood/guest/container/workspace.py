@@ -60,9 +60,11 @@ class _Usage:
 class Mounts:
     """The state of the writable mounts before any run."""
 
-    def __init__(self, paths: Sequence[str] = MOUNTS) -> None:
+    def __init__(self, paths: Sequence[str] = MOUNTS, *, kept: Sequence[str] = ()) -> None:
+        """`kept` are those whose files outlive the container, which are never emptied."""
         self.paths = tuple(path for path in paths if os.path.ismount(path))
-        self._clean = {path: _Usage.of(path) for path in self.paths}
+        self.emptied = tuple(path for path in self.paths if path not in kept)
+        self._clean = {path: _Usage.of(path) for path in self.emptied}
         self._count_inodes = all(usage.total_inodes for usage in self._clean.values())
         self._table = _mount_table()
         self._changes = select.poll()
@@ -77,7 +79,7 @@ class Mounts:
 
     def are_empty(self) -> bool:
         """Whether the mounts are empty, by listing them; they are root's and readable by all."""
-        return not any(os.listdir(path) for path in self.paths)
+        return not any(os.listdir(path) for path in self.emptied)
 
     def are_full(self) -> bool:
         """Whether one of them has no space or no inode left."""

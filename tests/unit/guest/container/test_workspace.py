@@ -133,3 +133,20 @@ def test_workspace_bounds_match_those_of_the_host() -> None:
     assert workspace.MAX_FILES == CONTAINER_FILES_OUT
     assert workspace.MAX_TOTAL_BYTES == CONTAINER_FILES_OUT_MB * MB
     assert set(workspace.MOUNTS) == set(CONTAINER_SIXTEENTHS)
+
+
+def test_mount_that_is_kept_counts_as_clean_and_is_not_emptied(tmp_path: Path) -> None:
+    """As that of a session's disk, which has files of an earlier container."""
+    kept, other = tmp_path / "kept", tmp_path / "other"
+    for path in (kept, other):
+        path.mkdir()
+        (path / "file").write_text("x")
+    mounts = workspace.Mounts(kept=[str(kept)])
+    mounts._watched.close()
+    mounts.paths, mounts.emptied = (str(kept), str(other)), (str(other),)
+    assert not mounts.are_empty()
+    (other / "file").unlink()
+    assert mounts.are_empty()
+    told: list[Any] = []
+    assert workspace.keep_house(1, told.append, mounts.emptied) == 0
+    assert (told, (kept / "file").read_text()) == ([], "x")
