@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import APIError
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client, FumehoodError
@@ -157,8 +158,8 @@ def test_disk_is_larger_than_the_memory_and_found_in_the_record(
 def test_stopped_session_has_its_files_and_nothing_else(disk: Disk) -> None:
     disk.python("x = 1\nopen('a', 'w').write('kept')\nopen('/tmp/b', 'w').write('gone')")
     assert disk.told("sessions", "stop", disk.id)["state"] == "stopped"
-    assert containers_of(f"fumehood.owner={owner_id(disk.home)}") == []
-    assert disk.left == ([f"fumehood-{disk.id}"], [], [])
+    wait_until(lambda: containers_of(f"fumehood.owner={owner_id(disk.home)}") == [])
+    wait_until(lambda: disk.left == ([f"fumehood-{disk.id}"], [], []))
     answer = disk.python(
         "import os\n['x' in globals(), open('a').read(), os.path.exists('/tmp/b')]"
     )
@@ -192,7 +193,9 @@ def test_session_with_a_disk_outlives_its_daemon(
     with closing(open_docker(timeout_s=30)) as client:
         if "container" in lost:
             for container in containers_of(f"fumehood.owner={owner_id(home)}"):
-                client.remove_container(container["Id"], force=True)
+                with suppress(APIError):  # it is being removed, as that of a stopped session
+                    client.remove_container(container["Id"], force=True)
+            wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])
         if "volume" in lost and state != "stopped":
             client.remove_volume(f"fumehood-{disk.id}")
             subprocess.run(["losetup", "--detach", *disk.devices], check=True)
@@ -232,7 +235,8 @@ def test_daemon_killed_at_any_moment_loses_no_file(
             disk.daemon.process.wait(timeout=30)
             thread.join()
         disk.daemon = start_daemon(home, variables=SETTINGS)
-        assert disk.python("open('a').read()")["data"]["value"] == "kept", number
+        answer = disk.python("open('a').read()")
+        assert answer["data"].get("value") == "kept", (number, answer["error"])
     disk.end()
     wait_until(lambda: disk.left == ([], [], []))
     wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])

@@ -20,7 +20,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import MB
-from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.spec import INODES_PER_MB
 from fumehood.sandbox.wall import try_later
 
@@ -89,11 +89,14 @@ class Disks:
         """Make a disk ready for a new container, also after a restart of the host.
 
         Raises:
+            DockerConflict: a container still uses it.
             SandboxUnavailable: that failed; the disk stays.
         """
         try:
             await self._docker.remove_volume(name)
             await self._attach(name)
+        except DockerConflict:
+            raise
         except (OSError, subprocess.SubprocessError, DockerError) as error:
             raise try_later("The session's disk cannot be used now. Repeat the call.") from error
 

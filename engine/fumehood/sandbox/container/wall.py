@@ -31,7 +31,7 @@ from fumehood.sandbox.container.channel import (
 )
 from fumehood.sandbox.container.container import Container, ContainerProgram
 from fumehood.sandbox.container.disks import Disks
-from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
@@ -69,6 +69,9 @@ the pool."""
 
 RESTART_S = 30.0
 """Maximum seconds to start a stopped session again."""
+
+RESTART_PAUSE_S = 0.1
+"""Seconds between two tries to use a disk that another container still uses."""
 
 STOPPED = "it is stopped"
 
@@ -299,7 +302,14 @@ class ContainerWall(HasImages):
         disk = held.disk
         assert disk is not None
         await self._find(disk.kind.image)
-        await self._disks.attach(disk.volume)
+        while True:
+            try:
+                await self._disks.attach(disk.volume)
+                break
+            except DockerConflict:  # of a container that a killed engine was making or removing
+                with suppress(DockerError):
+                    await self._reaper.sweep()
+                await anyio.sleep(RESTART_PAUSE_S)
         container = await self._supply.make(disk.kind, (disk.volume, disk.mb))
         if held.lost is None:
             self._use(held, container)
