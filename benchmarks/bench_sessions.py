@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.bench_containers import docker, image_id, timed
@@ -30,6 +31,8 @@ def session_lines() -> Iterator[Line]:
     with run_daemon() as daemon:
         yield new_session(daemon)
         yield from paused(daemon)
+        if os.geteuid() == 0:  # an engine of another user makes no disks
+            yield from on_disk(daemon)
     yield taken_over()
 
 
@@ -74,6 +77,38 @@ def paused(daemon: Running) -> Iterator[Line]:
         "≤ 100 ms", f"{more_ms:.0f} ms", more_ms <= 100,
     )  # fmt: skip
     yield Line("pausing a session", "–", f"{statistics.median(pause_s) * 1e3:.0f} ms", None)
+
+
+def on_disk(daemon: Running) -> Iterator[Line]:
+    """Sessions with a disk of 1 GB."""
+    with Client(daemon.socket) as client:
+        session = client.create_session(disk_mb=1024).id
+        other = client.create_session().id
+
+        def call(one: str) -> Callable[[], object]:
+            return lambda: client.call("run_python", {"code": "0"}, session_id=one)
+
+        disk_s, memory_s, restart_s = [], [], []
+        for _ in range(3 * CALLS):
+            disk_s.append(timed(call(session)))
+            memory_s.append(timed(call(other)))
+        for _ in range(ROUNDS):
+            client.stop_session(session)
+            restart_s.append(timed(call(session)))
+        client.end_session(session)
+        client.end_session(other)
+        disk_ms, memory_ms = (statistics.median(taken) * 1e3 for taken in (disk_s, memory_s))
+        ratio, restart = disk_ms / memory_ms, statistics.median(restart_s)
+        yield Line(
+            "call in a session with a disk / in one without",
+            "≤ 1.1", f"{ratio:.2f} ({disk_ms:.1f} ms / {memory_ms:.1f} ms)", ratio <= 1.1,
+        )  # fmt: skip
+        yield Line(
+            "call in a stopped session, right after the stop",
+            "≤ 1.5 s",
+            f"{restart:.2f} s",
+            restart <= 1.5,
+        )
 
 
 def taken_over() -> Line:

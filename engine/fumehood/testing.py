@@ -133,7 +133,7 @@ class FakeWall:
         *,
         image: str,
         memory_mb: int,
-        disk_mb: int | None,
+        disk_mb: int | None = None,
         on_lost: Callable[[], None],
     ) -> FakePlace:
         """Return a session's container immediately. A test can end it with `held[-1].lose(…)`.

@@ -164,7 +164,7 @@ def test_openapi_document_lists_every_path_and_its_references_resolve(client: So
         "/v1/calls/{call_id}/events",
         "/v1/sessions", "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/files",
         "/v1/sessions/{session_id}/archive", "/v1/sessions/{session_id}/pause",
-        "/v1/sessions/{session_id}/resume",
+        "/v1/sessions/{session_id}/resume", "/v1/sessions/{session_id}/stop",
         "/v1/sessions/{session_id}/files/{path}",
     }  # fmt: skip
     references = re.findall(r"'\$ref': '([^']+)'", repr(document))

@@ -391,7 +391,7 @@ class SessionWall(Protocol):
         *,
         image: str,
         memory_mb: int,
-        disk_mb: int | None,
+        disk_mb: int | None = None,
         on_lost: Callable[[], None],
     ) -> SessionContainer:
         """Wait a bounded time for an unused container, and keep it for this domain. With `disk_mb`

@@ -25,7 +25,7 @@ Usage = namedtuple("Usage", "total used free")
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
     """Disks whose programs do nothing, on a file system with room for 100 MB."""
 
-    async def run(program: str, *arguments: str, told: str = "") -> str:
+    async def run(program: str, *arguments: str, told: str = "", most_status: int = 0) -> str:
         return ""
 
     monkeypatch.setattr(disks, "_run", run)
@@ -77,7 +77,7 @@ async def test_simultaneous_disks_share_the_room(made: Disks, tmp_path: Path) ->
 async def test_failed_disk_leaves_nothing(
     made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(program: str, *arguments: str, told: str = "") -> str:
+    async def fail(program: str, *arguments: str, told: str = "", most_status: int = 0) -> str:
         if program == "debugfs":
             raise OSError("broken")
         return ""
@@ -107,6 +107,8 @@ def test_engine_says_why_it_has_no_disks(
     remote = Docker({"DOCKER_HOST": "tcp://127.0.0.1:1"})
     assert Disks(tmp_path, remote).why_none() == "Docker is on another host"
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
-    assert "lacks mkfs.ext4 and debugfs and losetup" in str(Disks(tmp_path, docker).why_none())
+    assert "lacks mkfs.ext4 and debugfs and e2fsck and losetup" in str(
+        Disks(tmp_path, docker).why_none()
+    )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "root" in str(Disks(tmp_path, docker).why_none())
