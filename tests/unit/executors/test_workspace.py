@@ -330,7 +330,7 @@ class Keeper:
 
     def find(self, principal: Principal, session_id: str) -> Any:
         assert (principal, session_id) == (ANN, "sess_1")
-        return type("Record", (), {"memory_mb": 128})
+        return type("Record", (), {"memory_mb": 128, "disk_mb": None})
 
     async def files(self, principal: Principal, session_id: str) -> Any:
         @asynccontextmanager
