@@ -107,6 +107,8 @@ def report_sessions(chance: random.Random) -> bool:
                 counting[counting.index(one)] = one = begin(daemon, tally)
             one_call(daemon, one, chance, tally)
         after = traces(daemon, oldest)
+        for one in counting:  # a stopped daemon would leave them to the next one
+            ask(daemon, "DELETE", f"/v1/sessions/{one.id}")
         owner = owner_id(daemon.socket.parent)
     seconds = time.monotonic() - started
     left = len(containers_of(owner))

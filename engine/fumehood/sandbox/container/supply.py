@@ -559,8 +559,10 @@ class Reaper:
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
         return len(lost)
 
-    async def stop(self, spared: frozenset[str] = frozenset()) -> None:
-        """Remove all containers of this engine but these, in parallel, within `STOP_DEADLINE_S`."""
+    async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
+        """Remove all containers of this engine but these, and those of earlier engines' sessions
+        that have ended, in parallel, within `STOP_DEADLINE_S`.
+        """
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
                 mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")
@@ -571,6 +573,8 @@ class Reaper:
                     if one.name in spared:
                         continue
                     group.start_soon(self._try_to_remove, one.id)
+                for name in ended:
+                    group.start_soon(self._try_to_remove, name)
 
     async def _try_to_remove(self, container_id: str) -> None:
         with suppress(DockerError):

@@ -35,6 +35,7 @@ from fumehood.sandbox.container.docker_api import Docker, DockerConflict, Docker
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
+    STOP_DEADLINE_S,
     ContainerSupply,
     FindImage,
     Making,
@@ -152,14 +153,18 @@ class ContainerWall(HasImages):
     async def __aexit__(self, *exc: object) -> None:
         self._is_stopping = True
         self._pool.close(_stopping(), "the engine stops")
-        left = frozenset(held.name for held in self._held.values() if held.lost is None)
+        left = frozenset(held.name for held in self._held.values() if held.is_in_use)
+        ended = [name for name in self._held if name not in left]
         for held in list(self._held.values()):
             held.leave() if self.keeps_sessions else held.end("the engine stops")
         try:
             await self._stack.aclose()
         finally:
-            if self._supply.has_made:
-                await self._reaper.stop(left if self.keeps_sessions else frozenset())
+            if self._supply.has_made or ended:
+                await self._reaper.stop(left if self.keeps_sessions else frozenset(), ended)
+            if ended:
+                with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
+                    await self._sweep_disks()
 
     # -- the wall -------------------------------------------------------------------
 
@@ -591,6 +596,11 @@ class HeldContainer:
         self._take_over = take_over
         self._changing = anyio.Lock()
         """Held while it is taken over, frozen, or let continue."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has not ended."""
+        return self.lost is None and not self.is_stopped
 
     async def look(self) -> None:
         """Ask Docker whether it is still frozen."""
