@@ -35,9 +35,13 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def session(daemon: Daemon) -> Iterator[Session]:
-    made = Session(daemon, image="python", memory_mb=128)
+@pytest.fixture(
+    scope="module",
+    params=[{}, pytest.param({"disk_mb": 32}, marks=pytest.mark.needs("disks"))],
+    ids=["memory", "disk"],
+)
+def session(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Session]:
+    made = Session(daemon, image="python", memory_mb=128, **request.param)
     yield made
     made.end()
 
