@@ -24,7 +24,7 @@ from benchmarks.soak_containers import containers_of
 from fumehood.client import Client
 from fumehood.storage.directory import owner_id
 
-KILLS = 200
+KILLS = 60
 AT_ONCE = 2
 LONGEST_S = 0.5
 """Most seconds from the beginning of two changes to the death."""

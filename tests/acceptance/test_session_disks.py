@@ -208,6 +208,37 @@ def test_session_with_a_disk_outlives_its_daemon(
     wait_until(lambda: disk.left == ([], [], []))
 
 
+def test_session_that_ends_while_it_starts_again_leaves_nothing(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    daemon = start_daemon(home, variables=SETTINGS)
+    for number in range(10):
+        disk = Disk(daemon, home)
+        with Client(daemon.socket) as client, Client(daemon.socket) as other:
+            client.stop_session(disk.id)
+            thread = threading.Thread(target=swallow, args=(other.resume_session, disk.id))
+            thread.start()
+            time.sleep(0.01 * number)
+            client.end_session(disk.id)
+            thread.join()
+        wait_until(lambda disk=disk: disk.left == ([], [], []))  # type: ignore[misc]
+    wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])
+
+
+def test_variables_after_a_restart_outlive_the_daemon(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk.told("sessions", "stop", disk.id)
+    assert disk.python("x = 42")["data"]["session"]["state"] == "restarted"
+    disk.daemon.process.send_signal(signal.SIGKILL)
+    disk.daemon.process.wait(timeout=30)
+    disk.daemon = start_daemon(home, variables=SETTINGS)
+    assert disk.python("x")["data"]["value"] == 42
+    disk.end()
+    wait_until(lambda: disk.left == ([], [], []))
+
+
 def test_session_whose_container_dies_is_stopped_and_goes_on(disk: Disk) -> None:
     disk.python("x = 1\nopen('a', 'w').write('kept')")
     (container,) = containers_of(f"fumehood.owner={owner_id(disk.home)}")

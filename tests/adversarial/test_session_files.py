@@ -364,6 +364,14 @@ def test_twin_plain_archive_is_unpacked(session: Session) -> None:
     assert session.shell("find . -type f | sort")["stdout"] == "./a/b/d/e\n./a/b/ok\n"
 
 
+def test_module_in_the_workspace_is_not_loaded_to_unpack_an_archive(session: Session) -> None:
+    """A program of the session could forge the answer, and would run outside of a call."""
+    session.shell('for m in tarfile copy struct grp; do echo \'open("ran", "w")\' > $m.py; done')
+    answer = archived(session, "PUT", body=tarred(("ok", 1)))
+    assert answer.body["data"] == {"path": "", "files": 1, "size": 1}
+    assert session.shell("ls")["stdout"] == "copy.py\ngrp.py\nok\nstruct.py\ntarfile.py\n"
+
+
 def test_archive_without_room_is_refused_and_the_session_continues(session: Session) -> None:
     """Its files take as much again, and a million of them are more than the wall allows."""
     half = archived(session, "PUT", body=tarred(*((str(n), MB) for n in range(20))))

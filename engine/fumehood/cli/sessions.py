@@ -38,6 +38,11 @@ SessionId = Annotated[
 SESSION = {"session": SessionId}
 
 
+def _reference(session: SessionRecord) -> str:
+    """Its name, while that can be used, or its id."""
+    return session.id if session.state.is_over else session.name or session.id
+
+
 def _age(session: SessionRecord) -> str:
     from fumehood.cli.options import age
 
@@ -55,8 +60,7 @@ plain(
     "sessions",
     "List your sessions, newest first, including those that ended in the last day.",
     as_table(
-        Column("session", lambda session: session.id, whole=True),
-        Column("name", lambda session: session.name or "", drop=6),
+        Column("session", _reference, whole=True),
         Column("state", lambda session: "busy" if session.is_busy else session.state),
         Column("image", lambda session: session.image),
         Column("agent", lambda session: session.agent_id or "", drop=4),
@@ -76,9 +80,10 @@ def new_session(
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
-    idle: Annotated[float | None, typer.Option(help="Seconds without use after which it ends.")] = (
-        None
-    ),
+    idle: Annotated[
+        float | None,
+        typer.Option(help="Seconds without use until it ends, or stops."),
+    ] = (None),
     lifetime: Annotated[float | None, typer.Option(help="Maximum lifetime in seconds.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent whose calls run in it.")] = None,
     as_json: AsJson = False,
@@ -116,7 +121,7 @@ plain(
 plain(
     sessions,
     "pause_session",
-    "Freeze a session until its next use. Meanwhile it takes memory, but no CPU.",
+    "Freeze a session after its calls, until its next use. It keeps its memory, but uses no CPU.",
     as_fields,
     arguments=SESSION,
     scope=None,
@@ -125,7 +130,7 @@ plain(
 plain(
     sessions,
     "stop_session",
-    "End all that runs in a session with a disk. The next use starts it again, without variables.",
+    "End all in a session but its disk, after its calls, until its next use.",
     as_fields,
     arguments=SESSION,
     scope=None,
@@ -225,7 +230,7 @@ def put_file(
         fail("Give the path in the session for standard input.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name
     with calling(socket, as_json=as_json) as client:
-        if source != "-" and Path(source).is_dir():
+        if source != "-" and Path(source).is_dir() and not Path(source).is_symlink():
             if create:
                 fail("--create is for one file.", ExitCode.USAGE)
             unpacked = _send_directory(client, session, source, "" if name == "." else name)
@@ -296,7 +301,7 @@ def _save_directory(client: Client, session_id: str, path: str, target: str | No
 
     path = path.rstrip("/")
     inner = "" if path == "." else path
-    if target in (None, "-") and not inner:
+    if target == "-" or (target is None and not inner):
         fail("Name the directory to make.", ExitCode.USAGE)
     made = Path(target if target is not None else inner.rpartition("/")[2])
     try:

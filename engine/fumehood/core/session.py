@@ -48,7 +48,7 @@ class SessionStatus(StrEnum):
 
 
 class SessionRecord(BaseModel):
-    """One session. `why` is one sentence, and null until it is over."""
+    """One session. `why` is one sentence if it is over or stopped, otherwise null."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 

@@ -95,12 +95,13 @@ def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavaila
     )
 
 
-def session_lost(details: JsonObject) -> SandboxUnavailable:
+def session_lost(details: JsonObject, *, has_disk: bool) -> SandboxUnavailable:
     """Return the error for a session whose container no longer exists."""
+    words = "with its files and variables. Start another session."
+    if has_disk:
+        words = "with its variables. Its files are on its disk: look at them, and go on in it."
     return SandboxUnavailable(
-        "The session's container was lost, with its files and variables. Start another session.",
-        details=details,
-        retryable=False,
+        f"The session's container was lost, {words}", details=details, retryable=False
     )
 
 
@@ -335,6 +336,7 @@ def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> st
 _STATES = {
     "rolled_back": "session: call stopped; variables restored; files are not rolled back",
     "reset": "session: the variables are lost; files are not rolled back",
+    "restarted": "session: it was stopped before this call; the variables from before are gone",
 }
 
 

@@ -240,7 +240,9 @@ def _error(
     if ending.signal is not None:
         details["signal"] = ending.signal
     if ending.ended_by is EndedBy.SANDBOX_LOST:
-        return session_lost(details) if subject.in_session else container_lost(tool, details)
+        if subject.in_session:
+            return session_lost(details, has_disk=limits.disk_mb is not None)
+        return container_lost(tool, details)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
         message = failure_message(ending, failure, subject)
         is_directory = failure.message.startswith("the working directory")

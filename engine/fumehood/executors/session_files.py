@@ -14,6 +14,7 @@ import tarfile
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
 import anyio
@@ -25,7 +26,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, container_writable_mb
 from fumehood.core.pages import DEFAULT_PAGE
-from fumehood.core.session import UPLOAD_PIECE_BYTES
+from fumehood.core.session import UPLOAD_PIECE_BYTES, SessionRecord
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_guest import (
     MAX_LISTED,
@@ -91,9 +92,13 @@ class SessionFiles:
         self._session_id = session_id
 
     @property
+    def _record(self) -> SessionRecord:
+        return self._sessions.find(self._principal, self._session_id)
+
+    @property
     def most_bytes(self) -> int:
         """The size of the workspace in bytes, which is also the limit of one file."""
-        record = self._sessions.find(self._principal, self._session_id)
+        record = self._record
         return (record.disk_mb or container_writable_mb(record.memory_mb)["/workspace"]) * MB
 
     async def page(
@@ -250,7 +255,8 @@ class SessionFiles:
         """
         turn = await self._sessions.files(self._principal, self._session_id)
         async with turn as lease:
-            said = await ask(lease, request, REQUEST_LIMITS, model)
+            limits = replace(REQUEST_LIMITS, disk_mb=self._record.disk_mb)
+            said = await ask(lease, request, limits, model)
         return said.required
 
 

@@ -219,7 +219,8 @@ FAULT_WORDS = {
     "not_a_file": "Not a regular file: directories, pipes and devices cannot be read or written.",
     "link": "The path contains a symbolic link; links are not followed. Name the target.",
     "exists": "The file already exists. Replace it with mode 'replace', or choose another path.",
-    "no_room": "The workspace is full. Delete something, or start a session with more memory.",
+    "no_room": "The workspace is full. Delete something, or start a session with more room (a "
+    "disk, or more memory).",
     "not_empty": "The directory is not empty. Use recursive to delete its content, too.",
     "changed": "The file changed in the meantime. Start again.",
     "invalid": "This is not possible in a workspace.",
@@ -307,7 +308,7 @@ def deletion_error(done: Deletion) -> EngineError | None:
 
 def _ended(ending: RunEnding, limits: Limits) -> EngineError:
     if ending.ended_by is EndedBy.SANDBOX_LOST:
-        return session_lost({})
+        return session_lost({}, has_disk=limits.disk_mb is not None)
     error_class = ENDING_ERRORS[ending.ended_by] or ExecutionError
     why: Any = " ".join(refused_by(ending.limits_hit, limits))
     return error_class(

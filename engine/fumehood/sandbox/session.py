@@ -71,6 +71,8 @@ class Session:
     last_used: float
     epoch: int = FIRST_EPOCH
     calls: int = 0
+    stopped_why: str | None = None
+    """Why it was stopped the last time, as a sentence."""
     was_stopped: bool = False
     """Whether it was stopped since its last call."""
     has_place: bool = True
@@ -148,7 +150,7 @@ class Session:
             id=self.id,
             name=self.name,
             state=self._state(),
-            why=None,
+            why=self.stopped_why if self.container.is_stopped else None,
             image=self.image,
             languages=self.container.languages,
             agent_id=self.agent_id,

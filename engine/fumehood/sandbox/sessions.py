@@ -273,6 +273,7 @@ class SessionKeeper:
         await session.take_turn(self._settings)
         try:
             self._usable(principal.id, session.id)
+            session.stopped_why = sentence("its owner stopped it")
             await session.container.stop()
         finally:
             session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
@@ -283,7 +284,8 @@ class SessionKeeper:
         `pause`.
         """
         async with await self.files(principal, session_id):
-            return self.find(principal, session_id)
+            pass
+        return self.find(principal, session_id)
 
     # -- for calls -----------------------------------------------------------------
 
@@ -360,7 +362,8 @@ class SessionKeeper:
                 continue
             if session.disk_mb is not None and session.is_unused(now):
                 if not session.container.is_stopped:
-                    self._group.start_soon(self._stop_unused, session)
+                    why = f"it was not used for {session.idle_s:g} s"
+                    self._group.start_soon(self._stop_unused, session, why)
             elif session.is_idle(now, self._settings.pause_seconds):
                 session.is_pausing = True
                 self._group.start_soon(self._pause_idle, session)
@@ -425,6 +428,7 @@ class SessionKeeper:
             calls=record.calls,
             is_pausing=record.state in (SessionStatus.PAUSED, SessionStatus.STOPPED),
             was_stopped=record.state is SessionStatus.STOPPED,
+            stopped_why=record.why,
             has_place=record.state is not SessionStatus.STOPPED,
         )
         self._live[session.id] = session
@@ -517,12 +521,14 @@ class SessionKeeper:
             ]  # fmt: skip
             if not unused:
                 break
-            await self._stop_unused(min(unused, key=lambda one: one.last_used))
+            oldest = min(unused, key=lambda one: one.last_used)
+            await self._stop_unused(oldest, "another session needed its place")
             lack = self._share.take(principal_id)
         if lack is Lack.SHARE:
             raise QuotaExceeded(
-                f"You have {self._settings.max_of_one} sessions, the maximum for one caller. End "
-                "one of them first: fumehood sessions list, fumehood sessions end ID."
+                f"You have {self._settings.max_of_one} sessions that are not stopped, the maximum "
+                "for one caller. End one of them first, or stop one that has a disk: fumehood "
+                "sessions list, fumehood sessions end ID, fumehood sessions stop ID."
             )
         if lack is Lack.TOTAL:
             raise QuotaExceeded(
@@ -573,6 +579,11 @@ class SessionKeeper:
             session.has_place = True
         try:
             await session.container.until_free()
+            if session.was_stopped and not session.container.is_stopped:
+                # The next engine must find the new container.
+                session.stopped_why = None
+                self._history.note(session.kept())
+                await self._write_changes()
         finally:
             if session.container.is_stopped:
                 self._leave_place(session)
@@ -582,7 +593,8 @@ class SessionKeeper:
             session.has_place = False
             self._share.give_back(session.principal_id)
 
-    async def _stop_unused(self, session: Session) -> None:
+    async def _stop_unused(self, session: Session, why: str) -> None:
+        session.stopped_why = sentence(why)
         await session.container.stop(unless=lambda: session.users > 0)
 
     def _lease(self, principal_id: str, session_id: str, *, is_call: bool) -> SessionLease:
@@ -611,6 +623,8 @@ class SessionKeeper:
     def _check_name(self, principal_id: str, name: str | None) -> None:
         if name is None:
             return
+        if name == "new":  # `--session new` makes one
+            raise InvalidParams("A session cannot have the name 'new'.", fields=["name"])
         if (principal_id, name) in self._names or self._live_one(principal_id, name) is not None:
             raise InvalidParams(
                 f"You have a session {name!r} already: use it, or choose another name.",
@@ -642,6 +656,7 @@ class SessionKeeper:
             return
         if session.container.is_stopped:
             session.was_stopped = session.is_outdated = session.is_pausing = True
+            session.stopped_why = session.stopped_why or sentence("its container is gone")
             self._leave_place(session)
             self._tell("session.stopped", session)
             self._wake.set()

@@ -395,7 +395,7 @@ async def test_unused_session_with_a_disk_is_stopped_until_its_next_call() -> No
         made.clock.advance(100)
         made.keeper.tidy()
         await settle()
-        assert made.state(record) == ("stopped", None)
+        assert made.state(record) == ("stopped", "It was not used for 100 s.")
         assert made.keeper.counts["stopped"] == 1
         assert (await made.run(record)).state == "restarted"
         assert made.state(record) == ("active", None)
@@ -412,7 +412,7 @@ async def test_only_a_session_with_a_disk_can_be_stopped_by_hand() -> None:
         assert (await made.keeper.stop(ALICE, on_disk.id)).state is SessionStatus.STOPPED
         assert (await made.keeper.resume(ALICE, on_disk.id)).state is SessionStatus.ACTIVE
         made.wall.held[1].lose_container()
-        assert made.state(on_disk) == ("stopped", None)
+        assert made.state(on_disk) == ("stopped", "Its container is gone.")
 
 
 async def test_session_in_use_is_not_stopped() -> None:
@@ -480,7 +480,7 @@ async def test_name_stands_for_the_id_of_its_owners_session() -> None:
         other = await made.keeper.create(BOB, name="build")
         assert made.keeper.find(ALICE, "build") == record
         assert made.keeper.find(BOB, "build") == other
-        for name in ("build", "Build", "sess_0", "", "a" * 64):
+        for name in ("build", "new", "Build", "sess_0", "", "a" * 64):
             with pytest.raises(InvalidParams) as caught:
                 await made.keeper.create(ALICE, name=name)
             assert caught.value.fields == ("name",)
@@ -667,7 +667,7 @@ async def test_stopped_session_of_an_earlier_engine_takes_no_place() -> None:
         await keeper.stop(ALICE, record.id)
     again = Bench(rows, wall, max=1)
     async with again.keeper:
-        assert again.state(record) == ("stopped", None)
+        assert again.state(record) == ("stopped", "Its owner stopped it.")
         await again.keeper.end(ALICE, (await again.keeper.create(ALICE)).id)
         assert (await again.run(record)).state == "restarted"
 

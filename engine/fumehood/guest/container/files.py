@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from fumehood.guest.container.walk import (
     MAX_DEPTH,
     MAX_PATH_CHARACTERS,
     NEW_FLAGS,
+    WORKSPACE,
     Refused,
     directory_at,
     empty,
@@ -48,6 +50,9 @@ PLAIN_TYPES = (b"0", b"\0", b"5")
 BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
 
+MAX_TIME_NS = (1 << 63) - 1
+"""Largest distance of a time from 1970 that is told. Programs may set any time."""
+
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 Result = dict[str, Any]
@@ -55,6 +60,8 @@ Result = dict[str, Any]
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Carry out one operation. Returns exit code and claim."""
+    # A program of the session may have left modules there, which nothing here may import.
+    sys.path[:] = [path for path in sys.path if not path.startswith(WORKSPACE)]
     try:
         result = _VERBS[arguments["do"]](arguments)
     except Refused as refusal:
@@ -100,7 +107,12 @@ def _below(directory: int, prefix: str, depth: int) -> Iterator[Result]:
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_text(name):
             continue
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if len(prefix + name) > MAX_PATH_CHARACTERS:
+            continue  # nobody could name it
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:  # the directory's owner has closed it to itself
+            return
         yield _entry(prefix + name, status)
         if depth and stat.S_ISDIR(status.st_mode):
             try:
@@ -124,7 +136,7 @@ def _entry(path: str, status: os.stat_result) -> Result:
         "path": path,
         "kind": kind,
         "size": status.st_size if kind == "file" else 0,
-        "modified_ns": status.st_mtime_ns,
+        "modified_ns": max(-MAX_TIME_NS, min(status.st_mtime_ns, MAX_TIME_NS)),
     }
 
 
@@ -150,6 +162,23 @@ def _read(arguments: Result) -> Result:
     }
 
 
+def _read_closed(arguments: Result) -> Result:
+    """Read a file also if its owner, which is the same user, has removed its own permission."""
+    path = arguments["path"]
+    with parent_of(path) as (directory, name):
+        mode = stat.S_IMODE(status_of(name, directory, path).st_mode)
+        if mode & stat.S_IRUSR:
+            return _read(arguments)
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            os.chmod(f"/proc/self/fd/{descriptor}", mode | stat.S_IRUSR)
+            piece = _read(arguments)
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        finally:
+            os.close(descriptor)
+    return piece
+
+
 def _read_many(arguments: Result) -> Result:
     """Read whole files, in order, as long as they fit into `length` bytes. One that cannot be read
     is None.
@@ -158,7 +187,7 @@ def _read_many(arguments: Result) -> Result:
     pieces: list[Result | None] = []
     for path in arguments["paths"]:
         try:
-            piece = _read({"path": path, "offset": 0, "length": room})
+            piece = _read_closed({"path": path, "offset": 0, "length": room})
         except (Refused, OSError):
             pieces.append(None)
             continue
@@ -261,8 +290,10 @@ def _unpack(arguments: Result) -> Result:
                             raise Refused("archive", "it is cut off")
                         for member, inner in members:
                             _unpack_one(archive, member, f"{path}/{inner}".strip("/"))
-                except tarfile.TarError as error:
-                    raise Refused("archive", str(error)) from None
+                except (Refused, OSError, MemoryError):
+                    raise
+                except Exception as error:  # the package has more than its own for a broken archive
+                    raise Refused("archive", f"it is broken: {str(error)[:100]}") from None
         finally:
             _drop_quietly(name, top)
     files = [member.size for member, _ in members if member.isreg()]
@@ -290,7 +321,16 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
             or "\0" in path
         ):
             raise Refused("archive", f"{shown} is no plain relative path")
+        if names[-1].startswith(UPLOAD_PREFIX):
+            raise Refused("archive", f"{shown} is the name of an unfinished upload")
         members.append((member, "" if path == "." else path))
+    files = {path for member, path in members if not member.isdir()}
+    directories = {path for member, path in members if member.isdir()}
+    for path in [*files, *directories]:
+        while path := path.rpartition("/")[0]:
+            directories.add(path)
+    for path in files & directories:
+        raise Refused("archive", f"{ascii(path)[:200]} is a file and a directory")
     return members
 
 

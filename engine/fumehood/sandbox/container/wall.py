@@ -307,7 +307,7 @@ class ContainerWall(HasImages):
         disk = held.disk
         assert disk is not None
         await self._find(disk.kind.image)
-        while True:
+        while held.lost is None:
             try:
                 await self._disks.attach(disk.volume)
                 break
@@ -315,12 +315,14 @@ class ContainerWall(HasImages):
                 with suppress(DockerError):
                     await self._reaper.sweep()
                 await anyio.sleep(RESTART_PAUSE_S)
+        if held.lost is not None:
+            return
         container = await self._supply.make(disk.kind, (disk.volume, disk.mb))
         if held.lost is None:
             self._use(held, container)
-        else:  # it was ended meanwhile
+        else:  # it was ended meanwhile, and its disk is removed after this
             container.end(held.why)
-            self._start_soon(self._supply.remove, container.name)
+            await self._supply.remove(container.name)
 
     def see_off_stopped(self, name: str, container: Container | None, held: HeldContainer) -> None:
         """Start removing the container of a stopped session."""
@@ -479,6 +481,7 @@ class ContainerWall(HasImages):
             await self._reaper.remove(held.name)
             self._held.pop(held.name, None)
             if held.disk is not None:
+                await held.until_unchanging()
                 self._disks_in_use.discard(held.disk.volume)
                 await self._sweep_disks()
         finally:
@@ -601,6 +604,11 @@ class HeldContainer:
     def is_in_use(self) -> bool:
         """Whether it has not ended."""
         return self.lost is None and not self.is_stopped
+
+    async def until_unchanging(self) -> None:
+        """Wait until a restart in progress is over, which uses the disk."""
+        async with self._changing:
+            await self.removed.wait()
 
     async def look(self) -> None:
         """Ask Docker whether it is still frozen."""

@@ -208,6 +208,57 @@ def test_what_is_no_archive_is_refused_and_removed(do: Do, place: Path) -> None:
         assert os.listdir(place) == []
 
 
+def altered(field: slice, value: bytes) -> bytes:
+    """An archive whose header has another field, and the right checksum."""
+    header = bytearray(archive(("a", b"x"))[:512])
+    header[field] = value
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(2048)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        altered(slice(124, 136), b"\x80" + b"\x7f" * 11),
+        altered(slice(124, 136), b"\xff" * 12),
+        tarfile.TarInfo("L" * 300).tobuf(tarfile.GNU_FORMAT)[:1024] * 3000,
+        archive(("d/", "DIRTYPE"), ("d", b"")),
+        archive(("e", b""), ("e/", "DIRTYPE")),
+        archive(("e/f", b""), ("e", b"")),
+        archive((".fumehood-upload-" + "a" * 32, b"")),
+    ],
+    ids=["huge", "negative", "chain", "directory-file", "file-directory", "below", "upload"],
+)
+def test_broken_or_contradictory_archive_is_refused_before_a_write(
+    do: Do, place: Path, content: bytes
+) -> None:
+    assert fault(unpack(do, content)) == "archive"
+    assert os.listdir(place) == []
+
+
+def test_files_that_nobody_can_name_or_reach_do_not_break_a_listing(do: Do, place: Path) -> None:
+    inner = os.open(place, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("e" * 250, dir_fd=inner)
+        outer, inner = inner, os.open("e" * 250, os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
+    (place / "old").write_text("x")
+    os.utime(place / "old", ns=(0, -(1 << 62)))
+    paths = listed(do)
+    assert max(map(len, paths)) <= 4096
+    assert paths[-1] == "old"
+
+
+def test_closed_file_is_read_with_others_and_stays_closed(do: Do, place: Path) -> None:
+    (place / "closed").write_text("x")
+    (place / "closed").chmod(0)
+    (piece,) = do("read_many", paths=["closed"], length=10)["pieces"]
+    assert base64.b64decode(piece["content_base64"]) == b"x"
+    assert (place / "closed").stat().st_mode & 0o777 == 0
+
+
 def test_number_of_members_is_limited(do: Do, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_MEMBERS", 3)
     four = [(str(n), b"") for n in range(4)]
