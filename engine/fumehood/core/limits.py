@@ -67,6 +67,10 @@ PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Lim
 do not apply."""
 
 
+MIN_DISK_MB, MAX_DISK_MB = 16, 1_048_576
+"""Smallest and largest size of a session's disk, in MB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The effective limits of one call. `None` means that the wall lacks such a limit."""

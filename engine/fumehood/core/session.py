@@ -13,7 +13,12 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from fumehood.core.call import Id
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CONTAINER_MB
+from fumehood.core.limits import (
+    CONTAINER_MEMORY_CLASSES,
+    MAX_DISK_MB,
+    MIN_CONTAINER_MB,
+    MIN_DISK_MB,
+)
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.tool import Megabytes, Seconds
 
@@ -124,6 +129,7 @@ class NewSession(BaseModel):
         default=None,
         description="Size of a disk for its files, which can be executed there; default: they are "
         "in memory. At most `sessions.max_disk_mb` of the configuration.",
+        json_schema_extra={"minimum": MIN_DISK_MB, "maximum": MAX_DISK_MB},
     )
     idle_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.idle_seconds` of the configuration."

@@ -21,7 +21,7 @@ import anyio
 
 from fumehood.core.errors import EndedBy, InternalError, InvalidParams
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limits, WallLimits
+from fumehood.core.limits import MIN_DISK_MB, Limits, WallLimits
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
@@ -29,7 +29,7 @@ from fumehood.core.session import (
     SessionRecord,
     SessionStatus,
 )
-from fumehood.sandbox.settings import IMAGE_NAME, MIN_DISK_MB, SessionSettings
+from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
+    MAX_DISK_MB,
+    MIN_DISK_MB,
     MIN_INTERPRETER_MB,
     MIN_JAIL_MB,
     WallLimits,
@@ -19,9 +21,6 @@ GUEST_MB = 32
 """MB of memory for the guest of an image that preloads nothing, in addition to a program's memory.
 """
 
-MIN_DISK_MB = 16
-"""Size of the smallest disk, in MB."""
-
 ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
@@ -31,7 +30,7 @@ class SessionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: ImageName = "python-data"
-    max_disk_mb: int = Field(default=10_240, ge=MIN_DISK_MB, le=1_048_576)
+    max_disk_mb: int = Field(default=10_240, ge=MIN_DISK_MB, le=MAX_DISK_MB)
     """Maximum size of the disk that a session can ask for."""
     max_disks: int = Field(default=100, ge=0, le=10_000)
     """Maximum number of sessions with a disk, stopped ones included. One principal may have half
