@@ -225,6 +225,20 @@ def test_session_that_ends_while_it_starts_again_leaves_nothing(
     wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])
 
 
+def test_session_whose_disk_is_gone_is_lost_at_its_next_use(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    """As if its daemon died while it ended the session, before the row was written."""
+    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk.told("sessions", "stop", disk.id)
+    wait_until(lambda: disk.left == ([f"fumehood-{disk.id}"], [], []))
+    (home / f"disks/fumehood-{disk.id}").unlink()
+    refused = disk.python("1")["error"]
+    assert (refused["code"], refused["details"]) == ("RESOURCE_NOT_FOUND", {"state": "lost"})
+    shown = disk.told("sessions", "show", disk.id)
+    assert (shown["state"], shown["why"]) == ("lost", "Its disk is gone.")
+
+
 def test_variables_after_a_restart_outlive_the_daemon(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:

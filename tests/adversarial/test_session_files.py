@@ -384,6 +384,15 @@ def test_archive_without_room_is_refused_and_the_session_continues(session: Sess
     assert archived(session, "PUT", body=tarred(("ok", 1))).status == 200
 
 
+def test_archive_of_holes_larger_than_the_workspace_is_refused(session: Session) -> None:
+    """It would fill the disk of whoever downloads it."""
+    session.shell("for n in 1 2 3 4 5; do truncate -s 20M h$n; done")
+    got = archived(session, "GET")
+    assert (got.status, got.code) == (400, "INVALID_PARAMS")
+    session.shell("rm h1 h2 h3 h4")
+    assert archived(session, "GET").status == 200
+
+
 def test_archive_of_hostile_files_has_only_plain_ones(session: Session) -> None:
     session.shell(
         "mkdir d; echo 1 > d/plain; ln -s /etc/passwd d/link; mkfifo d/pipe; ln d/plain d/same; "

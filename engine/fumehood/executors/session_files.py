@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
+from fumehood.core.escaping import visible
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, container_writable_mb
@@ -164,11 +165,13 @@ class SessionFiles:
         """Yield a tar archive of the files and directories in a directory, without links.
 
         Raises:
+            InvalidParams: a file cannot be read, or the files are together larger than the
+                workspace. If something was yielded before, the archive is not complete.
             FileChanged: a file changed while it was read, so the archive is not complete.
         """
         if path:
             _require_plain(path)
-        after = ""
+        after, room = "", self.most_bytes
         while True:
             request = {"do": "list", "path": path, "recursive": True, "most": MAX_LISTED}
             found = await self.ask({**request, **({"after": after} if after else {})}, Listing)
@@ -176,6 +179,13 @@ class SessionFiles:
                 raise not_as_agreed()
             if path and [one.path for one in found.entries[:1]] == [path]:
                 raise InvalidParams("It is no directory. Download it as a file.", fields=["path"])
+            room -= sum(one.size for one in found.entries)
+            if room < 0:
+                raise InvalidParams(
+                    "Its files are together larger than the workspace: they have holes, or several "
+                    "names. Download them one by one.",
+                    fields=["path"],
+                )
             async for piece in self._packed(found.entries, f"{path}/" if path else ""):
                 yield piece
             if not found.has_more:
@@ -196,12 +206,15 @@ class SessionFiles:
             for piece in told:
                 one = files.popleft()
                 if piece is None:
-                    raise FileChanged("it was changed meanwhile")
+                    words = f"{visible(one.path)[:SHOWN_CHARACTERS]} cannot be read."
+                    raise InvalidParams(words, fields=["path"])
+                content = _content(piece, 0)
+                if len(content) != piece.size:
+                    raise not_as_agreed()
                 yield _header(
                     one, prefix, tarfile.REGTYPE, piece.size, is_executable=piece.executable
                 )
-                content = fitting_piece(piece, 0, MAX_READ_BYTES)
-                yield content + _padding(len(content))
+                yield content + _padding(piece.size)
             if not told:
                 one = files.popleft()  # it is larger than one answer
                 download = await self.download(one.path)
@@ -301,10 +314,7 @@ class Download:
     async def _piece(self, offset: int) -> tuple[Piece, bytes]:
         request = {"do": "read", "path": self.path, "offset": offset, "length": MAX_READ_BYTES}
         piece = await self._files.ask(request, Piece)
-        try:
-            return piece, fitting_piece(piece, offset, MAX_READ_BYTES)
-        except NotAsAgreed:
-            raise not_as_agreed() from None
+        return piece, _content(piece, offset)
 
 
 class Upload:
@@ -394,6 +404,14 @@ def too_large(most: int) -> RequestTooLarge:
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
         "less, or start a session with more memory."
     )
+
+
+def _content(piece: Piece, offset: int) -> bytes:
+    """Return the bytes of a requested piece. Raises SandboxUnavailable if they do not fit it."""
+    try:
+        return fitting_piece(piece, offset, MAX_READ_BYTES)
+    except NotAsAgreed:
+        raise not_as_agreed() from None
 
 
 def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:

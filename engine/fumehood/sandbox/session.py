@@ -72,9 +72,7 @@ class Session:
     epoch: int = FIRST_EPOCH
     calls: int = 0
     stopped_why: str | None = None
-    """Why it was stopped the last time, as a sentence."""
-    was_stopped: bool = False
-    """Whether it was stopped since its last call."""
+    """Why it was stopped, as a sentence, until its next call."""
     has_place: bool = True
     """Whether it counts as one that runs."""
     users: int = 0
@@ -343,8 +341,9 @@ class SessionLease:
             self._find()
         limits = replace(limits, memory_mb=session.memory_mb)
         ending = await session.container.run(program, arguments, limits, sinks)
-        if self._is_call and session.was_stopped and ending.ended_by is not EndedBy.SANDBOX_LOST:
-            session.was_stopped = False
+        was_stopped = session.stopped_why is not None
+        if self._is_call and was_stopped and ending.ended_by is not EndedBy.SANDBOX_LOST:
+            session.stopped_why = None
             ending = replace(ending, state="restarted")
         return replace(ending, ended_by=_ended_by(session, ending), isolation="session")
 

@@ -273,8 +273,7 @@ class SessionKeeper:
         await session.take_turn(self._settings)
         try:
             self._usable(principal.id, session.id)
-            session.stopped_why = sentence("its owner stopped it")
-            await session.container.stop()
+            await self._stop(session, "its owner stopped it")
         finally:
             session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
         return self.find(principal, session.id)
@@ -427,7 +426,6 @@ class SessionKeeper:
             epoch=home.epoch,
             calls=record.calls,
             is_pausing=record.state in (SessionStatus.PAUSED, SessionStatus.STOPPED),
-            was_stopped=record.state is SessionStatus.STOPPED,
             stopped_why=record.why,
             has_place=record.state is not SessionStatus.STOPPED,
         )
@@ -577,16 +575,18 @@ class SessionKeeper:
         if not session.has_place:
             await self._reserve(session.principal_id)
             session.has_place = True
+        name = session.container.name
         try:
             await session.container.until_free()
-            if session.was_stopped and not session.container.is_stopped:
-                # The next engine must find the new container.
-                session.stopped_why = None
-                self._history.note(session.kept())
-                await self._write_changes()
         finally:
             if session.container.is_stopped:
                 self._leave_place(session)
+        if session.finished is None and session.container.name != name:
+            if not session.has_place:  # only now its old container was found to be gone
+                self._share.add(session.principal_id)
+                session.has_place = True
+            self._history.note(session.kept())  # the next engine must find the new container
+            await self._write_changes()
 
     def _leave_place(self, session: Session) -> None:
         if session.has_place:
@@ -594,8 +594,14 @@ class SessionKeeper:
             self._share.give_back(session.principal_id)
 
     async def _stop_unused(self, session: Session, why: str) -> None:
-        session.stopped_why = sentence(why)
-        await session.container.stop(unless=lambda: session.users > 0)
+        await self._stop(session, why, unless=lambda: session.users > 0)
+
+    async def _stop(
+        self, session: Session, why: str, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        await session.container.stop(unless)
+        if session.container.is_stopped:
+            session.stopped_why = sentence(why)
 
     def _lease(self, principal_id: str, session_id: str, *, is_call: bool) -> SessionLease:
         return SessionLease(
@@ -655,8 +661,8 @@ class SessionKeeper:
         if session is None or session.finished is not None:
             return
         if session.container.is_stopped:
-            session.was_stopped = session.is_outdated = session.is_pausing = True
-            session.stopped_why = session.stopped_why or sentence("its container is gone")
+            session.is_outdated = session.is_pausing = True
+            session.stopped_why = sentence("its container is gone")
             self._leave_place(session)
             self._tell("session.stopped", session)
             self._wake.set()

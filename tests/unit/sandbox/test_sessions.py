@@ -451,6 +451,34 @@ async def test_stopped_session_makes_room_and_needs_room_to_start_again() -> Non
         }  # fmt: skip
 
 
+async def test_session_that_starts_again_within_one_use_takes_its_place() -> None:
+    """As one whose container is only then found to be gone."""
+    async with bench(max=1, max_per_principal=1) as made:
+        record = await made.keeper.create(ALICE, disk_mb=100)
+        place = made.wall.held[0]
+
+        async def until_free() -> None:
+            if place.name != "new":
+                place.lose_container()
+                place.is_stopped, place.name = False, "new"
+
+        place.until_free = until_free  # type: ignore[method-assign]
+        ending = await made.run(record)
+        assert ending.state == "restarted"
+        home = made.rows.kept[record.id].home
+        assert home is not None
+        assert home.container == "new"
+        with pytest.raises(QuotaExceeded):
+            made.wall.held[0].may_run.clear()
+            busy = made.runs(record)
+            await settle()
+            await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.set()
+        await busy
+        await made.keeper.end(ALICE, record.id)
+        await made.keeper.create(ALICE)
+
+
 async def test_number_of_disks_is_limited_in_total_and_for_one_principal() -> None:
     async with bench(max_disks=3, max=9, max_per_principal=9) as made:
         for _ in range(2):

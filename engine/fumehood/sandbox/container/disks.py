@@ -85,6 +85,10 @@ class Disks:
                 raise try_later("The session's disk could not be made. Repeat the call.") from error
             raise
 
+    def has(self, name: str) -> bool:
+        """Whether a disk exists."""
+        return self._directory is not None and (self._directory / name).exists()
+
     async def attach(self, name: str) -> None:
         """Make a disk ready for a new container, also after a restart of the host.
 
@@ -155,9 +159,12 @@ class Disks:
         """Remove the disks of sessions that are over. Those that cannot be removed stay until the
         next time.
         """
-        if self._directory is None or not self._directory.is_dir():
+        if self._directory is None:
             return
-        names = [path.name for path in self._directory.iterdir()]
+        try:
+            names = [path.name for path in self._directory.iterdir()]
+        except OSError:
+            return
         used = frozenset(in_use())  # read after the list: a name is in use before its disk is made
         for name in names:
             if name not in used:

@@ -75,6 +75,7 @@ RESTART_PAUSE_S = 0.1
 """Seconds between two tries to use a disk that another container still uses."""
 
 STOPPED = "it is stopped"
+DISK_GONE = "the disk is gone"
 
 LOOK_WHILE_AWAY_S = 5.0
 """Seconds between looks otherwise, so that an idle engine soon notices that Docker works again."""
@@ -307,6 +308,8 @@ class ContainerWall(HasImages):
         disk = held.disk
         assert disk is not None
         await self._find(disk.kind.image)
+        if not self._disks.has(disk.volume):
+            held.end(DISK_GONE)
         while held.lost is None:
             try:
                 await self._disks.attach(disk.volume)
@@ -722,7 +725,7 @@ class HeldContainer:
         if self.disk is not None and not self._is_ending:
             self._on_stop()
             return
-        self.lost, self.why = _in_words(why), why
+        self.lost, self.why, self.is_stopped = _in_words(why), why, False
         self._has_changed.set()
         self._wall.see_off(self)
         self._on_lost()
@@ -749,6 +752,7 @@ def _in_words(why: str) -> str:
         )
     words = {
         STREAM_ENDED: "its container is gone",
+        DISK_GONE: "its disk is gone",
         NOT_CLEAN_IN_TIME: "its container was not cleared up in time after a run",
         NOT_ENDED_IN_TIME: "its container did not end a run in time",
     }
