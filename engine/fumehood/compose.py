@@ -232,6 +232,7 @@ def compose(
             interpreter=config.interpreter,
             jail=config.jail,
             container=config.container,
+            packages=config.packages,
             own_images=config.own_images,
             longest_session_s=config.sessions.lifetime_seconds,
             longest_with_disk_s=config.sessions.disk_lifetime_seconds,

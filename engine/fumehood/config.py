@@ -64,6 +64,7 @@ from fumehood.sandbox.settings import (
     ContainerSettings,
     InterpreterSettings,
     JailSettings,
+    PackageSettings,
     SessionSettings,
 )
 
@@ -91,6 +92,7 @@ class Config(SocketSettings):
     jail: JailSettings = JailSettings()
     container: ContainerSettings = ContainerSettings()
     sessions: SessionSettings = SessionSettings()
+    packages: PackageSettings = PackageSettings()
     prices: Prices = Prices()
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     policy_file: Path | None = None

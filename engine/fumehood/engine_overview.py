@@ -18,7 +18,7 @@ import anyio
 from fumehood.answers import CallDetails
 from fumehood.approvals.model import ApprovalState
 from fumehood.compose import Composition
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallPage,
@@ -133,7 +133,7 @@ class Overview:
         if principal is None:
             raise PermissionDenied("The caller of this call may not make it any more.")
         given = CallOptions.model_validate(stored.request.options)
-        kept = {"agent_id", "session_id", "isolation", "timeout_seconds", "memory_limit_mb"}
+        kept = {"agent_id", "session_id", *DECIDING_OPTIONS}
         options = CallOptions(dry_run=True, **given.model_dump(include=kept))
         body = CallBody(arguments=stored.request.arguments, options=options)
         tool = f"{stored.approval.tool}@{stored.approval.tool_version}"

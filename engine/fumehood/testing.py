@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -52,7 +52,7 @@ class SeenRun:
     program: str
     arguments: JsonObject
     limits: Limits
-    language: str | None = None
+    image: str | None = None
     held_in: str | None = None
     """The image of the session's container, or None if the run was not in a session."""
 
@@ -122,10 +122,10 @@ class FakeWall:
         *,
         fresh: bool,
         memory_mb: int | None = None,
-        language: str | None = None,
+        image: str | None = None,
     ) -> AsyncIterator[_FakeLease]:
         """Yield a place immediately."""
-        yield _FakeLease(self, domain, fresh, memory_mb, language)
+        yield _FakeLease(self, domain, fresh, memory_mb, image)
 
     async def hold(
         self,
@@ -134,6 +134,7 @@ class FakeWall:
         image: str,
         memory_mb: int,
         disk_mb: int | None = None,
+        packages: Sequence[str] = (),
         on_lost: Callable[[], None],
     ) -> FakePlace:
         """Return a session's container immediately. A test can end it with `held[-1].lose(…)`.
@@ -177,7 +178,7 @@ class _FakeLease:
     domain: TrustDomain
     fresh: bool
     memory_mb: int | None = None
-    language: str | None = None
+    image: str | None = None
     queue_ms: float = 0.0
 
     async def run(
@@ -187,7 +188,7 @@ class _FakeLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        run = SeenRun(self.domain, self.fresh, program, arguments, limits, self.language)
+        run = SeenRun(self.domain, self.fresh, program, arguments, limits, self.image)
         return await self.wall.play(run, sinks)
 
 
@@ -201,6 +202,7 @@ class FakePlace:
     memory_mb: int
     languages: tuple[str, ...]
     on_lost: Callable[[], None]
+    lock: str = ""
     name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")
     epoch: int = FIRST_EPOCH
     lost: str | None = None

@@ -12,6 +12,7 @@ from fumehood.approvals.model import ApprovalState
 from fumehood.storage.database import Database, open_database
 from support.answers import code_of, error_of
 from support.asking import add_approvers, approve
+from support.wheels import only_from, write_wheel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S10")]
 
@@ -22,7 +23,9 @@ def _engine(home: Path, database: Database, **container: Any) -> Engine:
     policy = home / "policy.toml"
     policy.write_text(ASKS)
     place: Any = {"pool_min": 0, "memory_mb": 128, "images": {"python": "python"}, **container}
-    return Engine(config=Config(home=home, policy_file=policy, container=place), database=database)
+    packages: Any = {"allow": ["*"]}
+    config = Config(home=home, policy_file=policy, container=place, packages=packages)
+    return Engine(config=config, database=database)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,38 @@ async def test_approval_expires_if_image_or_runtime_changed_since_the_request(
         return
     assert code_of(answer) == "APPROVAL_EXPIRED"
     assert answer.error.details == {"changed": ["place"]}
+
+
+@pytest.mark.parametrize(
+    ("newer", "ends"), [(False, ApprovalState.DONE), (True, ApprovalState.EXPIRED)]
+)
+async def test_approval_expires_if_the_index_has_other_versions_since_the_request(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer: bool, ends: ApprovalState
+) -> None:
+    for name, value in only_from(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    write_wheel(tmp_path, "tool")
+    code = {"code": "import tool; print(tool.VERSION)"}
+    database = open_database(home / "state.db")
+    try:
+        async with _engine(home, database) as engine:
+            await add_approvers(engine)
+            asked = await engine.call("run_python", code, packages=["tool"])
+            approval_id = error_of(asked).approval_id or ""
+            shown = (await engine.approvals.show(approval_id)).binding
+            assert shown is not None
+            assert shown["place"]["packages"] == ["tool==1.0"]
+        if newer:
+            write_wheel(tmp_path, "tool", "2.0")
+        async with _engine(home, database) as engine:
+            one = await approve(engine, approval_id)
+            answer = await engine.approvals.answer_of(one.call_id, engine.owner)
+    finally:
+        database.close()
+    assert one.state is ends
+    assert answer is not None
+    if ends is ApprovalState.DONE:
+        assert answer.data["stdout"] == "1.0\n"
+    else:
+        assert answer.error is not None
+        assert answer.error.details == {"changed": ["place"]}

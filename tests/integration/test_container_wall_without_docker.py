@@ -79,10 +79,10 @@ class Bench:
         return Found(self.image)
 
     async def run(
-        self, domain: TrustDomain = DOMAIN, *, fresh: bool = False, language: str | None = None
+        self, domain: TrustDomain = DOMAIN, *, fresh: bool = False, image: str | None = None
     ) -> RunEnding:
         with anyio.fail_after(DEADLINE_S):
-            lease = self.wall.lease(domain, fresh=fresh, memory_mb=512, language=language)
+            lease = self.wall.lease(domain, fresh=fresh, memory_mb=512, image=image)
             async with lease as place:
                 return await place.run("python", {"code": "4"}, LIMITS)
 
@@ -187,8 +187,7 @@ async def test_missing_image_refuses_calls_until_it_is_built(
             with pytest.raises(ImageMissing) as refused:
                 await made.run()
             assert refused.value.message == (
-                "The image python, which python needs, is not built. "
-                "Build it: fumehood images build python"
+                "The image python is not built. Build it: fumehood images build python"
             )
             assert not refused.value.may_retry
         assert made.wall.status.enforced == made.wall.status.required
@@ -477,7 +476,7 @@ async def test_missing_image_disables_only_its_languages_until_it_is_built() -> 
         made.missing.add("shell")
         await made.run()
         with pytest.raises(SandboxUnavailable, match="fumehood images build shell") as caught:
-            await made.run(language="shell")
+            await made.run(image="shell")
         assert not caught.value.may_retry
         assert made.wall.status.is_ready
         missing = ("The image shell is not built. Build it: fumehood images build shell",)
@@ -486,7 +485,7 @@ async def test_missing_image_disables_only_its_languages_until_it_is_built() -> 
         assert made.wall.status.faults == ()
         assert (await made.run()).ended_by is EndedBy.OK
         made.missing.clear()
-        assert (await made.run(language="shell")).ended_by is EndedBy.OK
+        assert (await made.run(image="shell")).ended_by is EndedBy.OK
         assert made.wall.status.missing_images == ()
         names = [body["Labels"]["fumehood.image"] for body in made.docker.bodies]
         assert names == ["python", "shell"]
@@ -494,10 +493,11 @@ async def test_missing_image_disables_only_its_languages_until_it_is_built() -> 
 
 async def test_language_without_an_image_is_refused_by_name() -> None:
     async with bench(images=ONE_IMAGE) as made:
+        await made.run()
         with pytest.raises(SandboxUnavailable, match="no image for ruby"):
-            await made.run(language="ruby")
+            made.wall.image_for("ruby")
         with pytest.raises(SandboxUnavailable, match=r"image python has no javascript"):
-            await made.run(language="javascript")
+            made.wall.image_for("javascript")
 
 
 async def hold(made: Bench, lost: list[str], image: str = "python") -> HeldContainer:

@@ -11,7 +11,7 @@ import pytest
 
 from fumehood.sandbox.images import index
 from fumehood.sandbox.images.index import fetch, resolve
-from fumehood.sandbox.images.recipe import Lock, Pinned
+from fumehood.sandbox.images.recipe import Lock, Pinned, digest_of_file
 from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.wheels import only_from, write_wheel
 
@@ -131,7 +131,7 @@ def test_wheel_with_a_hash_other_than_the_lock_is_refused(packages: Path, cache:
 def test_cached_wheel_for_another_architecture_is_not_used(packages: Path, cache: Path) -> None:
     """A home directory can be shared between machines."""
     wheel = write_wheel(packages, "tool", tag="cp311-cp311-manylinux_2_28_riscv64")
-    digest = index.hashlib.sha256(wheel.read_bytes()).hexdigest()
+    digest = digest_of_file(wheel)
     (cache / digest).mkdir(parents=True)
     shutil.copy(wheel, cache / digest)
     with pytest.raises(ImageBuildError):

@@ -19,6 +19,7 @@ from sqlalchemy.engine import RowMapping
 
 from fumehood.approvals.eligibility import may_decide
 from fumehood.approvals.model import RememberedRule, RememberWish, StoredApproval
+from fumehood.core.call import DECIDING_OPTIONS
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
@@ -175,11 +176,8 @@ def _with_options(definition: str, options: JsonObject) -> str:
 
     Without such options, return it unchanged.
     """
-    given = {name: options[name] for name in _DECIDING if options.get(name) is not None}
+    given = {name: options[name] for name in DECIDING_OPTIONS if options.get(name) is not None}
     return digest_of({"definition": definition, "options": given}) if given else definition
-
-
-_DECIDING = ("timeout_seconds", "memory_limit_mb", "isolation")
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:

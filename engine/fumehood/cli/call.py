@@ -16,6 +16,7 @@ import typer
 
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, require_tool_name, say
 from fumehood.cli.options import (
+    Packages,
     PlainCommand,
     SocketPath,
     TokenFile,
@@ -75,6 +76,7 @@ def call(
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory the tool may use.")] = None,
+    package: Packages = None,
     agent: Annotated[str | None, typer.Option(help="The agent to make the call for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session to make the call in.")] = None,
     idempotency_key: Annotated[
@@ -141,8 +143,8 @@ def call(
 
     if batch is not None:
         others = (
-            tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, agent,
-            session, idempotency_key, new_call, max_length, wait, token_file,
+            tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, package,
+            agent, session, idempotency_key, new_call, max_length, wait, token_file,
         )  # fmt: skip
         if arguments != "{}" or any(option not in ("", False, None) for option in others):
             fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
@@ -167,6 +169,7 @@ def call(
         dry_run=dry_run or None,
         timeout_seconds=timeout,
         memory_limit_mb=memory,
+        packages=package,
         enable_cache=False if no_cache else None,
         max_length=max_length,
         debug=debug or None,

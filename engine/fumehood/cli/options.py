@@ -49,6 +49,14 @@ TokenFile = Annotated[
         "FUMEHOOD_TOKEN, if it is set.",
     ),
 ]
+Packages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--package",
+        metavar="NAME",
+        help="Add a package of the Python index, such as 'humanize>=4'. Repeatable.",
+    ),
+]
 ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 CallId = Annotated[str, typer.Argument(help="The call's id, call_….")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this agent.")]

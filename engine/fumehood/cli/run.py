@@ -19,7 +19,7 @@ import typer
 
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
-from fumehood.cli.options import SocketPath, read_bytes
+from fumehood.cli.options import Packages, SocketPath, read_bytes
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.escaping import visible
@@ -76,6 +76,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
+    package: Packages = None,
     agent: Annotated[str | None, typer.Option(help="The agent to run it for.")] = None,
     session: Annotated[
         str | None, typer.Option(help="The session to run it in, or new for one that stays.")
@@ -114,11 +115,12 @@ def run(
     if file:
         arguments["files"] = files_to_send(file)
     if session == NEW:
-        session = _new_session(socket, image, agent, memory, as_json=as_json)
+        session = _new_session(socket, image, agent, memory, package, as_json=as_json)
+        package = None
     else:
         session = session_id_of(session, socket, as_json=as_json)
-    asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
-    asked["session_id"] = session
+    asked: JsonObject = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
+    asked |= {"packages": package, "session_id": session}
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:
@@ -141,11 +143,19 @@ def run(
 
 
 def _new_session(
-    socket: Path | None, image: str | None, agent: str | None, memory: int | None, *, as_json: bool
+    socket: Path | None,
+    image: str | None,
+    agent: str | None,
+    memory: int | None,
+    packages: list[str] | None,
+    *,
+    as_json: bool,
 ) -> str:
     """Make a session and name it on stderr, for the next command."""
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        record = client.create_session(image=image, agent_id=agent, memory_mb=memory)
+        record = client.create_session(
+            image=image, agent_id=agent, memory_mb=memory, packages=packages
+        )
     say(f"session: {record.id} (to end it: fumehood sessions end {record.id})", to_stderr=True)
     return record.id
 

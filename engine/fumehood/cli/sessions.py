@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import AsJson, SocketPath, pages
+from fumehood.cli.options import AsJson, Packages, SocketPath, pages
 from fumehood.cli.plain import Column, as_fields, as_table, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
@@ -80,6 +80,7 @@ def new_session(
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
+    package: Packages = None,
     idle: Annotated[
         float | None,
         typer.Option(help="Seconds without use until it ends, or stops."),
@@ -95,7 +96,7 @@ def new_session(
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             name=name, image=image, agent_id=agent, memory_mb=memory, disk_mb=disk,
-            idle_seconds=idle, lifetime_seconds=lifetime,
+            packages=package, idle_seconds=idle, lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:
         show_json(record.model_dump(mode="json"))

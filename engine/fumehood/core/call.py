@@ -37,6 +37,16 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 
 
+Packages = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=200)]],
+    Field(
+        max_length=50,
+        description="Packages of the Python index, such as `humanize>=4`, that are installed for "
+        "programs. `packages.allow` of the configuration says which.",
+    ),
+]
+
+
 class CallOptions(BaseModel):
     """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
 
@@ -62,7 +72,11 @@ class CallOptions(BaseModel):
     cancel_on_disconnect: bool = False
     isolation: Literal["call", "session", "container_per_call"] | None = None
     new_call: bool = False
+    packages: Packages | None = None
 
+
+DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages")
+"""Options that change what a call does. `agent_id` and `session_id` also do."""
 
 _NO_OPTIONS = CallOptions()
 

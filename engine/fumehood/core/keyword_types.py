@@ -31,6 +31,7 @@ class CallKeywords(TypedDict, total=False):
     cancel_on_disconnect: bool
     isolation: Literal["call", "session", "container_per_call"] | None
     new_call: bool
+    packages: list[str] | None
 
 
 class DecisionKeywords(TypedDict, total=False):
@@ -63,6 +64,7 @@ class HandleKeywords(TypedDict, total=False):
     cancel_on_disconnect: bool
     isolation: Literal["call", "session", "container_per_call"] | None
     new_call: bool
+    packages: list[str] | None
     max_parallel: int
     parallel_tool_calls: bool
     repair_arguments: bool

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from fumehood.core.call import Id
+from fumehood.core.call import Id, Packages
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
     MAX_DISK_MB,
@@ -68,6 +68,8 @@ class SessionRecord(BaseModel):
     memory_mb: int
     disk_mb: int | None = None
     """Size of its disk, or None if its files are in memory."""
+    packages: tuple[str, ...] = ()
+    """The packages that were added to its image, as NAME==VERSION."""
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
@@ -92,6 +94,8 @@ class SessionHome:
     """That of the last engine that commanded its container; the next one's is higher."""
     idle_s: float
     lifetime_s: float
+    lock: str = ""
+    """The packages that were added to its image, with hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class NewSession(BaseModel):
         "in memory. At most `sessions.max_disk_mb` of the configuration.",
         json_schema_extra={"minimum": MIN_DISK_MB, "maximum": MAX_DISK_MB},
     )
+    packages: Packages | None = None
     idle_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.idle_seconds` of the configuration."
     )

@@ -119,5 +119,5 @@ def _lease(
         permitted.trust_domain,
         fresh=plan.placement.needs_fresh_place(options.isolation),
         memory_mb=memory_mb,
-        language=plan.executor.language,
+        image=plan.image,
     )

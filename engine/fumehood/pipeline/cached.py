@@ -131,6 +131,7 @@ def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
         not options.enable_cache
         or options.debug
         or options.session_id is not None
+        or options.packages is not None
         or permitted.decision.verdict is not Verdict.ALLOW
     ):
         return None

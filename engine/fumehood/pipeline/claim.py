@@ -24,7 +24,7 @@ import anyio.to_thread
 from sqlalchemy import Connection
 
 from fumehood.cache.store import MAX_ARGUMENT_BYTES
-from fumehood.core.call import MAX_KEY_CHARACTERS, CallRequest
+from fumehood.core.call import DECIDING_OPTIONS, MAX_KEY_CHARACTERS, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -60,10 +60,6 @@ NOT_KEPT = (
     "idempotency_key: the answer could not be stored, so a repeat with this key will not "
     "return it; do not repeat the call"
 )
-
-DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation")
-"""Options that change what a call does. `agent_id` and `session_id` also do; `_action` adds
-them."""
 
 SHOWING_OPTIONS = frozenset(
     {
@@ -395,10 +391,10 @@ def fingerprint(permitted: PermittedCall) -> str:
         InvalidParams: the arguments have no canonical form.
     """
     options = permitted.request.options
-    return _digest(
-        _action(permitted)
-        | {"options": {name: getattr(options, name) for name in DECIDING_OPTIONS}}
-    )
+    given = {name: getattr(options, name) for name in DECIDING_OPTIONS}
+    if options.packages is None:  # stored fingerprints may be older than this option
+        del given["packages"]
+    return _digest(_action(permitted) | {"options": given})
 
 
 def key_made_of(permitted: PermittedCall) -> str:

@@ -7,7 +7,7 @@ weaker wall. Before that, a wall that can recover is checked again (`plan_now`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fumehood.circuits.breaker import upstream_of
 from fumehood.core.call import CallOptions
@@ -55,7 +55,7 @@ async def plan_now(
     Raises as `make_plan`.
     """
     try:
-        return make_plan(permitted, walls, sessions)
+        return await _with_packages(make_plan(permitted, walls, sessions), permitted)
     except (WallDown, ImageMissing):
         tool, options = permitted.tool.definition, permitted.request.options
         in_session = options.session_id is not None
@@ -63,7 +63,21 @@ async def plan_now(
         if not isinstance(wall, HasImages):
             raise
         await wall.look_again()
-    return make_plan(permitted, walls, sessions)
+    return await _with_packages(make_plan(permitted, walls, sessions), permitted)
+
+
+async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
+    """Return the plan with the packages that the call asks for."""
+    packages = permitted.request.options.packages
+    if not packages:
+        return plan
+    if plan.image is None or plan.placement.is_of_session or not isinstance(plan.wall, HasImages):
+        raise InvalidParams(
+            "packages are for programs that run in a container of their own. A session has those "
+            "that it was made with.",
+            fields=["options.packages"],
+        )
+    return replace(plan, image=await plan.wall.with_packages(plan.image, packages))
 
 
 def executor_of(tool: ToolDefinition) -> Executor:

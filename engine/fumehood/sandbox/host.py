@@ -130,7 +130,7 @@ class Host:
         *,
         fresh: bool,
         memory_mb: int | None = None,
-        language: str | None = None,
+        image: str | None = None,
     ) -> AsyncIterator[HostLease]:
         """Wait at most 30 s for a slot."""
         asked = time.monotonic()

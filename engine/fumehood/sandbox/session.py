@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -46,6 +46,11 @@ MAX_OF_PRINCIPAL = 100
 """Maximum number of ended sessions that are kept for one principal. Older ones are deleted."""
 
 
+def pins_of(lock: str) -> tuple[str, ...]:
+    """Return the packages of a lock as NAME==VERSION."""
+    return tuple(line.split()[0] for line in lock.splitlines() if "==" in line)
+
+
 def sentence(clause: str) -> str:
     """Make a sentence of a clause such as "its owner ended it"."""
     return f"{clause[0].upper()}{clause[1:]}."
@@ -62,6 +67,7 @@ class Session:
     image: str
     memory_mb: int
     disk_mb: int | None
+    packages: tuple[str, ...]
     container: SessionContainer
     idle_s: float
     lifetime_s: float
@@ -154,13 +160,16 @@ class Session:
             agent_id=self.agent_id,
             memory_mb=self.memory_mb,
             disk_mb=self.disk_mb,
+            packages=self.packages,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
             expires_at=last_end if self.users or self.disk_mb else min(idle_end, last_end),
             calls=self.calls,
             is_busy=self.users > 0,
         )
-        home = SessionHome(self.container.name, self.epoch, self.idle_s, self.lifetime_s)
+        home = SessionHome(
+            self.container.name, self.epoch, self.idle_s, self.lifetime_s, self.container.lock
+        )
         return KeptSession(self.principal_id, record, home=home)
 
     def _state(self) -> SessionStatus:
@@ -190,6 +199,7 @@ class SessionRequest:
     image: str
     memory_mb: int
     disk_mb: int | None
+    packages: tuple[str, ...]
     idle_s: float
     lifetime_s: float
 
@@ -202,6 +212,7 @@ def make_request(
     image: str | None,
     memory_mb: int | None,
     disk_mb: int | None,
+    packages: Sequence[str],
     idle_s: float | None,
     lifetime_s: float | None,
 ) -> SessionRequest:
@@ -225,6 +236,7 @@ def make_request(
         image=chosen,
         memory_mb=_memory_mb(memory_mb, offered),
         disk_mb=_disk_mb(disk_mb, settings.max_disk_mb),
+        packages=tuple(packages),
         idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
         lifetime_s=_seconds(
             "lifetime_seconds",

@@ -36,6 +36,7 @@ from fumehood.sandbox.session import (
     SessionRequest,
     SessionRows,
     make_request,
+    pins_of,
     sentence,
 )
 from fumehood.sandbox.settings import SessionSettings
@@ -151,13 +152,14 @@ class SessionKeeper:
         agent_id: str | None = None,
         memory_mb: int | None = None,
         disk_mb: int | None = None,
+        packages: Sequence[str] | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
         """Create a session. None means the configured value.
 
         Raises:
-            InvalidParams: a value is outside its limits.
+            InvalidParams: a value is outside its limits, or the packages cannot be had.
             QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
             ResourceNotFound: this principal may not act for the agent.
             SandboxUnavailable: no container or no disk is available.
@@ -176,6 +178,7 @@ class SessionKeeper:
             image=image,
             memory_mb=memory_mb,
             disk_mb=disk_mb,
+            packages=packages or (),
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
@@ -416,6 +419,7 @@ class SessionKeeper:
             image=record.image,
             memory_mb=record.memory_mb,
             disk_mb=record.disk_mb,
+            packages=record.packages,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
             idle_s=home.idle_s,
             lifetime_s=home.lifetime_s,
@@ -446,6 +450,7 @@ class SessionKeeper:
             image=request.image,
             memory_mb=request.memory_mb,
             disk_mb=request.disk_mb,
+            packages=request.packages,
             on_lost=lambda: self._on_lost(self._live.get(session_id)),
         )
         now, now_at = self._clock.monotonic(), self._clock.now()
@@ -457,6 +462,7 @@ class SessionKeeper:
             image=request.image,
             memory_mb=request.memory_mb,
             disk_mb=request.disk_mb,
+            packages=pins_of(container.lock),
             container=container,
             idle_s=request.idle_s,
             created_at=now_at,

@@ -177,6 +177,18 @@ class ContainerSettings(BaseModel):
         return self.limits.memory_class(min(self.memory_mb, self.max_memory_mb))
 
 
+class PackageSettings(BaseModel):
+    """Packages of the Python index that sessions and calls may ask for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allow: tuple[str, ...] = ()
+    """Their names; `"*"` allows all. Those that they need come with them."""
+    max_mb: int = Field(default=10_240, ge=1, le=10_000_000)
+    """Maximum size of all layers of packages together, and of the downloaded wheels. The oldest
+    ones that nothing uses are removed."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
     """Identifies the engine that owns containers.
@@ -191,5 +203,5 @@ class EngineIdentity:
 
 __all__ = [
     "IMAGE_NAME", "ContainerSettings", "EngineIdentity", "ImageName", "InterpreterSettings",
-    "JailSettings", "LanguageImages", "ProcessWallSettings", "SessionSettings",
+    "JailSettings", "LanguageImages", "PackageSettings", "ProcessWallSettings", "SessionSettings",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ into success.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, runtime_checkable
@@ -194,12 +194,12 @@ class Wall(Protocol):
         *,
         fresh: bool,
         memory_mb: int | None = None,
-        language: str | None = None,
+        image: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """Wait a bounded time for a sandbox.
 
         With `fresh`, the sandbox has run nothing before. If the wall offers several memory sizes or
-        languages, `memory_mb` and `language` choose one.
+        images, `memory_mb` and `image` choose one.
 
         Raises:
             SandboxUnavailable: no sandbox was available in time.
@@ -268,6 +268,15 @@ class HasImages(ABC):
         """
 
     @abstractmethod
+    async def with_packages(self, image: str, packages: Sequence[str]) -> str:
+        """Return the name of an image with these packages, whose versions are looked up.
+
+        Raises:
+            InvalidParams: they are not allowed, or cannot be had.
+            SandboxUnavailable: that failed.
+        """
+
+    @abstractmethod
     async def until_known(self, image: str) -> None:
         """Wait until this image's properties are known.
 
@@ -309,6 +318,11 @@ class SessionContainer(Protocol):
     @property
     def languages(self) -> tuple[str, ...]:
         """The languages of its image."""
+        ...
+
+    @property
+    def lock(self) -> str:
+        """The packages that were added to its image, as a lock with hashes, or ""."""
         ...
 
     @property
@@ -392,15 +406,17 @@ class SessionWall(Protocol):
         image: str,
         memory_mb: int,
         disk_mb: int | None = None,
+        packages: Sequence[str] = (),
         on_lost: Callable[[], None],
     ) -> SessionContainer:
         """Wait a bounded time for an unused container, and keep it for this domain. With `disk_mb`
-        its working directory is a disk of its own.
+        its working directory is a disk of its own; `packages` are added to its image.
 
         `on_lost` is called when the container has ended for any reason: once, or each time that it
         is stopped.
 
         Raises:
+            InvalidParams: the packages are not allowed, or cannot be had.
             SandboxUnavailable: no container was available in time, there is no such image, or no
                 disk can be made.
         """

@@ -18,6 +18,7 @@ from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.container.packages import PackageLayers
 from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
@@ -27,6 +28,7 @@ from fumehood.sandbox.settings import (
     EngineIdentity,
     InterpreterSettings,
     JailSettings,
+    PackageSettings,
 )
 from fumehood.sandbox.wall import Wall, Walls
 from fumehood.storage.directory import owner_id
@@ -70,6 +72,7 @@ class WallSettings:
     interpreter: InterpreterSettings
     jail: JailSettings
     container: ContainerSettings
+    packages: PackageSettings
     own_images: Path
     longest_session_s: float
     longest_with_disk_s: float
@@ -183,6 +186,12 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
             held_s=settings.longest_session_s,
             held_with_disk_s=settings.longest_with_disk_s,
             orphan_s=settings.orphan_s,
+        ),
+        layers=PackageLayers(
+            docker,
+            settings.packages,
+            settings.own_images,
+            state / "wheels" if state is not None else None,
         ),
         disks=Disks(state / "disks" if state is not None else None, docker),
         eager=state is not None,

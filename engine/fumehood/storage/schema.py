@@ -184,6 +184,7 @@ SESSIONS = Table(
     Column("home", JSON),
     Column("name", String),
     Column("disk_mb", Integer),
+    Column("packages", JSON),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -533,6 +534,9 @@ STEPS: tuple[Step, ...] = (
     _sql(
         "ALTER TABLE sessions ADD COLUMN name VARCHAR",
         "ALTER TABLE sessions ADD COLUMN disk_mb INTEGER",
+    ),
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN packages JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

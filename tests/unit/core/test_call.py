@@ -47,6 +47,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "cancel_on_disconnect": False,
     "isolation": None,
     "new_call": False,
+    "packages": None,
 }
 
 

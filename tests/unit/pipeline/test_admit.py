@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,6 +223,9 @@ class ReturningWall(FakeWall, HasImages):
     async def until_known(self, image: str) -> None:
         return None
 
+    async def with_packages(self, image: str, packages: Sequence[str]) -> str:
+        return f"{image}+{len(packages)}"
+
     def facts_of(self, image: str | None) -> JsonObject:
         return {}
 
@@ -355,7 +358,7 @@ async def test_call_without_session_runs_in_the_pool(bench: Bench) -> None:
     envelope = await bench.run()
     assert code_of(envelope) == "OK"
     (run,) = bench.container.runs
-    assert (run.held_in, run.language) == (None, "python")
+    assert (run.held_in, run.fresh) == (None, False)
 
 
 @pytest.mark.row("S6", "S1")

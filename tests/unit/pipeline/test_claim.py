@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from fumehood import Config, Engine, tool
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -25,7 +25,6 @@ from fumehood.core.errors import (
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import claim as claim_module
 from fumehood.pipeline.claim import (
-    DECIDING_OPTIONS,
     SHOWING_OPTIONS,
     Claim,
     Keys,

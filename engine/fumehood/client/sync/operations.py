@@ -160,6 +160,7 @@ class CallerOperations:
         agent_id: str | None = None,
         memory_mb: int | None = None,
         disk_mb: int | None = None,
+        packages: list[str] | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
@@ -178,6 +179,7 @@ class CallerOperations:
                     agent_id=agent_id,
                     memory_mb=memory_mb,
                     disk_mb=disk_mb,
+                    packages=packages,
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,
                 ),

@@ -83,6 +83,10 @@ class Image:
     preload: tuple[str, ...] = ()
     site_paths: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    late_paths: tuple[str, ...] = ()
+    """Import paths of programs alone: callers chose what is there, and no code from it may run in
+    the zygote.
+    """
 
 
 def read_image(path: str = IMAGE_PATH) -> Image:
@@ -100,6 +104,7 @@ def read_image(path: str = IMAGE_PATH) -> Image:
         preload=tuple(map(str, told.get("preload", ()))),
         site_paths=tuple(map(str, told.get("site_paths", ()))),
         environment={str(key): str(value) for key, value in told.get("environment", {}).items()},
+        late_paths=tuple(map(str, told.get("late_paths", ()))),
     )
 
 
@@ -154,6 +159,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
         except BaseException as fault:  # sealed or dead: nothing may run in between
             tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
+        sys.path += image.late_paths
         _serve(programs, memory_bytes)
 
     return prepare

@@ -51,6 +51,7 @@ from fumehood.sandbox.container.docker_api import (
     may_swap,
     why_unfit,
 )
+from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
@@ -144,6 +145,7 @@ class ContainerSupply:
         settings: ContainerSettings,
         identity: EngineIdentity,
         making: Making,
+        layers: PackageLayers,
         reaper: Reaper,
         start_soon: Callable[..., object],
         on_look: Callable[[], None],
@@ -155,6 +157,7 @@ class ContainerSupply:
         self._by_language: dict[str, str] = settings.images.model_dump()
         self._identity = identity
         self._making = making
+        self._layers = layers
         self._reaper = reaper
         self._start_soon = start_soon
         self._on_look = on_look
@@ -237,18 +240,24 @@ class ContainerSupply:
 
     # -- looking --------------------------------------------------------------------
 
-    async def find(self, name: str, language: str | None = None) -> Image:
+    async def find(self, name: str) -> Image:
         """Return an image by its name; query Docker if it is not yet known.
 
         Raises:
             ImageMissing: the image does not exist.
-            SandboxUnavailable: Docker cannot be used, or the image does not support the language.
+            InvalidParams: the packages that it is to have cannot be had any more.
+            SandboxUnavailable: Docker cannot be used, or the packages cannot be added now.
         """
+        below, plus, _ = name.partition(PLUS)
+        if plus:  # each time: the layer may have been removed, or the image below replaced
+            base = await self.find(below)
+            self.images[name] = await self._layers.find(base, name)
+            return self.images[name]
         if self.down is not None or name not in self.images:
             await self.look()
             if self.down is not None:
                 raise unavailable(self.down)
-        self.check(name, language)
+        self.check(name, None)
         if name not in self.images:  # not a configured image: a session named it
             try:
                 async with self._turn:
@@ -294,6 +303,13 @@ class ContainerSupply:
             names = dict.fromkeys(self._by_language.values())
             missing = {}
             for name in {**names, **self.images}:
+                below, plus, _ = name.partition(PLUS)
+                if plus:
+                    base = self.images.get(below)
+                    known = self._layers.lock_of(name) is not None
+                    if base is None or base.id != self.images[name].base or not known:
+                        del self.images[name]
+                    continue
                 try:
                     self.images[name] = await self._find_image(self._docker, name)
                 except ImageMissing as error:

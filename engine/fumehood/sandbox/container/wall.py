@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from fumehood.sandbox.container.channel import (
 from fumehood.sandbox.container.container import Container, ContainerProgram
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
+from fumehood.sandbox.container.packages import PackageLayers
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
@@ -43,7 +44,7 @@ from fumehood.sandbox.container.supply import (
     Reaper,
     unavailable,
 )
-from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, PackageSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
 
 MAIN_LANGUAGE = "python"
-"""The language of a lease that does not name one."""
+"""The language of a lease that does not name an image."""
 
 FIRST_LOOK_DELAY_S = 1.0
 """Seconds from the start to the wall's first look, unless a call comes sooner: loading Docker's
@@ -96,6 +97,7 @@ class ContainerWall(HasImages):
         identity: EngineIdentity,
         *,
         making: Making = AS_USUAL,
+        layers: PackageLayers | None = None,
         disks: Disks | None = None,
         eager: bool = True,
         on_event: OnEvent = lambda event, values: None,
@@ -105,6 +107,7 @@ class ContainerWall(HasImages):
         self._expected: set[str] = set()
         """Names of containers of an earlier engine's sessions."""
         self._disks = disks or Disks(None, docker)
+        self._layers = layers or PackageLayers(docker, PackageSettings(), None, None)
         self._disks_in_use: set[str] = set()
         self.keeps_sessions = eager
         """Whether the containers of sessions outlive this engine."""
@@ -131,6 +134,7 @@ class ContainerWall(HasImages):
             settings,
             identity,
             making,
+            self._layers,
             self._reaper,
             self._start_soon,
             self._looked,
@@ -225,10 +229,16 @@ class ContainerWall(HasImages):
     def facts_of(self, image: str | None) -> JsonObject:
         """Return the runtime, and the image's digest if it is known."""
         found = self._supply.images.get(image) if image is not None else None
+        lock = self._layers.lock_of(image) if image is not None else None
         return {
             "image_digest": found.id if found is not None else None,
             "runtime": self._runtime or "default",
+            **({"packages": list(lock.pins)} if lock is not None else {}),
         }
+
+    async def with_packages(self, image: str, packages: Sequence[str]) -> str:
+        """Return the name of an image with these packages, as `PackageLayers.name_for`."""
+        return await self._layers.name_for(await self._find(image), packages)
 
     def lease(
         self,
@@ -236,14 +246,14 @@ class ContainerWall(HasImages):
         *,
         fresh: bool,
         memory_mb: int | None = None,
-        language: str | None = None,
+        image: str | None = None,
     ) -> ContainerLease:
-        """Lease a container of this domain, with the language's image.
+        """Lease a container of this domain, with this image or else the one for Python.
 
         With `fresh` it is an unused container, which is destroyed after the run.
         """
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
-        return ContainerLease(self, domain, language or MAIN_LANGUAGE, chosen, fresh=fresh)
+        return ContainerLease(self, domain, image, chosen, fresh=fresh)
 
     async def hold(
         self,
@@ -252,15 +262,19 @@ class ContainerWall(HasImages):
         image: str,
         memory_mb: int,
         disk_mb: int | None = None,
+        packages: Sequence[str] = (),
         on_lost: Callable[[], None],
     ) -> HeldContainer:
         """Take an unused container out of the pool for a session, a warm one if there is one. One
         with a disk is made for it.
 
         Raises:
+            InvalidParams: the packages are not allowed, or cannot be had.
             SandboxUnavailable: no container was available in time, the image is missing, or there
                 is no disk.
         """
+        if packages:
+            image = await self.with_packages(image, packages)
         found = await self._find(image)
         if disk_mb is not None:
             return await self._hold_with_disk(
@@ -268,7 +282,7 @@ class ContainerWall(HasImages):
             )
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
         held = HeldContainer(self, self._supply, entry.container.name, found.languages, on_lost)
-        held.container = entry.container
+        held.container, held.lock = entry.container, self._lock_text(image)
         if not self._pool.let_go(entry, held):
             raise try_later("The container was lost as it was taken. Repeat the call.")
         self._held[held.name] = held
@@ -292,8 +306,13 @@ class ContainerWall(HasImages):
             raise
         held = HeldContainer(self, self._supply, container.name, image.languages, on_lost)
         held.disk = SessionDisk(disk, disk_mb, kind, FIRST_EPOCH)
+        held.lock = self._lock_text(kind.image)
         self._use(held, container)
         return held
+
+    def _lock_text(self, image: str) -> str:
+        lock = self._layers.lock_of(image)
+        return lock.text if lock is not None else ""
 
     def _use(self, held: HeldContainer, container: Container) -> None:
         """Give a session the container that was made for its disk."""
@@ -355,7 +374,8 @@ class ContainerWall(HasImages):
         """Return the container of an earlier engine's session. It is taken over soon, and before
         its first use.
         """
-        name, kind = home.container, Kind(record.image, record.memory_mb)
+        image = self._layers.add_text(record.image, home.lock) if home.lock else record.image
+        name, kind = home.container, Kind(image, record.memory_mb)
         held = HeldContainer(
             self,
             self._supply,
@@ -364,6 +384,7 @@ class ContainerWall(HasImages):
             on_lost,
             lambda: self._supply.take_over(name, kind, home.epoch),
         )
+        held.lock = home.lock
         held.is_paused = record.state is SessionStatus.PAUSED
         held.is_stopped = record.state is SessionStatus.STOPPED
         if record.disk_mb is not None:
@@ -446,17 +467,17 @@ class ContainerWall(HasImages):
                     self._pool.tidy(least_warm=1 if self._supply.lacking is not None else 0)
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
 
-    async def _find(self, image: str, language: str | None = None) -> Image:
+    async def _find(self, image: str) -> Image:
         """Return an image, as `ContainerSupply.find`. Raises SandboxUnavailable."""
         self._begin()
-        return await self._supply.find(image, language)
+        return await self._supply.find(image)
 
     async def take(
-        self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
+        self, domain: TrustDomain, image: str | None, memory_mb: int, *, fresh: bool
     ) -> PoolEntry:
         """Take a container from the pool for a lease. Raises SandboxUnavailable."""
-        image = self._supply.name_for(language)
-        await self._find(image, language)
+        image = image or self._supply.name_for(MAIN_LANGUAGE)
+        await self._find(image)
         return await self._pool.take(domain, Kind(image, memory_mb), fresh=fresh)
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
@@ -502,21 +523,21 @@ class ContainerLease:
     """A lease on one container, for one run. `queue_ms` is how long the call waited for it."""
 
     __slots__ = (
-        "_domain", "_entry", "_fresh", "_language", "_memory_mb", "_ran", "_wall", "queue_ms",
+        "_domain", "_entry", "_fresh", "_image", "_memory_mb", "_ran", "_wall", "queue_ms",
     )  # fmt: skip
 
     def __init__(
         self,
         wall: ContainerWall,
         domain: TrustDomain,
-        language: str,
+        image: str | None,
         memory_mb: int,
         *,
         fresh: bool,
     ) -> None:
         self._wall = wall
         self._domain = domain
-        self._language = language
+        self._image = image
         self._memory_mb = memory_mb
         self._fresh = fresh
         self._entry: PoolEntry | None = None
@@ -526,7 +547,7 @@ class ContainerLease:
     async def __aenter__(self) -> ContainerLease:
         asked = time.monotonic()
         self._entry = await self._wall.take(
-            self._domain, self._language, self._memory_mb, fresh=self._fresh
+            self._domain, self._image, self._memory_mb, fresh=self._fresh
         )
         self.queue_ms = (time.monotonic() - asked) * 1e3
         return self
@@ -580,6 +601,7 @@ class HeldContainer:
         """Its name in Docker."""
         self.container: Container | None = None
         self.languages = languages
+        self.lock = ""
         self.lost: str | None = None
         self.why = ""
         """Why the container ended, as its channel reported it; "" while it runs. For logs."""

@@ -14,6 +14,7 @@ deadline in its name, so the next build removes what a killed one left behind.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -24,9 +25,10 @@ import tarfile
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import docker
@@ -38,24 +40,31 @@ from fumehood.sandbox.images.catalog import (
     GUEST_MB,
     IMAGE,
     LANGUAGES,
+    LAYER_BASE,
+    LAYERS,
     PACKAGES,
     PACKAGES_FROM,
     RECIPE,
     REPOSITORY,
     ROOT,
     Image,
+    layer_tag,
     list_images,
     remove_unused,
     replaced_by,
 )
-from fumehood.sandbox.images.index import fetch
+from fumehood.sandbox.images.index import PackagesRefused, fetch
 from fumehood.sandbox.images.recipe import (
+    ABOUT,
     FONTS,
+    LAYER,
     LOCKED,
     SITE,
+    Lock,
     Recipe,
     add_file,
     add_folder,
+    add_stream,
     guest_archive,
     guest_digest,
 )
@@ -75,6 +84,9 @@ GUEST_DEADLINE_S = 60
 
 PACKAGES_DEADLINE_S = 600
 """Seconds to compile the Python packages."""
+
+LAYER_DEADLINE_S = 120
+"""Seconds to compile those that callers ask for."""
 
 NEEDED_BYTES = 1 << 30
 """Free bytes that a build needs: the root file system, unpacked and as an archive, and Docker's
@@ -113,10 +125,20 @@ for name in sys.argv[1:]:
 a container without a network, because importing packages runs their code.
 """
 
+_FINISH_LAYER = f"""\
+import compileall, py_compile
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+compileall.compile_dir("/{LAYER}", quiet=2, workers=0, invalidation_mode=mode)
+"""
+"""The same for packages that callers ask for, of which nothing is imported."""
+
 PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
 """File, read by Debian's Python, that adds the packages to the import path of every Python process
 that a program starts.
 """
+
+LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"
+"""The same for the packages that callers ask for, which come after all others."""
 
 MAX_SITE_BYTES = 4 << 30
 """Maximum size of the unpacked Python packages of an image, in bytes."""
@@ -301,7 +323,10 @@ def _add_packages(
     ):
         _require_room(Path(directory))
         site = Path(directory) / "site.tar"
-        write_site(wheels, recipe.lock.text, site)
+        with tarfile.open(site, "w") as archive:
+            add_file(archive, LOCKED, recipe.lock.text.encode())
+            add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
+            write_site(archive, wheels, SITE)
         with site.open("rb") as file:
             if not client.put_archive(container, "/", file):
                 raise ImageBuildError("Docker did not take the packages.", "Build it again.")
@@ -324,6 +349,42 @@ def _add_packages(
             changes=[*SETTINGS, "CMD []", _label_line(labels)],
         )["Id"]
     return str(made)
+
+
+def add_layer(
+    client: docker.APIClient, base: Image, recipe: Recipe, lock: Lock, cache: Path
+) -> str:
+    """Add the packages that callers ask for to an image, and return the id of the new image.
+
+    Raises:
+        PackagesRefused, ImageBuildError: the packages cannot be had or unpacked.
+    """
+    wheels = fetch(lock, recipe.release, cache, lambda step: None)
+    about = json.loads(replace(recipe, lock=Lock(recipe.lock.packages + lock.packages)).about)
+    about |= {
+        "site_paths": [f"/{SITE}"] if recipe.lock.packages else [],
+        "late_paths": [f"/{LAYER}"],
+    }
+    command = ("/usr/bin/python3", "-I", "-S", "-c", _FINISH_LAYER)
+    with (
+        tempfile.TemporaryFile() as site,
+        builder(client, base.id, command, run_s=LAYER_DEADLINE_S) as container,
+    ):
+        with tarfile.open(fileobj=site, mode="w") as archive:
+            add_file(archive, ABOUT, json.dumps(about, sort_keys=True).encode())
+            add_file(archive, LAYER_PATH_FILE, f"/{LAYER}\n".encode())
+            write_site(archive, wheels, LAYER)
+        site.seek(0)
+        if not client.put_archive(container, "/", site):
+            raise ImageBuildError("Docker did not take the packages.", "Try again.")
+        run(client, container, run_s=LAYER_DEADLINE_S, failed="The packages cannot be compiled")
+        made = client.commit(
+            container,
+            repository=LAYERS,
+            tag=layer_tag(base.id, lock),
+            changes=[*SETTINGS, "CMD []", _label_line({LAYER_BASE: base.id})],
+        )
+    return str(made["Id"])
 
 
 def _label_of(client: docker.APIClient, image: str, label: str) -> int:
@@ -375,57 +436,56 @@ def _label_line(labels: Mapping[str, str]) -> str:
 # -- packages of the Python index ----------------------------------------------------------
 
 
-def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
-    """Unpack wheels into a tar archive at `target`, with the lock as a record beside them.
+_NOT_UNPACKED = (
+    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
+)  # fmt: skip
+"""What `zipfile` raises for a damaged or encrypted archive."""
+
+
+def write_site(archive: tarfile.TarFile, wheels: Iterable[Path], folder: str) -> None:
+    """Unpack wheels into a folder of a tar archive.
 
     Raises:
-        ImageBuildError: a file is not a wheel, a member is not a plain file below its own folder,
+        PackagesRefused: a file is not a wheel, a member is not a plain file below its own folder,
             or the packages are too large.
     """
     folders: set[str] = set()
     files: set[str] = set()
     size = 0
-    with tarfile.open(target, "w") as archive:
-        add_file(archive, LOCKED, lock.encode())
-        add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
-        for wheel in wheels:
-            for path, content in _wheel_files(wheel):
-                if path in files:  # two packages may have the same file; the first one is kept
-                    continue
-                size += len(content)
-                files.add(path)
-                if size > MAX_SITE_BYTES or len(files) > MAX_SITE_FILES:
-                    raise ImageBuildError(
-                        f"The packages unpack to more than {MAX_SITE_BYTES >> 30} GB or "
-                        f"{MAX_SITE_FILES} files.",
-                        "Ask for fewer.",
-                    )
-                _add_folders(archive, path, folders)
-                add_file(archive, path, content)
-
-
-def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield each file's path in the image and its content."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            for member in archive.infolist():
-                if member.is_dir():
-                    continue
-                place = _wheel_place(wheel, member)
-                if place is not None:
-                    yield f"{SITE}/{place}", archive.read(member)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise ImageBuildError(
-            f"{wheel.name} cannot be unpacked ({error}).", "Remove it from the cache."
-        ) from None
+    add_folder(archive, folder)
+    for wheel in wheels:
+        try:
+            with zipfile.ZipFile(wheel) as packed:
+                for member in packed.infolist():
+                    place = _wheel_place(wheel, member)
+                    path = f"{folder}/{place}"
+                    if place is None or path in files:  # of two equal paths, the first one is kept
+                        continue
+                    size += member.file_size
+                    files.add(path)
+                    if size > MAX_SITE_BYTES or len(files) > MAX_SITE_FILES:
+                        raise PackagesRefused(
+                            f"The packages unpack to more than {MAX_SITE_BYTES >> 30} GB or "
+                            f"{MAX_SITE_FILES} files.",
+                            "Ask for fewer.",
+                        )
+                    _add_folders(archive, folder, place, folders)
+                    with packed.open(member) as content:
+                        add_stream(archive, path, content, member.file_size)
+        except _NOT_UNPACKED as error:
+            raise PackagesRefused(
+                f"{wheel.name} cannot be unpacked ({error}).", "Remove it from the cache."
+            ) from None
 
 
 def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
+    if member.is_dir():
+        return None
     name = member.filename
     path = PurePosixPath(name)
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind not in (0, stat.S_IFREG) or path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise ImageBuildError(
+        raise PackagesRefused(
             f"{wheel.name} holds {name[:80]!r}, which is not a file below its own folder.",
             "Leave this package out, and tell its publisher.",
         )
@@ -439,12 +499,11 @@ def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
     return PurePosixPath(*parts)
 
 
-def _add_folders(archive: tarfile.TarFile, path: str, known: set[str]) -> None:
-    above = [str(parent) for parent in PurePosixPath(path).parents if str(parent) not in known]
-    for folder in reversed(above[:-1]):  # the last one is the top folder
-        known.add(folder)
-        if folder.startswith(SITE):
-            add_folder(archive, folder)
+def _add_folders(archive: tarfile.TarFile, top: str, path: PurePosixPath, known: set[str]) -> None:
+    for folder in map(str, reversed(path.parents[:-1])):
+        if folder not in known:
+            known.add(folder)
+            add_folder(archive, f"{top}/{folder}")
 
 
 NAME = "fumehood-builder-"

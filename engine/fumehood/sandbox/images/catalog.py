@@ -9,6 +9,7 @@ version made in the last week.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from fumehood.sandbox.images.recipe import (
+    Lock,
     Recipe,
     UnknownImage,
     WrongRecipe,
@@ -57,6 +59,12 @@ LANGUAGES = "fumehood.languages"
 
 GUEST_MB = "fumehood.guest-mb"
 """Label: MB of memory for the guest."""
+
+LAYERS = f"{REPOSITORY}/packages"
+"""Docker repository of images with packages that callers ask for, which are on top of others."""
+
+LAYER_BASE = "fumehood.packages-on"
+"""Label: the id of the image below such a layer."""
 
 PACKAGES_FROM = "fumehood.packages-from"
 """Label: when the packages were installed, in Unix seconds. An image's age counts from then."""
@@ -161,6 +169,19 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
         return None
 
 
+def layer_tag(base: str, lock: Lock) -> str:
+    """Return the tag of the image that has these packages on top of another image."""
+    return hashlib.sha256(f"{base}\n{lock.text}".encode()).hexdigest()
+
+
+def find_layer(client: docker.APIClient, base: str, lock: Lock) -> str | None:
+    """Return the id of the image that has these packages on top of another image, or None."""
+    try:
+        return str(client.inspect_image(f"{LAYERS}:{layer_tag(base, lock)}")["Id"])
+    except NotFound:
+        return None
+
+
 # -- removal --------------------------------------------------------------------------------
 
 
@@ -208,6 +229,21 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
     }
 
 
+def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
+    """Return the ids of layers of packages whose image is not current, and of the oldest ones if
+    all together are larger than `most_bytes`.
+    """
+    current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
+    rows = client.images(filters={"label": LAYER_BASE})
+    found, total = set(), 0
+    for row in sorted(rows, key=lambda row: int(row["Created"]), reverse=True):
+        below = current.get(row["Labels"][LAYER_BASE])
+        total += int(row["Size"]) - (below or 0)
+        if below is None or total > most_bytes or not row["RepoTags"]:
+            found.add(str(row["Id"]))
+    return found
+
+
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
     """Return the ids of root file systems that no recipe needs, except new ones, which a running
     build may be using."""
@@ -223,11 +259,13 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
-    """Remove images that nothing needs, and return those removed.
+    """Remove images that nothing needs, and the layers of packages on them; return those removed.
 
     An image is removed before its base. One that a container or another image needs stays.
     """
     left = set(identifiers)
+    layers = client.images(filters={"label": LAYER_BASE})
+    left |= {str(row["Id"]) for row in layers if row["Labels"][LAYER_BASE] in left}
     gone: set[str] = set()
     while left:
         below = {str(row.get("ParentId")) for row in client.images(all=True)}

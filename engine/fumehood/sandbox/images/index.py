@@ -7,17 +7,17 @@ is in the lock. pip's own configuration selects the index.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from fumehood.sandbox.images import pip_for_image
-from fumehood.sandbox.images.recipe import Lock, Pinned, lock_of
+from fumehood.sandbox.images.recipe import EMPTY_LOCK, Lock, Pinned, digest_of_file, lock_of
 from fumehood.sandbox.images.rootfs import (
     ImageBuildError,
     OnStep,
@@ -49,11 +49,20 @@ _CONFLICT = "The conflict is caused by:"
 CAUSES_SHOWN = 6
 """Maximum number of causes of a conflict that an error shows."""
 
+
+class PackagesRefused(ImageBuildError):
+    """The index was asked, and the packages cannot be had, or not together."""
+
+
 _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)")
 
 
-def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lock:
+def resolve(
+    requirements: str, release: str, cache: Path, on_step: OnStep, below: Lock = EMPTY_LOCK
+) -> Lock:
     """Find compatible versions, including all dependencies, and put their wheels into `cache`.
+
+    The packages of `below` are there already: they keep their versions, and are left out.
 
     Raises:
         ImageBuildError: pip failed; the message names the remedy.
@@ -62,12 +71,15 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
     with _staging(cache) as directory:
         asked = Path(directory) / "requirements.in"
         asked.write_text(requirements, encoding="utf-8")
+        there = Path(directory) / "constraints.txt"
+        there.write_text("".join(f"{each}\n" for each in below.pins), encoding="utf-8")
         wheels = Path(directory) / "wheels"
-        _pip(["download", *_target(release), f"--dest={wheels}", f"--requirement={asked}"], release)
+        files = (f"--dest={wheels}", f"--requirement={asked}", f"--constraint={there}")
+        _pip(["download", *_target(release), *files], release)
         found = sorted(wheels.glob("*")) if wheels.is_dir() else []
-        lock = lock_of(found)
+        lock = lock_of(found).without(below)
         for wheel in found:
-            _keep(cache, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
+            _keep(cache, wheel, digest_of_file(wheel))
     return lock
 
 
@@ -100,7 +112,7 @@ def _download(lock: Lock, release: str, cache: Path) -> None:
             release,
         )  # fmt: skip
         for wheel in sorted(wheels.glob("*")):
-            _keep(cache, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
+            _keep(cache, wheel, digest_of_file(wheel))
 
 
 def _staging(cache: Path) -> tempfile.TemporaryDirectory[str]:
@@ -114,6 +126,21 @@ def _keep(cache: Path, wheel: Path, digest: str) -> None:
     wheel.replace(folder / wheel.name)
 
 
+def trim(cache: Path, most_bytes: int) -> None:
+    """Remove the oldest wheels of a cache until it is at most this large, and what a killed
+    download left in it.
+    """
+    wheels = sorted(cache.glob("*/*.whl"), key=lambda wheel: wheel.stat().st_mtime, reverse=True)
+    total = 0
+    for wheel in wheels:
+        total += wheel.stat().st_size
+        if total > most_bytes:
+            shutil.rmtree(wheel.parent, ignore_errors=True)
+    for left in cache.glob(".fetching-*"):
+        if time.time() - left.stat().st_mtime > 2 * DEADLINE_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def _kept(cache: Path, package: Pinned) -> Path | None:
     """Return a cached wheel with a locked hash, or None.
 
@@ -123,7 +150,7 @@ def _kept(cache: Path, package: Pinned) -> Path | None:
         for wheel in sorted((cache / digest).glob("*.whl")):
             tag = wheel.stem.rpartition("-")[2]
             is_for_us = tag == "any" or tag.endswith(f"_{platform.machine()}")
-            if is_for_us and hashlib.sha256(wheel.read_bytes()).hexdigest() == digest:
+            if is_for_us and digest_of_file(wheel) == digest:
                 return wheel
     return None
 
@@ -203,7 +230,7 @@ def _pip_error(said: str) -> ImageBuildError:
         return build_error("The Python index", lines)
     if _CONFLICT in said:
         causes = [line.strip() for line in said.partition(_CONFLICT)[2].splitlines() if line]
-        return ImageBuildError(
+        return PackagesRefused(
             f"The packages do not fit together: {'; '.join(causes[:CAUSES_SHOWN])[:500]}.",
             "Ask for other versions, or leave the version out.",
         )
@@ -211,13 +238,13 @@ def _pip_error(said: str) -> ImageBuildError:
         return build_error("The Python index", lines)
     name, version = lacks[1], lacks[2].strip()
     if "from versions: none" not in said:
-        return ImageBuildError(
+        return PackagesRefused(
             f"No version of {name} fits {(name + version)[:100]!r} and has a wheel for this image.",
             "Ask for another version.",
         )
     if _run([_python_with_pip(), "-I", "-m", "pip", "index", "versions", *PATIENCE, name])[0] == 0:
-        return ImageBuildError(
+        return PackagesRefused(
             f"{name} has no wheel for this image, and packages are not built here.",
             "Ask for another version, or for a package that is published as a wheel.",
         )
-    return ImageBuildError(f"The Python index has no package {name!r}.", "Check how it is written.")
+    return PackagesRefused(f"The Python index has no package {name!r}.", "Check how it is written.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import resource
 import sys
 
 ASKED = "platform_release"
@@ -20,8 +21,15 @@ SIGN = "of-an-image"
 """The value of that marker in an image, which no real system has."""
 
 
+MAX_FILE_BYTES = 2 << 30
+MAX_MEMORY_BYTES = 4 << 30
+"""The limits of pip, which reads files that anybody may have published."""
+
+
 def main(markers: str, arguments: list[str]) -> int:
     """Run pip with these markers; return its exit status, or 3 if the markers have no effect."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     environment = json.loads(markers)
     module = importlib.import_module("pip._vendor.packaging.markers")
     module.default_environment = lambda: dict(environment)  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,6 +42,9 @@ ABOUT = "opt/fumehood/image.json"
 
 SITE = "opt/fumehood/site"
 """Path of the folder of Python packages in an image."""
+
+LAYER = "opt/fumehood/packages"
+"""Path of the folder of those that calls and sessions ask for, on top of an image."""
 
 LOCKED = "opt/fumehood/requirements.lock"
 """Path of the list of these packages in an image, which is for information only."""
@@ -276,9 +279,14 @@ def guest_archive(about: bytes = b"{}") -> bytes:
 
 def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
     """Add a file that is owned by root and writable only by root."""
+    add_stream(archive, path, io.BytesIO(content), len(content))
+
+
+def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
+    """Add a file, as `add_file`, of `size` bytes."""
     member = tarfile.TarInfo(path)
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))
+    member.size = size
+    archive.addfile(member, content)
 
 
 def add_folder(archive: tarfile.TarFile, path: str) -> None:
@@ -452,6 +460,19 @@ class Lock:
         )
         return "".join(f"{line}\n" for line in lines)
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The packages without their hashes, as NAME==VERSION."""
+        return tuple(f"{each.name}=={each.version}" for each in self.packages)
+
+    def without(self, other: Lock) -> Lock:
+        """Return the packages that another lock does not name."""
+        names = {each.name for each in other.packages}
+        return Lock(tuple(each for each in self.packages if each.name not in names))
+
+
+EMPTY_LOCK = Lock()
+
 
 def parse_lock(text: str) -> Lock:
     """Parse `requirements.lock`.
@@ -491,9 +512,14 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
         parts = wheel.name.removesuffix(".whl").split("-")
         if not wheel.name.endswith(".whl") or len(parts) not in (5, 6):
             raise WrongRequirements(f"{_shown(wheel.name)} is no wheel.")
-        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        packages.append(Pinned(normalized(parts[0]), parts[1], (digest,)))
+        packages.append(Pinned(normalized(parts[0]), parts[1], (digest_of_file(wheel),)))
     return Lock(tuple(sorted(packages, key=lambda package: package.name)))
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def normalized(name: str) -> str:

@@ -127,7 +127,7 @@ class ProcessWall:
         *,
         fresh: bool,
         memory_mb: int | None = None,
-        language: str | None = None,
+        image: str | None = None,
     ) -> ProcessLease:
         """Lease a slot and, if the wall has sticky workers and the domain's is free soon, that
         worker.

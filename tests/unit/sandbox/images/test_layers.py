@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.images import build
-from fumehood.sandbox.images.build import PATH_FILE, write_site
+from fumehood.sandbox.images.build import write_site
 from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.wheels import write_wheel
 
@@ -29,13 +30,16 @@ def content(target: Path, name: str) -> bytes:
         return file.read()
 
 
+def unpack(wheels: list[Path], target: Path) -> None:
+    with tarfile.open(target, "w") as archive:
+        write_site(archive, wheels, SITE)
+
+
 def test_installed_packages_are_owned_by_root_and_read_only(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"tool_data/deep/x.txt": "x"})
-    write_site([wheel], "the lock", tmp_path / "site.tar")
+    unpack([wheel], tmp_path / "site.tar")
     found = members(tmp_path / "site.tar")
     assert content(tmp_path / "site.tar", f"{SITE}/tool.py") == b"VERSION = '1.0'\n"
-    assert content(tmp_path / "site.tar", "opt/fumehood/requirements.lock") == b"the lock"
-    assert content(tmp_path / "site.tar", PATH_FILE) == b"/opt/fumehood/site\n"
     assert {(m.uid, m.gid) for m in found.values()} == {(0, 0)}
     assert {m.mode for m in found.values() if m.isfile()} == {0o644}
     assert {m.name for m in found.values() if m.isdir()} == {
@@ -51,7 +55,7 @@ def test_wheel_scripts_and_headers_are_left_out_of_the_image(tmp_path: Path) -> 
         files={f"{data}/scripts/run": "x", f"{data}/headers/a.h": "x", f"{data}/data/etc/a": "x",
                f"{data}/platlib/native.so": "x", f"{data}/purelib/pure/a.py": "x"},
     )  # fmt: skip
-    write_site([wheel], "", tmp_path / "site.tar")
+    unpack([wheel], tmp_path / "site.tar")
     names = members(tmp_path / "site.tar").keys()
     assert {f"{SITE}/native.so", f"{SITE}/pure/a.py"} <= names
     assert not [name for name in names if "data" in name or name.endswith(("/run", "a.h", "etc/a"))]
@@ -63,7 +67,7 @@ def test_tests_of_large_packages_are_left_out_of_the_image(tmp_path: Path) -> No
                                    "pandas/testing/c.py": ""}
     )  # fmt: skip
     other = write_wheel(tmp_path, "other", files={"other/tests/a.py": ""})
-    write_site([pandas, other], "", tmp_path / "site.tar")
+    unpack([pandas, other], tmp_path / "site.tar")
     names = members(tmp_path / "site.tar").keys()
     assert not [name for name in names if "pandas" in name and "tests" in name]
     assert {f"{SITE}/pandas/testing/c.py", f"{SITE}/other/tests/a.py"} <= names
@@ -76,7 +80,7 @@ def test_tests_of_large_packages_are_left_out_of_the_image(tmp_path: Path) -> No
 def test_wheel_file_outside_its_directory_is_refused(tmp_path: Path, path: str) -> None:
     wheel = write_wheel(tmp_path, "tool", files={path: "x"})
     with pytest.raises(ImageBuildError, match="not a file below its own folder"):
-        write_site([wheel], "", tmp_path / "site.tar")
+        unpack([wheel], tmp_path / "site.tar")
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
@@ -87,7 +91,7 @@ def test_link_and_special_file_are_refused(tmp_path: Path, kind: int) -> None:
         member.external_attr = (kind | 0o777) << 16
         archive.writestr(member, "/etc/passwd")
     with pytest.raises(ImageBuildError, match="'link'"):
-        write_site([wheel], "", tmp_path / "site.tar")
+        unpack([wheel], tmp_path / "site.tar")
 
 
 def test_file_modes_of_a_wheel_are_not_copied_to_the_image(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_file_modes_of_a_wheel_are_not_copied_to_the_image(tmp_path: Path) -> No
         member = zipfile.ZipInfo("su")
         member.external_attr = (stat.S_IFREG | 0o6777) << 16
         archive.writestr(member, "x")
-    write_site([wheel], "", tmp_path / "site.tar")
+    unpack([wheel], tmp_path / "site.tar")
     assert members(tmp_path / "site.tar")[f"{SITE}/su"].mode == 0o644
 
 
@@ -104,20 +108,30 @@ def test_wheels_over_the_unpacked_size_limit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"big": "x" * 1000})
-    write_site([wheel], "", tmp_path / "site.tar")
+    unpack([wheel], tmp_path / "site.tar")
     monkeypatch.setattr(build, "MAX_SITE_BYTES", 1000)
     with pytest.raises(ImageBuildError, match="unpack to more than"):
-        write_site([wheel], "", tmp_path / "site.tar")
+        unpack([wheel], tmp_path / "site.tar")
 
 
 def test_malformed_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"not a zip file")
     with pytest.raises(ImageBuildError, match="cannot be unpacked"):
-        write_site([tmp_path / "a-1-py3-none-any.whl"], "", tmp_path / "site.tar")
+        unpack([tmp_path / "a-1-py3-none-any.whl"], tmp_path / "site.tar")
+
+
+def test_wheel_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, "tool", files={"bomb": "x" * 100_000})
+    content = wheel.read_bytes()
+    said, lie = struct.pack("<I", 100_000), struct.pack("<I", 10)
+    assert said in content
+    wheel.write_bytes(content.replace(said, lie))
+    with pytest.raises(ImageBuildError, match="cannot be unpacked"):
+        unpack([wheel], tmp_path / "site.tar")
 
 
 def test_file_in_two_packages_is_written_once(tmp_path: Path) -> None:
     wheels = [write_wheel(tmp_path, name, files={"both.py": name}) for name in ("a", "b")]
-    write_site(wheels, "", tmp_path / "site.tar")
+    unpack(wheels, tmp_path / "site.tar")
     with tarfile.open(tmp_path / "site.tar") as archive:
         assert archive.getnames().count(f"{SITE}/both.py") == 1

@@ -1,0 +1,231 @@
+"""Packages that a session or a call asks for: layers on top of the images.
+
+Host side, for the container wall. The names are resolved to a lock with hashes, and the wheels are
+unpacked once into a layer, which every later request with the same lock uses. An image with such
+packages has a name of its own, IMAGE+DIGEST, under which the wall knows it like any other image.
+Invariants: only packages that the operator allows are asked for; nothing of a package runs before a
+program imports it; a layer is made from the image that is current, so an upgrade makes a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from fumehood.core.errors import InvalidParams
+from fumehood.core.limits import MB
+from fumehood.sandbox.bounded_threads import BoundedThreads
+from fumehood.sandbox.container.docker_api import (
+    QUICK_S,
+    Docker,
+    DockerError,
+    open_docker,
+    typed_errors,
+)
+from fumehood.sandbox.settings import PackageSettings
+from fumehood.sandbox.wall import try_later
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.images.catalog import Image
+    from fumehood.sandbox.images.recipe import Lock
+
+Answer = TypeVar("Answer")
+
+PLUS = "+"
+"""Between the name of an image and the digest of its packages. No other image has it in its name.
+"""
+
+EVERY = "*"
+"""In the list of allowed packages: all of them."""
+
+LOCK_S = 24 * 3600.0
+"""Seconds for which the versions that were found for a request are used again."""
+
+MAX_LOCKS = 1000
+"""Maximum number of locks, and of resolved requests, that are remembered."""
+
+MAKING_S = 240.0
+"""Maximum seconds to resolve, download or unpack packages."""
+
+
+class PackageLayers:
+    """Resolves packages, and makes layers of them, one at a time."""
+
+    def __init__(
+        self, docker: Docker, settings: PackageSettings, own: Path | None, cache: Path | None
+    ) -> None:
+        """`own` is the folder of the operator's recipes, `cache` the directory of the wheels."""
+        self._docker = docker
+        self._settings = settings
+        self._own = own
+        self._cache = cache
+        self._threads = BoundedThreads(2, "packages")
+        self._turn = anyio.Lock()
+        self._locks: OrderedDict[str, Lock] = OrderedDict()
+        """Name of an image with packages → the packages."""
+        self._resolved: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+        """Image and request → name of the image with these packages, and until when it is valid,
+        by the monotonic clock."""
+
+    async def name_for(self, image: Image, packages: Sequence[str]) -> str:
+        """Return the name of an image with these packages, whose versions are looked up.
+
+        Raises:
+            InvalidParams: they are not allowed, or cannot be had.
+            SandboxUnavailable: the index or pip failed.
+        """
+        asked = self._checked(packages)
+        if "python" not in image.languages:
+            raise _refused(f"The image {image.name} has no Python.")
+        if self._known(image.id, asked) is None:
+            async with self._one_at_a_time():
+                if self._known(image.id, asked) is None:
+                    lock = await self._in_thread(
+                        lambda: _resolve(image, asked, self._own, self._cache)
+                    )
+                    found = self.add(image.name, lock), time.monotonic() + LOCK_S
+                    _remember(self._resolved, (image.id, asked), found)
+        return self._known(image.id, asked) or image.name
+
+    def add(self, image: str, lock: Lock) -> str:
+        """Return the name of an image with the packages of a lock."""
+        if not lock.packages:
+            return image
+        name = f"{image}{PLUS}{hashlib.sha256(lock.text.encode()).hexdigest()[:16]}"
+        _remember(self._locks, name, lock)
+        return name
+
+    def add_text(self, image: str, text: str) -> str:
+        """Return the name of an image with the packages of a stored lock."""
+        from fumehood.sandbox.images.recipe import parse_lock
+
+        return self.add(image, parse_lock(text))
+
+    def lock_of(self, name: str) -> Lock | None:
+        """Return the packages of an image by its name, or None if it has none."""
+        return self._locks.get(name)
+
+    async def find(self, base: Image, name: str) -> Image:
+        """Return the image with packages of this name, on top of `base`. Make it if necessary.
+
+        Raises:
+            InvalidParams: the packages cannot be had any more.
+            SandboxUnavailable: it cannot be made now.
+        """
+        lock = self._locks.get(name)
+        if lock is None:
+            raise try_later("The packages are not known any more. Repeat the call.")
+        layer = await self._find(base.id, lock)
+        if layer is None:
+            async with self._one_at_a_time():
+                layer = await self._find(base.id, lock)
+                if layer is None:
+                    layer = await self._in_thread(lambda: self._make(base, lock))
+        return replace(base, name=name, id=layer, base=base.id)
+
+    async def _find(self, base: str, lock: Lock) -> str | None:
+        from fumehood.sandbox.images.catalog import find_layer
+
+        try:
+            return await self._docker.ask(lambda client: find_layer(client, base, lock), QUICK_S)
+        except DockerError as error:
+            raise try_later(f"{error.message} {error.remedy}") from None
+
+    def _make(self, base: Image, lock: Lock) -> str:
+        from fumehood.sandbox.images import build, catalog, index
+        from fumehood.sandbox.images.recipe import read_recipe
+
+        most_bytes = self._settings.max_mb * MB
+        cache = self._cache or build.wheel_cache()
+        with closing(open_docker(timeout_s=MAKING_S)) as client, typed_errors():
+            build.sweep_builders(client)
+            recipe = read_recipe(base.name, base=base.base, own=self._own)
+            layer = build.add_layer(client, base, recipe, lock, cache)
+            old = catalog.old_layers(client, most_bytes, own=self._own)
+            catalog.remove_unused(client, old - {layer})
+        index.trim(cache, most_bytes)
+        return layer
+
+    def _checked(self, packages: Sequence[str]) -> str:
+        """Return a request as the text of a requirements file. Raises InvalidParams."""
+        from fumehood.sandbox.images.recipe import (
+            WrongRequirements,
+            merged,
+            normalized,
+            parse_requirements,
+        )
+
+        try:
+            asked = parse_requirements("\n".join(packages))
+        except WrongRequirements as error:
+            raise _refused(f"The list of packages: {error}") from None
+        allowed = {name if name == EVERY else normalized(name) for name in self._settings.allow}
+        refused = [] if EVERY in allowed else [name for name in asked if name not in allowed]
+        if refused:
+            raise _refused(
+                f"The operator does not allow {', '.join(sorted(refused))}. "
+                "Packages are allowed by packages.allow of the configuration."
+            )
+        return merged(asked, {})
+
+    def _known(self, image_id: str, asked: str) -> str | None:
+        name, until = self._resolved.get((image_id, asked), ("", 0.0))
+        is_there = PLUS not in name or name in self._locks
+        return name if time.monotonic() < until and is_there else None
+
+    @asynccontextmanager
+    async def _one_at_a_time(self) -> AsyncIterator[None]:
+        try:
+            with anyio.fail_after(MAKING_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise try_later("Packages are being installed for others. Repeat the call.") from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
+        """Run blocking work, whose errors become those for callers."""
+        from fumehood.sandbox.images.index import PackagesRefused
+        from fumehood.sandbox.images.recipe import WrongRequirements
+        from fumehood.sandbox.images.rootfs import ImageBuildError
+
+        try:
+            return await self._threads.run(work, MAKING_S)
+        except (PackagesRefused, WrongRequirements) as error:
+            raise _refused(str(error)) from None
+        except TimeoutError:
+            raise try_later("Installing the packages took too long. Repeat the call.") from None
+        except DockerError as error:
+            raise try_later(f"{error.message} {error.remedy}") from None
+        except (ImageBuildError, OSError) as error:
+            raise try_later(f"The packages could not be installed. {error}") from None
+
+
+def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> Lock:
+    from fumehood.sandbox.images import build, index
+    from fumehood.sandbox.images.recipe import read_recipe
+
+    recipe = read_recipe(image.name, base=image.base, own=own)
+    cache = cache or build.wheel_cache()
+    return index.resolve(asked, recipe.release, cache, lambda step: None, recipe.lock)
+
+
+def _remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > MAX_LOCKS:
+        known.popitem(last=False)
+
+
+def _refused(words: str) -> InvalidParams:
+    return InvalidParams(words, fields=["packages"])
