@@ -7,6 +7,7 @@ that the three cannot differ. An answer with only one field is declared with its
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, RootModel
@@ -16,7 +17,7 @@ from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
-from fumehood.core.session import WorkspaceEntry
+from fumehood.core.session import SessionRecord, WorkspaceEntry
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.formats.model import ExportedTools
@@ -138,6 +139,17 @@ class CallDetails(_Data):
     children: tuple[CallRecord, ...]
     can_repeat: bool
     """Whether its arguments are kept, so that it can be repeated as a dry run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedCalls:
+    """The answers of calls in forks of one session, in the order of the inputs."""
+
+    answers: tuple[Envelope, ...]
+    best: int | None
+    """The number of the best answer, from 0, if one was looked for and found."""
+    session: SessionRecord | None
+    """The fork with the best answer, which stays."""
 
 
 class BatchAnswer(_Data):

@@ -18,7 +18,7 @@ import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Packages, SocketPath, pages
-from fumehood.cli.plain import Column, as_fields, as_table, plain
+from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.core.escaping import printable, visible
@@ -26,7 +26,7 @@ from fumehood.core.escaping import printable, visible
 if TYPE_CHECKING:
     from fumehood.answers import UnpackedArchive, WrittenFile
     from fumehood.client import Client
-    from fumehood.core.session import SessionRecord
+    from fumehood.core.session import SessionRecord, Snapshot
 
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
@@ -36,6 +36,9 @@ SessionId = Annotated[
     str, typer.Argument(metavar="SESSION", help="The session's id, sess_…, or its name.")
 ]
 SESSION = {"session": SessionId}
+SNAPSHOT = SESSION | {
+    "snapshot": Annotated[str, typer.Argument(help="The snapshot's id, snap_…, or its name.")]
+}
 
 
 def _reference(session: SessionRecord) -> str:
@@ -43,7 +46,7 @@ def _reference(session: SessionRecord) -> str:
     return session.id if session.state.is_over else session.name or session.id
 
 
-def _age(session: SessionRecord) -> str:
+def _age(session: SessionRecord | Snapshot) -> str:
     from fumehood.cli.options import age
 
     return age(session.created_at, datetime.now(UTC))
@@ -154,6 +157,68 @@ plain(
     arguments=SESSION,
     scope=None,
     name="end",
+)
+
+
+plain(
+    sessions,
+    "snapshot_session",
+    "Copy the files of a session with a disk, after its calls. It stays until the session ends.",
+    as_fields,
+    arguments=SESSION
+    | {"name": (Annotated[str | None, typer.Option(help="A name for the snapshot.")], None)},
+    scope=None,
+    name="snapshot",
+)
+plain(
+    sessions,
+    "snapshots",
+    "List the snapshots of a session, oldest first.",
+    as_table(
+        Column("snapshot", lambda snapshot: snapshot.name or snapshot.id, whole=True),
+        Column("MB", lambda snapshot: f"{snapshot.bytes / 1e6:.1f}"),
+        Column("age", _age, drop=1),
+    ),
+    arguments=SESSION,
+    scope=None,
+)
+plain(
+    sessions,
+    "delete_snapshot",
+    "Delete a snapshot of a session.",
+    as_fields,
+    arguments=SNAPSHOT,
+    scope=None,
+    name="delete-snapshot",
+)
+plain(
+    sessions,
+    "restore_session",
+    "Give a session the files of a snapshot again. What runs in it ends, its variables are gone.",
+    as_fields,
+    arguments=SNAPSHOT,
+    scope=None,
+    name="restore",
+)
+plain(
+    sessions,
+    "fork_session",
+    "Make sessions with the files of a session, or of its snapshot. Prints a name or id for each.",
+    as_text(lambda forks: say("\n".join(map(_reference, forks)))),
+    arguments=SESSION
+    | {
+        "snapshot_id": (
+            Annotated[str | None, typer.Option("--snapshot", help="Default: as it is now.")],
+            None,
+        ),
+        "name": (
+            Annotated[str | None, typer.Option(help="A name; several are numbered: NAME-1.")],
+            None,
+        ),
+        "count": (Annotated[int, typer.Option(min=1, max=50, help="How many.")], 1),
+    },
+    scope=None,
+    name="fork",
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -22,8 +22,8 @@ from fumehood.core.limits import (
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.tool import Megabytes, Seconds
 
-MAKING_S = 120.0
-"""Seconds that making a session may take: it waits for a container."""
+MAKING_S = 300.0
+"""Seconds that making a session may take: packages are installed, and it waits for a container."""
 
 TURN_S = 60.0
 """Seconds that a request may wait for its turn in a busy session, and for its end."""
@@ -52,6 +52,18 @@ class SessionStatus(StrEnum):
         return self in (SessionStatus.ENDED, SessionStatus.LOST)
 
 
+class Snapshot(BaseModel):
+    """A copy of a session's files, as they were at a moment."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    id: str
+    name: str | None
+    bytes: int
+    """What it takes of the host's disk."""
+    created_at: AwareDatetime
+
+
 class SessionRecord(BaseModel):
     """One session. `why` is one sentence if it is over or stopped, otherwise null."""
 
@@ -77,6 +89,8 @@ class SessionRecord(BaseModel):
     calls: int
     is_busy: bool
     """Whether a call is in it now, or waits for it."""
+    snapshots: tuple[Snapshot, ...] = ()
+    """Copies of its files, oldest first."""
 
 
 class OwnedSession(SessionRecord):
@@ -142,6 +156,49 @@ class NewSession(BaseModel):
     lifetime_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.lifetime_seconds` of the configuration."
     )
+
+
+SnapshotName = Annotated[str, Field(min_length=1, max_length=63, pattern=SESSION_NAME)]
+
+MAX_SNAPSHOTS = 50
+"""Maximum number of snapshots of one session."""
+
+MAX_FORKS = 50
+"""Maximum number of forks that one request makes."""
+
+
+class NewSnapshot(BaseModel):
+    """The body of `POST /v1/sessions/{session_id}/snapshots`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    name: SnapshotName | None = Field(
+        default=None, description="A name for it, which can stand for its id."
+    )
+
+
+class Restoration(BaseModel):
+    """The body of `POST /v1/sessions/{session_id}/restore`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    snapshot_id: Id = Field(description="The snapshot's id, `snap_…`, or its name.")
+
+
+class ForkWish(BaseModel):
+    """The body of `POST /v1/sessions/{session_id}/fork`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    snapshot_id: Id | None = Field(
+        default=None, description="A snapshot's id or name; default: the files as they are now."
+    )
+    name: SnapshotName | None = Field(
+        default=None,
+        max_length=60,
+        description="A name for the fork; several are numbered: NAME-1, NAME-2.",
+    )
+    count: int = Field(default=1, ge=1, le=MAX_FORKS)
 
 
 FileKind = Literal["file", "image"]

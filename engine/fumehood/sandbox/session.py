@@ -28,6 +28,7 @@ from fumehood.core.session import (
     SessionHome,
     SessionRecord,
     SessionStatus,
+    Snapshot,
 )
 from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
 from fumehood.sandbox.wall import (
@@ -77,6 +78,7 @@ class Session:
     last_used: float
     epoch: int = FIRST_EPOCH
     calls: int = 0
+    snapshots: tuple[Snapshot, ...] = ()
     stopped_why: str | None = None
     """Why it was stopped, as a sentence, until its next call."""
     has_place: bool = True
@@ -166,6 +168,7 @@ class Session:
             expires_at=last_end if self.users or self.disk_mb else min(idle_end, last_end),
             calls=self.calls,
             is_busy=self.users > 0,
+            snapshots=self.snapshots,
         )
         home = SessionHome(
             self.container.name, self.epoch, self.idle_s, self.lifetime_s, self.container.lock
@@ -179,15 +182,19 @@ class Session:
 
     def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
         """Set the final record and return it. `why` is a clause, such as "its owner ended it"."""
-        record = self.kept().record.model_copy(
+        before = self.kept()
+        is_left = status is SessionStatus.LOST and bool(self.snapshots)
+        record = before.record.model_copy(
             update={
+                "snapshots": self.snapshots if is_left else (),
                 "state": status,
                 "why": sentence(why),
                 "expires_at": now_at,
                 "is_busy": False,
             }
         )
-        self.finished = KeptSession(self.principal_id, record, now_at)
+        home = before.home if is_left else None  # forks of its snapshots need it
+        self.finished = KeptSession(self.principal_id, record, now_at, home)
         return self.finished
 
 

@@ -10,8 +10,14 @@ only after it was stored.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -28,7 +34,7 @@ from fumehood.core.errors import (
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.core.session import MAX_SNAPSHOTS, KeptSession, SessionRecord, SessionStatus, Snapshot
 from fumehood.sandbox.session import (
     Session,
     SessionHistory,
@@ -40,7 +46,14 @@ from fumehood.sandbox.session import (
     sentence,
 )
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWall, try_later
+from fumehood.sandbox.wall import (
+    FIRST_EPOCH,
+    HasImages,
+    Lease,
+    SessionContainer,
+    SessionWall,
+    try_later,
+)
 
 ID_BYTES = 16
 """Length of a session's random id, in bytes."""
@@ -48,11 +61,16 @@ ID_BYTES = 16
 TIDY_S = 15.0
 """Seconds between checks for expired sessions. Each check also stores when sessions were used."""
 
+PLACE_PAUSE_S = 0.05
+"""Seconds between two tries to get a place among the sessions that run."""
+
 STOP_DEADLINE_S = 5.0
 """Seconds that the engine waits for containers to end when it stops. The wall removes the rest."""
 
 STOPPED = "the engine was stopped"
 RESTARTED = "the engine was started anew"
+
+NO_COPIES = "cannot be copied. Make one with a disk."
 
 Records = list[SessionRecord]
 
@@ -106,6 +124,8 @@ class SessionKeeper:
         self._group: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._history = SessionHistory(rows)
+        if self._wall is not None:
+            self._wall.spare_copies(self._copies)
         self._left_behind: list[KeptSession] = []
         """Active sessions of an earlier engine, until this one continues them."""
         for one in sorted(kept, key=lambda one: one.finished_at or one.record.created_at):
@@ -182,17 +202,13 @@ class SessionKeeper:
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
-        self._check_name(principal.id, name)
-        self._names.append((principal.id, name))
-        try:
+        with self._named(principal.id, [name]):
             async with self._place_for(principal.id, has_disk=disk_mb is not None):
                 await self._until_there_is_room()
                 session = await self._make(wall, principal.id, agent_id, request)
                 if self._group is None:  # the engine stopped meanwhile
                     session.container.end(STOPPED)
                     raise _stopped()
-        finally:
-            self._names.remove((principal.id, name))
         self._live[session.id] = session
         if session.container.lost is not None:
             self._on_lost(session)
@@ -251,13 +267,8 @@ class SessionKeeper:
             ResourceNotFound: this principal has no such session, or it has ended.
             SandboxUnavailable: calls in it take too long, or its container could not be frozen.
         """
-        session = self._usable(principal.id, self._id_of(principal.id, session_id))
-        await session.take_turn(self._settings)
-        try:
-            self._usable(principal.id, session.id)
+        async with self._turn(principal, session_id) as session:
             await session.container.pause()
-        finally:
-            session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
@@ -267,18 +278,9 @@ class SessionKeeper:
         Raises:
             InvalidParams: it has no disk.
         """
-        session = self._usable(principal.id, self._id_of(principal.id, session_id))
-        if session.disk_mb is None:
-            raise InvalidParams(
-                "The files of this session are in memory, and would be lost. Pause it or end it.",
-                fields=["session_id"],
-            )
-        await session.take_turn(self._settings)
-        try:
-            self._usable(principal.id, session.id)
+        async with self._turn(principal, session_id) as session:
+            _require_disk(session, "would be lost. Pause it or end it.")
             await self._stop(session, "its owner stopped it")
-        finally:
-            session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
         return self.find(principal, session.id)
 
     async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
@@ -288,6 +290,143 @@ class SessionKeeper:
         async with await self.files(principal, session_id):
             pass
         return self.find(principal, session_id)
+
+    # -- copies ------------------------------------------------------------------------
+
+    async def snapshot(
+        self, principal: Principal, session_id: str, name: str | None = None
+    ) -> Snapshot:
+        """Copy the files of a principal's session, after the calls in it. Raises as `stop`, and:
+
+        Raises:
+            QuotaExceeded: it has the maximum number of snapshots.
+            StoreError: the snapshot could not be stored, so it was not made.
+        """
+        async with self._turn(principal, session_id) as session:
+            _require_disk(session, NO_COPIES)
+            if len(session.snapshots) >= MAX_SNAPSHOTS:
+                raise QuotaExceeded(
+                    f"This session has {MAX_SNAPSHOTS} snapshots, the maximum. Delete one first."
+                )
+            if name is not None and name in [one.name for one in session.snapshots]:
+                raise InvalidParams(f"It has a snapshot {name!r} already.", fields=["name"])
+            snapshot_id = f"snap_{secrets.token_hex(ID_BYTES)}"
+            async with session.container.copy_disk(snapshot_id) as size:
+                made = Snapshot(id=snapshot_id, name=name, bytes=size, created_at=self._clock.now())
+                await self._set_snapshots(session, (*session.snapshots, made))
+        return made
+
+    async def delete_snapshot(
+        self, principal: Principal, session_id: str, snapshot_id: str
+    ) -> Snapshot:
+        """Delete a snapshot of a principal's session. Raises as `snapshot`."""
+        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        found = _snapshot_of(self._record(session), snapshot_id)
+        await self._set_snapshots(session, tuple(o for o in session.snapshots if o != found))
+        if self._wall is not None:
+            self._wall.sweep_soon()
+        return found
+
+    async def restore(
+        self, principal: Principal, session_id: str, snapshot_id: str
+    ) -> SessionRecord:
+        """Give a principal's session the files of one of its snapshots again, after the calls in
+        it. What runs in it ends, and its variables are gone. Raises as `snapshot`.
+        """
+        async with self._turn(principal, session_id) as session:
+            found = _snapshot_of(self._record(session), snapshot_id)
+            await session.container.restore(found.id)
+            session.stopped_why = f"Its files are those of {found.name or found.id} again."
+            self._leave_place(session)
+        return self.find(principal, session.id)
+
+    async def fork(
+        self,
+        principal: Principal,
+        session_id: str,
+        *,
+        snapshot_id: str | None = None,
+        name: str | None = None,
+        count: int = 1,
+    ) -> Records:
+        """Make stopped sessions from the files of a principal's session, or from a snapshot, also
+        one of a lost session. Raises as `snapshot`, and:
+
+        Raises:
+            InvalidParams: a session has the name.
+            QuotaExceeded: there are too many sessions with a disk.
+        """
+        record = self.find(principal, session_id)
+        names = [name] * count
+        if name is not None and count > 1:
+            names = [f"{name}-{number}" for number in range(1, count + 1)]
+        if snapshot_id is not None:
+            copy = _snapshot_of(record, snapshot_id).id
+            return await self._fork(principal.id, copy, record, names)
+        async with AsyncExitStack() as stack:
+            async with self._turn(principal, session_id) as session:
+                _require_disk(session, NO_COPIES)
+                copy = f"snap_{secrets.token_hex(ID_BYTES)}"
+                await stack.enter_async_context(session.container.copy_disk(copy))
+            return await self._fork(principal.id, copy, record, names)
+
+    async def _fork(
+        self, principal_id: str, copy: str, record: SessionRecord, names: Sequence[str | None]
+    ) -> Records:
+        """Make a stopped session from a copy for each name: all of them or none."""
+        session = self._live.get(record.id)
+        source = session.kept() if session else self._history.find(principal_id, record.id)
+        if self._wall is None or self._group is None or source is None or source.home is None:
+            raise _unknown()
+        now_at, forks = self._clock.now(), []
+        with self._named(principal_id, names):
+            self._take_disks(principal_id, len(names))
+            try:
+                async with AsyncExitStack() as stack:
+                    for name in names:
+                        session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
+                        place = await stack.enter_async_context(self._wall.fork(copy, session_id))
+                        fork = record.model_copy(
+                            update={
+                                "id": session_id, "name": name, "state": SessionStatus.STOPPED,
+                                "why": f"It is a fork of {record.id}, and was not used yet.",
+                                "created_at": now_at, "last_used_at": now_at, "calls": 0,
+                                "is_busy": False, "snapshots": (),
+                            }
+                        )  # fmt: skip
+                        home = replace(source.home, container=place, epoch=FIRST_EPOCH)
+                        forks.append(KeptSession(principal_id, fork, home=home))
+                    await self._store(forks)
+            finally:
+                self._disks.give_back(principal_id, len(names))
+            for one in forks:
+                self._resume(one)
+        return [self.find(Principal(principal_id), one.record.id) for one in forks]
+
+    async def _set_snapshots(self, session: Session, snapshots: tuple[Snapshot, ...]) -> None:
+        before, session.snapshots = session.snapshots, snapshots
+        self._history.note(session.kept())
+        try:
+            await self._history.write()
+        except BaseException:
+            session.snapshots = before
+            self._history.note(session.kept())
+            raise
+
+    async def _store(self, new: Sequence[KeptSession]) -> None:
+        """Write the rows of new sessions: all of them, or none if that fails."""
+        for one in new:
+            self._history.note(one)
+        try:
+            await self._history.write()
+        except BaseException:
+            self._history.forget([one.record.id for one in new])  # the write may have succeeded
+            raise
+
+    def _copies(self) -> Sequence[str]:
+        """Return the copies of disks that are needed: those of sessions that are not ended."""
+        records = [one.record for one in self.every()]
+        return [copy.id for record in records for copy in record.snapshots]
 
     # -- for calls -----------------------------------------------------------------
 
@@ -432,6 +571,7 @@ class SessionKeeper:
             is_pausing=record.state in (SessionStatus.PAUSED, SessionStatus.STOPPED),
             stopped_why=record.why,
             has_place=record.state is not SessionStatus.STOPPED,
+            snapshots=record.snapshots,
         )
         self._live[session.id] = session
         if session.has_place:
@@ -471,13 +611,11 @@ class SessionKeeper:
             created=now,
             lifetime_s=request.lifetime_s,
         )
-        self._history.note(session.kept())
         try:
-            await self._history.write()
+            await self._store([session.kept()])
         except BaseException:
             container.end("the session could not be stored")
             self._see_off(container)
-            self._history.forget([session_id])  # the write may still have succeeded
             raise
         return session
 
@@ -493,12 +631,8 @@ class SessionKeeper:
     @asynccontextmanager
     async def _place_for(self, principal_id: str, *, has_disk: bool) -> AsyncIterator[None]:
         """Count one more session for a principal, unless the block fails. Raises QuotaExceeded."""
-        if has_disk and self._disks.take(principal_id) is not None:
-            raise QuotaExceeded(
-                f"You have {self._disks.of(principal_id)} sessions with a disk, and this engine "
-                f"{self._disks.total}; it may have {self._disks.most}, and one caller "
-                f"{self._disks.most_of_one}. End one of them first: fumehood sessions end ID."
-            )
+        if has_disk:
+            self._take_disks(principal_id, 1)
         is_counted = False
         try:
             await self._reserve(principal_id)
@@ -510,6 +644,17 @@ class SessionKeeper:
             if has_disk:
                 self._disks.give_back(principal_id)
             raise
+
+    def _take_disks(self, principal_id: str, number: int) -> None:
+        """Count more sessions with a disk. Raises QuotaExceeded."""
+        for taken in range(number):
+            if self._disks.take(principal_id) is not None:
+                self._disks.give_back(principal_id, taken)
+                raise QuotaExceeded(
+                    f"You have {self._disks.of(principal_id)} sessions with a disk, and this "
+                    f"engine {self._disks.total}; it may have {self._disks.most}, and one caller "
+                    f"{self._disks.most_of_one}. End one of them first: fumehood sessions end ID."
+                )
 
     async def _reserve(self, principal_id: str) -> None:
         """Count one more session that runs. If there are too many, stop the one with a disk that
@@ -579,7 +724,7 @@ class SessionKeeper:
             SandboxUnavailable: it cannot be started now.
         """
         if not session.has_place:
-            await self._reserve(session.principal_id)
+            await self._wait_for_place(session)
             session.has_place = True
         name = session.container.name
         try:
@@ -593,6 +738,20 @@ class SessionKeeper:
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
             await self._write_changes()
+
+    async def _wait_for_place(self, session: Session) -> None:
+        """Count a stopped session as one that runs. If calls keep those busy that could be stopped
+        instead, wait a bounded time for them. Raises QuotaExceeded.
+        """
+        last = self._clock.monotonic() + self._settings.queue_seconds
+        while True:
+            try:
+                return await self._reserve(session.principal_id)
+            except QuotaExceeded:
+                busy = any(one.disk_mb is not None and one.has_place for one in self._live.values())
+                if not busy or self._clock.monotonic() >= last:
+                    raise
+            await anyio.sleep(PLACE_PAUSE_S)
 
     def _leave_place(self, session: Session) -> None:
         if session.has_place:
@@ -631,6 +790,33 @@ class SessionKeeper:
     def _id_of(self, principal_id: str, reference: str) -> str:
         session = self._live_one(principal_id, reference)
         return session.id if session is not None else reference
+
+    @asynccontextmanager
+    async def _turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
+        """Wait for a turn in a session and hold it during the block, without starting anything.
+
+        Raises as `pause`.
+        """
+        session = self._usable(principal.id, self._id_of(principal.id, reference))
+        await session.take_turn(self._settings)
+        try:
+            self._usable(principal.id, session.id)
+            yield session
+        finally:
+            session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
+
+    @contextmanager
+    def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:
+        """Reserve the names of sessions that the block makes. Raises InvalidParams."""
+        for name in names:
+            self._check_name(principal_id, name)
+        mine = [(principal_id, name) for name in names]
+        self._names += mine
+        try:
+            yield
+        finally:
+            for one in mine:
+                self._names.remove(one)
 
     def _check_name(self, principal_id: str, name: str | None) -> None:
         if name is None:
@@ -743,6 +929,22 @@ class SessionKeeper:
 def _next_epoch(one: KeptSession) -> KeptSession:
     assert one.home is not None
     return replace(one, home=replace(one.home, epoch=one.home.epoch + 1))
+
+
+def _require_disk(session: Session, fault: str) -> None:
+    if session.disk_mb is None:
+        raise InvalidParams(
+            f"The files of this session are in memory, and {fault}", fields=["session_id"]
+        )
+
+
+def _snapshot_of(record: SessionRecord, reference: str) -> Snapshot:
+    """Return a session's snapshot by its id or name. Raises ResourceNotFound."""
+    found = [one for one in record.snapshots if reference in (one.id, one.name)]
+    if not found:
+        words = "This session has no such snapshot. `fumehood sessions show ID` shows those it has."
+        raise ResourceNotFound(words, fields=["snapshot_id"])
+    return found[0]
 
 
 def _unknown() -> ResourceNotFound:

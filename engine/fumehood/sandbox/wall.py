@@ -9,7 +9,7 @@ into success.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypedDict, runtime_checkable
@@ -346,6 +346,23 @@ class SessionContainer(Protocol):
         """
         ...
 
+    def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
+        """Copy its disk, during no run; the block gets the bytes that the copy takes. After the
+        block the copy is removed, unless the wall was told to spare it.
+
+        Raises:
+            SandboxUnavailable: there is no room, or that failed.
+        """
+        ...
+
+    async def restore(self, copy: str) -> None:
+        """Stop it, and replace its disk by a copy. Not to be called during a run.
+
+        Raises:
+            SandboxUnavailable: there is no room, or that failed; its disk is as before.
+        """
+        ...
+
     async def pause(self) -> None:
         """Freeze its processes, once it is clean after the last run. Not to be called during a run.
 
@@ -419,6 +436,25 @@ class SessionWall(Protocol):
             InvalidParams: the packages are not allowed, or cannot be had.
             SandboxUnavailable: no container was available in time, there is no such image, or no
                 disk can be made.
+        """
+        ...
+
+    def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
+        """Keep the copies of disks that `copies` returns. Called before the wall's context is
+        entered.
+        """
+        ...
+
+    def sweep_soon(self) -> None:
+        """Remove, in the background, disks and copies that are not needed any more."""
+        ...
+
+    def fork(self, copy: str, session_id: str) -> AbstractAsyncContextManager[str]:
+        """Make the disk of a new session from a copy; the block gets the name of a container that
+        the session never had. The disk is removed if the block fails.
+
+        Raises:
+            SandboxUnavailable: there is no room, or that failed.
         """
         ...
 

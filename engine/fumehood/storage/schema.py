@@ -185,6 +185,7 @@ SESSIONS = Table(
     Column("name", String),
     Column("disk_mb", Integer),
     Column("packages", JSON),
+    Column("snapshots", JSON),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -537,6 +538,7 @@ STEPS: tuple[Step, ...] = (
     ),
     _sql(
         "ALTER TABLE sessions ADD COLUMN packages JSON",
+        "ALTER TABLE sessions ADD COLUMN snapshots JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -15,7 +15,13 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.engine import RowMapping
 
-from fumehood.core.session import KeptSession, SessionHome, SessionRecord, SessionStatus
+from fumehood.core.session import (
+    KeptSession,
+    SessionHome,
+    SessionRecord,
+    SessionStatus,
+    Snapshot,
+)
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import SESSIONS
@@ -70,6 +76,7 @@ def _row(kept: KeptSession) -> dict[str, Any]:
         "state": record.state.value,
         "languages": list(record.languages),
         "packages": list(record.packages),
+        "snapshots": [one.model_dump(mode="json") for one in record.snapshots],
         "created_at": stamp(record.created_at),
         "last_used_at": stamp(record.last_used_at),
         "expires_at": stamp(record.expires_at),
@@ -85,6 +92,7 @@ def _kept(row: RowMapping) -> KeptSession:
         state=SessionStatus(row["state"]),
         languages=tuple(row["languages"]),
         packages=tuple(row["packages"] or ()),
+        snapshots=tuple(map(Snapshot.model_validate, row["snapshots"] or ())),
         created_at=datetime.fromisoformat(row["created_at"]),
         last_used_at=datetime.fromisoformat(row["last_used_at"]),
         expires_at=datetime.fromisoformat(row["expires_at"]),

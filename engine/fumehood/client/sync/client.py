@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 from fumehood.answers import (
     AgentTools,
     BatchAnswer,
+    ForkedCalls,
     ToolList,
     UnpackedArchive,
     WrittenFile,
@@ -200,6 +201,46 @@ class Client(BaseClient, CallerOperations):
             ask("POST", data_of(BatchAnswer), "calls", body=body, work_s=work_s)
         )
         return list(found.results)
+
+    def map_forks(
+        self,
+        session: str,
+        tool: str,
+        inputs: Sequence[JsonObject],
+        *,
+        snapshot_id: str | None = None,
+        best: Callable[[Envelope], Any] | None = None,
+        **options: Unpack[CallKeywords],
+    ) -> ForkedCalls:
+        """Call a tool with each of the inputs, each in a fork of a session with a disk, at once.
+
+        The forks begin with the session's files, or those of a snapshot. With `best`, the fork
+        stays whose answer has the highest value, of those that succeeded; all others are ended.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: there are no inputs, or they are not JSON.
+            Refused: there are too many, or the session cannot be forked.
+        """
+        if not inputs:
+            raise ValueError("map_forks needs at least one input.")
+        chosen = checked(CallKeywords, "map_forks", options)
+        forks = self.fork_session(session, snapshot_id, count=len(inputs))
+        kept = None
+        try:
+            answers = self.batch(
+                {"tool": tool, "arguments": arguments, "options": {**chosen, "session_id": fork.id}}
+                for fork, arguments in zip(forks, inputs, strict=True)
+            )
+            good = [number for number, answer in enumerate(answers) if answer.error is None]
+            if best is not None and good:
+                kept = max(good, key=lambda number: best(answers[number]))
+        finally:
+            for number, fork in enumerate(forks):
+                if number != kept:
+                    self.end_session(fork.id)
+        winner = None if kept is None else self.session(forks[kept].id)
+        return ForkedCalls(tuple(answers), kept, winner)
 
     def export(
         self,

@@ -20,7 +20,7 @@ from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import ask, data_of, field_of, given, plain
 from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage
-from fumehood.core.session import SessionRecord
+from fumehood.core.session import SessionRecord, Snapshot
 from fumehood.core.status import Health, Readiness
 
 
@@ -183,7 +183,7 @@ class CallerOperations:
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,
                 ),
-                work_s=120.0,
+                work_s=300.0,
             )
         )
 
@@ -241,6 +241,85 @@ class CallerOperations:
                 session_id,
                 "stop",
                 work_s=60.0,
+            )
+        )
+
+    def snapshots(self, session_id: str) -> tuple[Snapshot, ...]:
+        """List the snapshots of one of the caller's own sessions, oldest first."""
+        return self._transport.send(
+            ask("GET", field_of("items", tuple[Snapshot, ...]), "sessions", session_id, "snapshots")
+        )
+
+    def snapshot_session(self, session_id: str, name: str | None = None) -> Snapshot:
+        """Copy the files of one of the caller's own sessions with a disk, after the calls in it.
+
+        The copy stays until it is deleted, or the session ends.
+        """
+        return self._transport.send(
+            ask(
+                "POST",
+                field_of("snapshot", Snapshot),
+                "sessions",
+                session_id,
+                "snapshots",
+                body=given(name=name),
+                work_s=300.0,
+            )
+        )
+
+    def delete_snapshot(self, session_id: str, snapshot_id: str) -> Snapshot:
+        """Delete a snapshot of one of the caller's own sessions."""
+        return self._transport.send(
+            ask(
+                "DELETE",
+                field_of("snapshot", Snapshot),
+                "sessions",
+                session_id,
+                "snapshots",
+                snapshot_id,
+                work_s=60.0,
+            )
+        )
+
+    def restore_session(self, session_id: str, snapshot_id: str) -> SessionRecord:
+        """Give one of the caller's own sessions the files of one of its snapshots again.
+
+        All that runs in it ends, after the calls in it; the next use starts it, without its variables.
+        """
+        return self._transport.send(
+            ask(
+                "POST",
+                field_of("session", SessionRecord),
+                "sessions",
+                session_id,
+                "restore",
+                body=given(snapshot_id=snapshot_id),
+                work_s=300.0,
+            )
+        )
+
+    def fork_session(
+        self,
+        session_id: str,
+        snapshot_id: str | None = None,
+        *,
+        name: str | None = None,
+        count: int | None = None,
+    ) -> tuple[SessionRecord, ...]:
+        """Make new sessions with the files of one of the caller's own, or of one of its snapshots.
+
+        They are stopped until they are used. Variables are not copied. Snapshots of a lost session can
+        be forked for a day.
+        """
+        return self._transport.send(
+            ask(
+                "POST",
+                field_of("items", tuple[SessionRecord, ...]),
+                "sessions",
+                session_id,
+                "fork",
+                body=given(snapshot_id=snapshot_id, name=name, count=count),
+                work_s=300.0,
             )
         )
 

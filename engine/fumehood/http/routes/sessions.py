@@ -36,7 +36,16 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
-from fumehood.core.session import MAKING_S, TURN_S, NewSession, SessionRecord
+from fumehood.core.session import (
+    MAKING_S,
+    TURN_S,
+    ForkWish,
+    NewSession,
+    NewSnapshot,
+    Restoration,
+    SessionRecord,
+    Snapshot,
+)
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program_output import content_type_of
@@ -54,6 +63,7 @@ from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 
 ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 LIFE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
+COPY_ERRORS = LIFE_ERRORS | {InvalidParams, InternalError, QuotaExceeded, ShuttingDown}
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 
@@ -146,6 +156,9 @@ def file_path(request: Request, _: Principal) -> str:
 SESSION = "The session's id, `sess_…`, or the name of one that is not over."
 SessionId = Annotated[str, SESSION]
 SessionAnswer = Annotated[SessionRecord, As("session", "SessionAnswer", "A session as it is now.")]
+SnapshotAnswer = Annotated[
+    Snapshot, As("snapshot", "SnapshotAnswer", "A copy of a session's files.")
+]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 FilesToWrite = Annotated[SessionFiles, Given(_files_to_write, {"session_id": SESSION})]
 FilePath = Annotated[
@@ -232,6 +245,95 @@ async def stop_session(engine: Engine, caller: Principal, session_id: SessionId)
 async def resume_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
     """Let one of the caller's own sessions, paused or stopped, continue, as a call in it does."""
     return await engine.sessions.resume(caller, session_id)
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/snapshots",
+    Needs.CALLER,
+    errors=[ResourceNotFound],
+    client="snapshots",
+)
+async def list_snapshots(
+    engine: Engine, caller: Principal, session_id: SessionId
+) -> Annotated[
+    tuple[Snapshot, ...], As("items", "SnapshotList", "A session's snapshots, oldest first.")
+]:
+    """List the snapshots of one of the caller's own sessions, oldest first."""
+    return engine.sessions.find(caller, session_id).snapshots
+
+
+@endpoint(
+    "POST",
+    "/v1/sessions/{session_id}/snapshots",
+    Needs.CALLER,
+    errors=COPY_ERRORS,
+    work_s=MAKING_S,
+)
+async def snapshot_session(
+    engine: Engine, body: NewSnapshot, caller: Principal, session_id: SessionId
+) -> SnapshotAnswer:
+    """Copy the files of one of the caller's own sessions with a disk, after the calls in it.
+
+    The copy stays until it is deleted, or the session ends.
+    """
+    _refuse_while_draining(engine)
+    return await engine.sessions.snapshot(caller, session_id, body.name)
+
+
+@endpoint(
+    "DELETE",
+    "/v1/sessions/{session_id}/snapshots/{snapshot_id}",
+    Needs.CALLER,
+    errors=[ResourceNotFound, InternalError],
+    work_s=TURN_S,
+)
+async def delete_snapshot(
+    engine: Engine,
+    caller: Principal,
+    session_id: SessionId,
+    snapshot_id: Annotated[str, "The snapshot's id, `snap_…`, or its name."],
+) -> SnapshotAnswer:
+    """Delete a snapshot of one of the caller's own sessions."""
+    return await engine.sessions.delete_snapshot(caller, session_id, snapshot_id)
+
+
+@endpoint(
+    "POST",
+    "/v1/sessions/{session_id}/restore",
+    Needs.CALLER,
+    errors=COPY_ERRORS,
+    work_s=MAKING_S,
+)
+async def restore_session(
+    engine: Engine, body: Restoration, caller: Principal, session_id: SessionId
+) -> SessionAnswer:
+    """Give one of the caller's own sessions the files of one of its snapshots again.
+
+    All that runs in it ends, after the calls in it; the next use starts it, without its variables.
+    """
+    _refuse_while_draining(engine)
+    return await engine.sessions.restore(caller, session_id, body.snapshot_id)
+
+
+@endpoint(
+    "POST",
+    "/v1/sessions/{session_id}/fork",
+    Needs.CALLER,
+    errors=COPY_ERRORS,
+    work_s=MAKING_S,
+)
+async def fork_session(
+    engine: Engine, body: ForkWish, caller: Principal, session_id: SessionId
+) -> Annotated[tuple[SessionRecord, ...], As("items", "ForkList", "The new sessions.")]:
+    """Make new sessions with the files of one of the caller's own, or of one of its snapshots.
+
+    They are stopped until they are used. Variables are not copied. Snapshots of a lost session can
+    be forked for a day.
+    """
+    _refuse_while_draining(engine)
+    forks = await engine.sessions.fork(caller, session_id, **body.model_dump())
+    return tuple(forks)
 
 
 @endpoint(
@@ -396,6 +498,11 @@ OPERATIONS = [
     pause_session,
     resume_session,
     stop_session,
+    list_snapshots,
+    snapshot_session,
+    delete_snapshot,
+    restore_session,
+    fork_session,
     list_session_files,
     get_session_file,
     put_session_file,

@@ -24,11 +24,17 @@ from fumehood.sandbox.container.docker_api import Docker, DockerConflict, Docker
 from fumehood.sandbox.container.spec import INODES_PER_MB
 from fumehood.sandbox.wall import try_later
 
-PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup")
+PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup", "blockdev", "cp")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 RUN_S = 20.0
 """Maximum seconds for one of the programs, each of which takes some 10 ms."""
+
+COPY_S_PER_GB = 60.0
+"""Seconds added for each GB that is to be copied."""
+
+COPY = "snap_"
+"""Beginning of the names of copies, which are never attached and so do not grow."""
 
 SPARED_BYTES = 1 << 30
 """Bytes of the file system that no disk is promised."""
@@ -71,7 +77,7 @@ class Disks:
         path = self._directory / name
         try:
             async with self._turn:
-                await anyio.to_thread.run_sync(self._promise, path, mb)
+                await anyio.to_thread.run_sync(self._promise, path, mb * MB, mb * MB)
             await _run(
                 "mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-N", str(mb * INODES_PER_MB),
                 "-E", "nodiscard", str(path),
@@ -84,6 +90,50 @@ class Disks:
             if isinstance(error, OSError | subprocess.SubprocessError | DockerError):
                 raise try_later("The session's disk could not be made. Repeat the call.") from error
             raise
+
+    async def copy(self, name: str, target: str) -> int:
+        """Copy a disk that no program writes to at present; return the bytes that the copy takes.
+
+        Raises:
+            SandboxUnavailable: there is no room, or that failed; nothing of the copy is left.
+        """
+        assert self._directory is not None
+        source, path = self._directory / name, self._directory / target
+        try:
+            for device in await self._devices(source):
+                await _run("blockdev", "--flushbufs", device)
+            found = await anyio.to_thread.run_sync(source.stat)
+            size, taken = found.st_size, found.st_blocks * 512
+            async with self._turn:
+                room = max(0, taken if target.startswith(COPY) else size)
+                await anyio.to_thread.run_sync(self._promise, path, size, room)
+            deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
+            await _run(
+                "cp", "--sparse=always", "--reflink=auto", "--", str(source), str(path),
+                deadline_s=deadline_s,
+            )  # fmt: skip
+            return (await anyio.to_thread.run_sync(path.stat)).st_blocks * 512
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._try_to_remove(target)
+            if isinstance(error, OSError | subprocess.SubprocessError):
+                raise try_later("The session's disk could not be copied. Try again.") from error
+            raise
+
+    async def replace(self, name: str, source: str, new: str) -> None:
+        """Replace a disk, which no container uses, by a copy of another one: all of it or nothing.
+        Until then the copy is named `new`.
+
+        Raises:
+            SandboxUnavailable: there is no room, or that failed; the disk is as before.
+        """
+        assert self._directory is not None
+        try:
+            path = await self._detach(name)
+            await self.copy(source, new)
+            await anyio.to_thread.run_sync((self._directory / new).replace, path)
+        except (OSError, subprocess.SubprocessError, DockerError) as error:
+            raise try_later("The session's disk could not be replaced. Try again.") from error
 
     def has(self, name: str) -> bool:
         """Whether a disk exists."""
@@ -107,30 +157,34 @@ class Disks:
     async def _attach(self, name: str) -> None:
         assert self._directory is not None
         path = str(self._directory / name)
-        found = await _run("losetup", "--associated", path)
-        device = found.partition(":")[0]
-        if not device:
+        device = next(iter(await self._devices(Path(path))), None)
+        if device is None:
             await _run("e2fsck", "-p", path, most_status=1)  # 1: it has mended something
             device = (await _run("losetup", "--find", "--show", path)).strip()
         options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
         await self._docker.create_volume(name, options)
 
-    def _promise(self, path: Path, mb: int) -> None:
-        """Make the sparse file. Raises SandboxUnavailable if its room is not there."""
+    async def _devices(self, path: Path) -> list[str]:
+        """Return the loop devices of a disk: one while it is attached."""
+        found = await _run("losetup", "--associated", str(path))
+        return [line.partition(":")[0] for line in found.splitlines()]
+
+    def _promise(self, path: Path, size: int, needed: int) -> None:
+        """Make the sparse file. Raises SandboxUnavailable if the needed bytes are not there."""
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        found = [one.stat() for one in self._directory.iterdir()]
+        found = [one.stat() for one in self._directory.iterdir() if not one.name.startswith(COPY)]
         promised = sum(max(0, one.st_size - one.st_blocks * 512) for one in found)
         room = shutil.disk_usage(self._directory).free - promised - SPARED_BYTES
-        if room < mb * MB:
+        if room < needed:
             raise SandboxUnavailable(
-                f"The engine's host has no room for a disk of {mb} MB: {max(0, room) // MB} MB are "
+                f"The engine's host has no room for {needed // MB} MB: {max(0, room) // MB} MB are "
                 "not promised to others.",
                 retryable=False,
             )
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.truncate(descriptor, mb * MB)
+            os.truncate(descriptor, size)
         finally:
             os.close(descriptor)
 
@@ -143,8 +197,8 @@ class Disks:
         assert self._directory is not None
         await self._docker.remove_volume(name)
         path = self._directory / name
-        for line in (await _run("losetup", "--associated", str(path))).splitlines():
-            await _run("losetup", "--detach", line.partition(":")[0])
+        for device in await self._devices(path):
+            await _run("losetup", "--detach", device)
         return path
 
     async def remove(self, name: str) -> None:
@@ -175,14 +229,20 @@ class Disks:
             await self.remove(name)
 
 
-async def _run(program: str, *arguments: str, told: str = "", most_status: int = 0) -> str:
+async def _run(
+    program: str,
+    *arguments: str,
+    told: str = "",
+    most_status: int = 0,
+    deadline_s: float = RUN_S,
+) -> str:
     """Run a program of the host and return its output. Its exit status may be `most_status`.
 
     Raises:
         OSError, subprocess.SubprocessError: it failed, or took too long.
     """
     found = shutil.which(program, path=SEARCH_PATH) or program
-    with anyio.move_on_after(RUN_S):
+    with anyio.move_on_after(deadline_s):
         done = await anyio.run_process(
             [found, *arguments],
             input=told.encode(),
@@ -192,4 +252,4 @@ async def _run(program: str, *arguments: str, told: str = "", most_status: int =
         if not 0 <= done.returncode <= most_status:
             raise subprocess.CalledProcessError(done.returncode, program, stderr=done.stderr)
         return done.stdout.decode("utf-8", "replace")
-    raise subprocess.TimeoutExpired(program, RUN_S)
+    raise subprocess.TimeoutExpired(program, deadline_s)

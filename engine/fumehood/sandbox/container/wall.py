@@ -11,8 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +83,9 @@ RESTART_S = 30.0
 RESTART_PAUSE_S = 0.1
 """Seconds between two tries to use a disk that another container still uses."""
 
+NEW = ".new"
+"""Ending of the name of a copy that is to replace a disk."""
+
 STOPPED = "it is stopped"
 DISK_GONE = "the disk is gone"
 
@@ -109,6 +120,7 @@ class ContainerWall(HasImages):
         self._disks = disks or Disks(None, docker)
         self._layers = layers or PackageLayers(docker, PackageSettings(), None, None)
         self._disks_in_use: set[str] = set()
+        self._copies: Callable[[], Iterable[str]] = tuple
         self.keeps_sessions = eager
         """Whether the containers of sessions outlive this engine."""
         self._is_in_use = eager
@@ -346,6 +358,49 @@ class ContainerWall(HasImages):
             container.end(held.why)
             await self._supply.remove(container.name)
 
+    @asynccontextmanager
+    async def copy_disk(self, held: HeldContainer, copy: str) -> AsyncIterator[int]:
+        """Copy a session's disk. After the block the copy is only there if it is spared."""
+        assert held.disk is not None
+        self._disks_in_use.add(copy)
+        try:
+            yield await self._disks.copy(held.disk.volume, copy)
+        finally:
+            self._disks_in_use.discard(copy)
+            self.sweep_soon()
+
+    async def replace_disk(self, held: HeldContainer, copy: str) -> None:
+        """Replace the disk of a stopped session by a copy. Raises SandboxUnavailable."""
+        assert held.disk is not None
+        new = f"{held.disk.volume}{NEW}"
+        self._disks_in_use.add(new)
+        try:
+            await self._disks.replace(held.disk.volume, copy, new)
+        finally:
+            self._disks_in_use.discard(new)
+
+    @asynccontextmanager
+    async def fork(self, copy: str, session_id: str) -> AsyncIterator[str]:
+        """Make the disk of a new session from a copy. It is removed if the block fails."""
+        disk = f"fumehood-{session_id}"
+        self._disks_in_use.add(disk)
+        try:
+            await self._disks.copy(copy, disk)
+            yield disk
+        except BaseException:
+            self._disks_in_use.discard(disk)
+            self.sweep_soon()
+            raise
+
+    def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
+        """Keep the copies of disks that `copies` returns."""
+        self._copies = copies
+
+    def sweep_soon(self) -> None:
+        """Remove disks and copies that are not needed any more, in the background."""
+        if self._group is not None and not self._is_stopping:
+            self._start_soon(self._sweep_disks)
+
     def see_off_stopped(self, name: str, container: Container | None, held: HeldContainer) -> None:
         """Start removing the container of a stopped session."""
         self._start_soon(self._see_off_stopped, name, container, held)
@@ -488,7 +543,7 @@ class ContainerWall(HasImages):
         """Remove the disks of sessions that are over. One that a container still uses stays until
         the next look.
         """
-        await self._disks.sweep(lambda: self._disks_in_use)
+        await self._disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
 
     def see_off(self, held: HeldContainer) -> None:
         """Start removing a session's container, once the reason for its end is known."""
@@ -658,6 +713,23 @@ class HeldContainer:
             if self.container is not None:
                 self.container.end(STOPPED)  # calls `on_end`
             self.on_end(STOPPED)
+
+    @asynccontextmanager
+    async def copy_disk(self, copy: str) -> AsyncIterator[int]:
+        """Copy its disk, as `ContainerWall.copy_disk`."""
+        async with AsyncExitStack() as stack:
+            async with self._changing:
+                await self.removed.wait()
+                size = await stack.enter_async_context(self._wall.copy_disk(self, copy))
+            yield size
+
+    async def restore(self, copy: str) -> None:
+        """Stop it, and replace its disk by a copy."""
+        await self.stop()
+        async with self._changing:
+            await self.removed.wait()
+            if self.lost is None:
+                await self._wall.replace_disk(self, copy)
 
     async def until_free(self) -> None:
         """Wait for the cleanup after the last run, which the channel limits in time. If it is
