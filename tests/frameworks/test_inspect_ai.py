@@ -124,6 +124,22 @@ async def test_refused_call_is_permission_error_and_ended_session_is_sandbox_una
     await FumehoodSandbox.sample_cleanup("t", config, made, False)
 
 
+async def test_sandbox_has_the_disk_and_limits_of_its_configuration(
+    client: Client, disk_mb: int
+) -> None:
+    limits = {"memory_mb": 256, "disk_mb": disk_mb, "idle_seconds": 60, "lifetime_seconds": 30}
+    config = FumehoodSandbox.config_deserialize({"image": "python", **limits})
+    made = await FumehoodSandbox.sample_init("t", config, {})
+    sandbox = made["default"]
+    record = client.session(sandbox.session.id)
+    assert (record.memory_mb, record.disk_mb) == (256, disk_mb)
+    assert (record.expires_at - record.created_at).total_seconds() == pytest.approx(30, abs=1)
+    await sandbox.write_file("run", "#!/bin/sh\necho ran")
+    await sandbox.exec(["chmod", "+x", "run"])
+    assert (await sandbox.exec(["./run"])).stdout == "ran\n"
+    await FumehoodSandbox.sample_cleanup("t", config, made, False)
+
+
 async def refused(sandbox: FumehoodSandbox) -> None:
     """Make a call for which a policy rule on commands requires approval."""
     run = sandbox.session.run
