@@ -203,7 +203,7 @@ def test_kernel_process_never_runs_notebook_code(
     assert run(client, "!id")[0]["ename"] == "SyntaxError"
 
 
-def test_files_on_a_disk_remain_when_the_session_is_stopped(
+def test_files_on_a_disk_remain_and_the_loss_of_variables_is_reported(
     prefix: Path, sessions: Any, client: Client, disk_mb: int
 ) -> None:
     install(prefix, "--image", "python", "--disk-mb", str(disk_mb), "--memory-mb", "256")
@@ -214,8 +214,10 @@ def test_files_on_a_disk_remain_when_the_session_is_stopped(
         assert record.memory_mb == 256
         client.stop_session(record.id)
         code = "import os, subprocess\nos.chmod('run', 0o700)\nsubprocess.check_output('./run')"
-        (value,) = run(front, code)[1]
+        warning, value = run(front, code)[1]
         assert value["data"]["text/plain"] == "b'ran\\n'"
+        assert warning["name"] == "stderr"
+        assert "variables from before are gone" in warning["text"]
         assert run(front, "x")[0]["ename"] == "NameError"
     finally:
         front.stop_channels()

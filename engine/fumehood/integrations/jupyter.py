@@ -135,7 +135,8 @@ class FumehoodKernel(Kernel):
             if raised is not None:
                 self._held = self._held.removesuffix(raised["traceback"])
                 error = _error(raised["type"], raised["message"], raised["traceback"])
-        self._write("stderr", self._held)
+        lost = (one for one in envelope.metadata.warnings if one.startswith("session: "))
+        self._write("stderr", self._held + "".join(f"{one}\n" for one in lost))
         for image in (one for one in envelope.images if one.content_type == PNG):
             content = image.data
             if content is None and image.url is not None:
