@@ -111,6 +111,19 @@ def test_files_on_a_disk_are_executable_and_remain_when_the_session_is_stopped(
         assert (ran.output, ran.exit_code) == ("ran\n20\n", 0)
 
 
+def test_howto_page_project_goes_in_and_out_as_a_directory(
+    page: Callable[[str], Any], sessions: Any, tmp_path: Path, disk_mb: int
+) -> None:
+    project, result = tmp_path / "project", tmp_path / "result"
+    (project / "src").mkdir(parents=True)
+    (project / "src/run").write_text("#!/bin/sh\necho ran")
+    (project / "src/run").chmod(0o755)
+    model = scripted(("execute", {"command": "src/run > src/out"}))
+    page("use-from-deepagents")["change"](model, "Run it.", project, result)
+    assert (result / "src/out").read_text() == "ran\n"
+    assert {path.name for path in (result / "src").iterdir()} == {"run", "out"}
+
+
 def test_command_timeout_and_truncation_follow_the_framework(backend: FumehoodBackend) -> None:
     late = backend.execute("echo a; sleep 60", timeout=1)
     assert (late.exit_code, late.output.startswith("a\n")) == (124, True)
