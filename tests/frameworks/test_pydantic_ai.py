@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -54,8 +55,13 @@ class TestConformance(WorkspaceBackendSuite):
         return workspace
 
     @pytest.fixture
-    def fresh_backend(self, any_disk_mb: int | None) -> Callable[[], FumehoodWorkspace]:
-        return lambda: FumehoodWorkspace(image="python", disk_mb=any_disk_mb)
+    async def fresh_backend(
+        self, any_disk_mb: int | None
+    ) -> AsyncIterator[Callable[[], FumehoodWorkspace]]:
+        async with AsyncExitStack() as made:  # the suite ends none of them
+            yield lambda: made.push_async_exit(
+                FumehoodWorkspace(image="python", disk_mb=any_disk_mb)
+            )
 
     @pytest.fixture
     def attach_backend(self) -> Callable[[WorkspaceRef], FumehoodWorkspace]:
