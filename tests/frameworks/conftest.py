@@ -114,6 +114,20 @@ def options(session_id: str) -> tuple[str, ...]:
     return ("--socket", os.environ["FUMEHOOD_SOCKET"], "--session", session_id)
 
 
+@pytest.fixture(scope="session")
+def disk_mb() -> int:
+    """The size of a session's disk. Skips if the engine cannot make any."""
+    if not os.environ["TEST_DISKS"]:
+        pytest.skip("The engine has no disks for sessions.")
+    return 256  # Inspect writes 50 MB, through a copy
+
+
+@pytest.fixture(scope="session", params=["memory", "disk"])
+def any_disk_mb(request: pytest.FixtureRequest) -> Any:
+    """No disk, and `disk_mb`."""
+    return request.getfixturevalue("disk_mb") if request.param == "disk" else None
+
+
 class Script:
     """The calls of an agent that needs one approval, and their expected results.
 

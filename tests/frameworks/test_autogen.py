@@ -73,6 +73,15 @@ async def test_cancellation_token_kills_the_running_block(
     assert (await run(executor, ("sh", looks))).output == "gone\n"
 
 
+async def test_saved_executor_keeps_its_disk(client: Client, disk_mb: int) -> None:
+    made = FumehoodCodeExecutor(image="python", memory_mb=256, disk_mb=disk_mb)
+    async with FumehoodCodeExecutor.load_component(made.dump_component()) as executor:
+        script = "printf '#!/bin/sh\\necho ran' > run; chmod +x run"
+        assert (await run(executor, ("sh", script), ("sh", "./run"))).output == "ran\n"
+        (record,) = (one for one in client.sessions() if one.disk_mb and one.state == "active")
+        assert (record.memory_mb, record.image) == (256, "python")
+
+
 async def test_executor_restart_starts_a_new_session(executor: FumehoodCodeExecutor) -> None:
     await run(executor, ("python", "n = 1"))
     await executor.restart()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,45 @@ def test_files_round_trip_byte_for_byte_and_failures_have_error_codes(
         "file_not_found", "file_not_found", "invalid_path", "is_directory",
     ]  # fmt: skip
     assert [one.path for one in got[3:]] == missing
+
+
+def test_several_files_are_sent_in_one_transfer_unless_one_is_refused(
+    backend: FumehoodBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = [(f"/workspace/many/{n}", b"%d" % n) for n in range(50)]
+    with monkeypatch.context() as patched:
+        patched.setattr(backend._session, "put", None)  # a request for each file would fail
+        assert {one.error for one in backend.upload_files(files)} == {None}
+    assert backend.execute("cat many/* | wc -c").output == "90\n"
+    outside = [f"/workspace/{tmp_path}/a", f"/workspace/../../..{tmp_path}/a", "/workspace/many"]
+    sent = backend.upload_files([*files, *((path, b"x") for path in outside)])
+    assert [one.error for one in sent][:52] == [None] * 50 + ["invalid_path"] * 2
+    assert sent[52].error is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_on_a_disk_are_executable_and_remain_when_the_session_is_stopped(
+    client: Client, disk_mb: int
+) -> None:
+    with FumehoodBackend(image="python", disk_mb=disk_mb) as backend:
+        files = [(f"/workspace/bin/{n}", b"#!/bin/sh\necho ran") for n in range(20)]
+        assert {one.error for one in backend.upload_files(files)} == {None}
+        client.stop_session(backend.id)
+        ran = backend.execute("chmod +x bin/7 && ./bin/7; ls bin | wc -l")
+        assert (ran.output, ran.exit_code) == ("ran\n20\n", 0)
+
+
+def test_howto_page_project_goes_in_and_out_as_a_directory(
+    page: Callable[[str], Any], sessions: Any, tmp_path: Path, disk_mb: int
+) -> None:
+    project, result = tmp_path / "project", tmp_path / "result"
+    (project / "src").mkdir(parents=True)
+    (project / "src/run").write_text("#!/bin/sh\necho ran")
+    (project / "src/run").chmod(0o755)
+    model = scripted(("execute", {"command": "src/run > src/out"}))
+    page("use-from-deepagents")["change"](model, "Run it.", project, result)
+    assert (result / "src/out").read_text() == "ran\n"
+    assert {path.name for path in (result / "src").iterdir()} == {"run", "out"}
 
 
 def test_command_timeout_and_truncation_follow_the_framework(backend: FumehoodBackend) -> None:

@@ -37,10 +37,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def session_id() -> Iterator[str]:
+def session_id(any_disk_mb: int | None) -> Iterator[str]:
     """One shared session."""
     with Client() as client:
-        session = client.create_session(image="python")
+        session = client.create_session(image="python", disk_mb=any_disk_mb)
         yield session.id
         client.end_session(session.id)
 
@@ -121,6 +121,22 @@ async def test_refused_call_is_permission_error_and_ended_session_is_sandbox_una
     client.end_session(control)
     with pytest.raises(SandboxUnavailableError, match="has ended"):
         await sandbox.exec(["id"])
+    await FumehoodSandbox.sample_cleanup("t", config, made, False)
+
+
+async def test_sandbox_has_the_disk_and_limits_of_its_configuration(
+    client: Client, disk_mb: int
+) -> None:
+    limits = {"memory_mb": 256, "disk_mb": disk_mb, "idle_seconds": 60, "lifetime_seconds": 30}
+    config = FumehoodSandbox.config_deserialize({"image": "python", **limits})
+    made = await FumehoodSandbox.sample_init("t", config, {})
+    sandbox = made["default"]
+    record = client.session(sandbox.session.id)
+    assert (record.memory_mb, record.disk_mb) == (256, disk_mb)
+    assert (record.expires_at - record.created_at).total_seconds() == pytest.approx(30, abs=1)
+    await sandbox.write_file("run", "#!/bin/sh\necho ran")
+    await sandbox.exec(["chmod", "+x", "run"])
+    assert (await sandbox.exec(["./run"])).stdout == "ran\n"
     await FumehoodSandbox.sample_cleanup("t", config, made, False)
 
 

@@ -203,6 +203,27 @@ def test_kernel_process_never_runs_notebook_code(
     assert run(client, "!id")[0]["ename"] == "SyntaxError"
 
 
+def test_files_on_a_disk_remain_and_the_loss_of_variables_is_reported(
+    prefix: Path, sessions: Any, client: Client, disk_mb: int
+) -> None:
+    install(prefix, "--image", "python", "--disk-mb", str(disk_mb), "--memory-mb", "256")
+    manager, front = start_new_kernel(kernel_name="fumehood")
+    try:
+        run(front, "x = 1\nopen('run', 'w').write('#!/bin/sh\\necho ran')")
+        (record,) = (one for one in client.sessions() if one.disk_mb and one.state == "active")
+        assert record.memory_mb == 256
+        client.stop_session(record.id)
+        code = "import os, subprocess\nos.chmod('run', 0o700)\nsubprocess.check_output('./run')"
+        warning, value = run(front, code)[1]
+        assert value["data"]["text/plain"] == "b'ran\\n'"
+        assert warning["name"] == "stderr"
+        assert "variables from before are gone" in warning["text"]
+        assert run(front, "x")[0]["ename"] == "NameError"
+    finally:
+        front.stop_channels()
+        manager.shutdown_kernel()
+
+
 def test_install_options_are_stored_in_the_kernel_spec_and_used(
     prefix: Path, sessions: Any
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -27,10 +28,10 @@ ALIVE = "grep -qx sleep /proc/[0-9]*/comm"
 
 
 @pytest.fixture(scope="module")
-def one_session() -> Iterator[str]:
+def one_session(any_disk_mb: int | None) -> Iterator[str]:
     """One shared session; each test of the suite uses its own directory."""
     with Client() as client:
-        session = client.create_session(image="python")
+        session = client.create_session(image="python", disk_mb=any_disk_mb)
         yield session.id
         client.end_session(session.id)
 
@@ -54,8 +55,13 @@ class TestConformance(WorkspaceBackendSuite):
         return workspace
 
     @pytest.fixture
-    def fresh_backend(self) -> Callable[[], FumehoodWorkspace]:
-        return lambda: FumehoodWorkspace(image="python")
+    async def fresh_backend(
+        self, any_disk_mb: int | None
+    ) -> AsyncIterator[Callable[[], FumehoodWorkspace]]:
+        async with AsyncExitStack() as made:  # the suite ends none of them
+            yield lambda: made.push_async_exit(
+                FumehoodWorkspace(image="python", disk_mb=any_disk_mb)
+            )
 
     @pytest.fixture
     def attach_backend(self) -> Callable[[WorkspaceRef], FumehoodWorkspace]:
@@ -92,8 +98,10 @@ class TestConformance(WorkspaceBackendSuite):
         with anyio.fail_after(20):
             assert (await workspace.run(f"test -e began && {ALIVE}", shell=True)).exit_code == 1
 
-    async def test_destroying_environment_during_command_raises_unavailable(self) -> None:
-        backend = FumehoodWorkspace(image="python")
+    async def test_destroying_environment_during_command_raises_unavailable(
+        self, fresh_backend: Callable[[], FumehoodWorkspace]
+    ) -> None:
+        backend = fresh_backend()
         await backend.working_dir()
 
         async def command() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FRAMEWORKS, FRAMEWORKS_MCP1, Daemon, shell_path
+from conftest import FRAMEWORKS, FRAMEWORKS_MCP1, Daemon, has_disks, shell_path
 from support.workshop import workshop
 
 pytestmark = [pytest.mark.needs("docker", "frameworks"), pytest.mark.row("S6", "T8")]
@@ -60,6 +60,7 @@ def test_framework_tests_pass_in_their_own_environment(directory: str, daemon: D
         "FUMEHOOD_SOCKET": str(daemon.socket),
         "TEST_CONTROL_SOCKET": str(daemon.control),
         "TEST_CREDENTIAL": daemon.credential,
+        "TEST_DISKS": "1" if has_disks() else "",
         "PYTHONPATH": str(ROOT / "engine"),
         "PATH": shell_path(),
         # What these libraries would else do with the network.

@@ -31,6 +31,8 @@ class FumehoodCodeExecutorConfig(BaseModel):
 
     timeout: float = 60
     image: str | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
 
 
 class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
@@ -44,12 +46,17 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         timeout: float = 60,
         *,
         image: str | None = None,
+        memory_mb: int | None = None,
+        disk_mb: int | None = None,
         client: AsyncClient | None = None,
         **options: Any,
     ) -> None:
         """`options` are those of `AsyncSession`. The session is created on first use."""
-        self._config = FumehoodCodeExecutorConfig(timeout=timeout, image=image)
-        self._session = AsyncSession(client, image=image, timeout_seconds=timeout, **options)
+        self._config = FumehoodCodeExecutorConfig(
+            timeout=timeout, image=image, memory_mb=memory_mb, disk_mb=disk_mb
+        )
+        options |= self._config.model_dump(exclude={"timeout"})
+        self._session = AsyncSession(client, timeout_seconds=timeout, **options)
 
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
@@ -86,7 +93,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
 
     @classmethod
     def _from_config(cls, config: FumehoodCodeExecutorConfig) -> Self:
-        return cls(config.timeout, image=config.image)
+        return cls(**config.model_dump())
 
     async def _run(self, code_blocks: list[CodeBlock]) -> CodeResult:
         output = ""

@@ -66,6 +66,10 @@ class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """The configuration of a sandbox. Inspect also accepts a plain text, which names the image."""
 
     image: str | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    idle_seconds: float | None = None
+    lifetime_seconds: float | None = None
     agent_id: str | None = None
     wait_for_approval: bool | float | None = None
 

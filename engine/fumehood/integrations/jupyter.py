@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.kernelbase import Kernel
 from jupyter_client.kernelspec import KernelSpecManager
-from traitlets import Float, Unicode
+from traitlets import Float, Integer, Unicode
 
 from fumehood.client.async_session import TIMEOUT_S, AsyncSession
 from fumehood.core.envelope import Envelope
@@ -42,12 +42,19 @@ class FumehoodKernel(Kernel):
     }  # fmt: skip
 
     image = Unicode("", help="The image of the session.").tag(config=True)
+    memory_mb = Integer(0, help="The memory of the session, in MB.").tag(config=True)
+    disk_mb = Integer(0, help="The size of the session's disk, in MB.").tag(config=True)
     agent_id = Unicode("", help="The agent to make the calls for.").tag(config=True)
     wait_for_approval = Float(0.0, help="Seconds to wait for approval.").tag(config=True)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._sandbox = AsyncSession(image=self.image or None, agent_id=self.agent_id or None)
+        self._sandbox = AsyncSession(
+            image=self.image or None,
+            memory_mb=self.memory_mb or None,
+            disk_mb=self.disk_mb or None,
+            agent_id=self.agent_id or None,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cell: asyncio.Task[JsonObject | None] | None = None
         self._held, self._is_silent = "", False
@@ -128,7 +135,8 @@ class FumehoodKernel(Kernel):
             if raised is not None:
                 self._held = self._held.removesuffix(raised["traceback"])
                 error = _error(raised["type"], raised["message"], raised["traceback"])
-        self._write("stderr", self._held)
+        lost = (one for one in envelope.metadata.warnings if one.startswith("session: "))
+        self._write("stderr", self._held + "".join(f"{one}\n" for one in lost))
         for image in (one for one in envelope.images if one.content_type == PNG):
             content = image.data
             if content is None and image.url is not None:
@@ -161,6 +169,8 @@ def install(arguments: list[str]) -> str:
     parser.add_argument("--prefix", help="the environment to install into")
     parser.add_argument("--user", action="store_true", help="for this user only")
     parser.add_argument("--image", help="the image of the sessions")
+    parser.add_argument("--memory-mb", type=int, help="the memory of the session")
+    parser.add_argument("--disk-mb", type=int, help="the size of the session's disk")
     parser.add_argument("--agent-id", help="the agent to make the calls for")
     parser.add_argument("--wait-for-approval", type=float, help="seconds to wait for approval")
     given = vars(parser.parse_args(arguments))

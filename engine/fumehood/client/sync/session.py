@@ -37,14 +37,24 @@ class Session:
         *,
         session_id: str | None = None,
         image: str | None = None,
+        memory_mb: int | None = None,
+        disk_mb: int | None = None,
+        idle_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
         agent_id: str | None = None,
         timeout_seconds: float = TIMEOUT_S,
         wait_for_approval: bool | float | None = None,
     ) -> None:
-        """Make a session. Nothing is sent yet. The default `client` uses the configured socket."""
+        """Make a session. Nothing is sent yet. The default `client` uses the configured socket.
+
+        The options from `image` to `lifetime_seconds` are those of `Client.create_session`.
+        """
         self.id = session_id
         self._is_own = session_id is None
-        self._image = image
+        self._wishes: dict[str, Any] = {
+            "image": image, "memory_mb": memory_mb, "disk_mb": disk_mb, "agent_id": agent_id,
+            "idle_seconds": idle_seconds, "lifetime_seconds": lifetime_seconds,
+        }  # fmt: skip
         self._timeout_s = timeout_seconds
         self._options: dict[str, Any] = {"agent_id": agent_id}
         if wait_for_approval is not None:
@@ -73,7 +83,7 @@ class Session:
     def _started(self) -> str:
         if self.id is None:
             client = self.client()
-            made = client.create_session(image=self._image, agent_id=self._options["agent_id"])
+            made = client.create_session(**self._wishes)
             self.id = made.id
         return self.id
 
