@@ -148,6 +148,22 @@ class FakeWall:
         self.held.append(place)
         return place
 
+    def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
+        """Remember which copies are needed."""
+        self.copies = copies
+
+    def sweep_soon(self) -> None:
+        """Do nothing: a fake disk takes no room."""
+
+    @asynccontextmanager
+    async def fork(self, copy: str, session_id: str) -> AsyncIterator[str]:
+        """Make a stopped fake container, whose disk is a copy."""
+        domain = TrustDomain("", None, session_id)
+        place = FakePlace(self, domain, "python", 512, ("python",), lambda: None)
+        place.is_stopped, place.disk = True, copy
+        self.held.append(place)
+        yield place.name
+
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Do nothing: a fake container stays."""
 
@@ -203,6 +219,8 @@ class FakePlace:
     languages: tuple[str, ...]
     on_lost: Callable[[], None]
     lock: str = ""
+    disk: str = ""
+    """The copy from which its disk was made."""
     name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")
     epoch: int = FIRST_EPOCH
     lost: str | None = None
@@ -225,6 +243,16 @@ class FakePlace:
         if not self.is_stopped and not unless():
             self.is_stopped, self.is_paused = True, False
             self.on_lost()
+
+    @asynccontextmanager
+    async def copy_disk(self, copy: str) -> AsyncIterator[int]:
+        """Pretend to copy its disk."""
+        yield 1000
+
+    async def restore(self, copy: str) -> None:
+        """Be stopped, with a disk made from a copy."""
+        await self.stop()
+        self.disk = copy
 
     async def until_free(self) -> None:
         """Continue and return immediately: a fake container is always free."""

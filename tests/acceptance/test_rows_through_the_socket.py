@@ -165,6 +165,8 @@ def test_openapi_document_lists_every_path_and_its_references_resolve(client: So
         "/v1/sessions", "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/files",
         "/v1/sessions/{session_id}/archive", "/v1/sessions/{session_id}/pause",
         "/v1/sessions/{session_id}/resume", "/v1/sessions/{session_id}/stop",
+        "/v1/sessions/{session_id}/snapshots", "/v1/sessions/{session_id}/snapshots/{snapshot_id}",
+        "/v1/sessions/{session_id}/restore", "/v1/sessions/{session_id}/fork",
         "/v1/sessions/{session_id}/files/{path}",
     }  # fmt: skip
     references = re.findall(r"'\$ref': '([^']+)'", repr(document))

@@ -35,6 +35,9 @@ BODIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "decide": ("/v1/decisions", {"tool": "Bash"}),
         "streamTool": ("/v1/tools/calculator/sse", {**SUM, "options": {"dry_run": True}}),
         "createSession": ("/v1/sessions", {}),
+        "snapshotSession": ("/v1/sessions/sess_0/snapshots", {}),
+        "restoreSession": ("/v1/sessions/sess_0/restore", {"snapshot_id": "one"}),
+        "forkSession": ("/v1/sessions/sess_0/fork", {}),
     },
     "control": {
         "explainCall": ("/v1/policy/explain", {"tool": "calculator", **SUM}),

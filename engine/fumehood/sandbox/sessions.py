@@ -743,13 +743,13 @@ class SessionKeeper:
         """Count a stopped session as one that runs. If calls keep those busy that could be stopped
         instead, wait a bounded time for them. Raises QuotaExceeded.
         """
-        last = self._clock.monotonic() + self._settings.queue_seconds
+        last = anyio.current_time() + self._settings.queue_seconds
         while True:
             try:
                 return await self._reserve(session.principal_id)
             except QuotaExceeded:
                 busy = any(one.disk_mb is not None and one.has_place for one in self._live.values())
-                if not busy or self._clock.monotonic() >= last:
+                if not busy or anyio.current_time() >= last:
                     raise
             await anyio.sleep(PLACE_PAUSE_S)
 

@@ -427,7 +427,7 @@ async def test_session_in_use_is_not_stopped() -> None:
 
 
 async def test_stopped_session_makes_room_and_needs_room_to_start_again() -> None:
-    async with bench(max=2, max_per_principal=2) as made:
+    async with bench(max=2, max_per_principal=2, queue_seconds=0.2) as made:
         first = await made.keeper.create(ALICE, disk_mb=100)
         made.clock.advance(1)
         second = await made.keeper.create(BOB, disk_mb=100)
@@ -442,8 +442,10 @@ async def test_stopped_session_makes_room_and_needs_room_to_start_again() -> Non
         with pytest.raises(QuotaExceeded):
             await made.run(second, BOB)
         assert made.state(second, BOB)[0] == "stopped"
+        waiting = asyncio.ensure_future(made.run(second, BOB))
+        await settle()
         await made.keeper.end(BOB, third.id)
-        assert (await made.run(second, BOB)).state == "restarted"
+        assert (await waiting).state == "restarted"
         made.wall.held[0].may_run.set()
         await busy
         assert made.keeper.counts == {

@@ -339,8 +339,7 @@ class ContainerWall(HasImages):
         disk = held.disk
         assert disk is not None
         await self._find(disk.kind.image)
-        if not self._disks.has(disk.volume):
-            held.end(DISK_GONE)
+        self._is_disk_gone(held)
         while held.lost is None:
             try:
                 await self._disks.attach(disk.volume)
@@ -362,6 +361,8 @@ class ContainerWall(HasImages):
     async def copy_disk(self, held: HeldContainer, copy: str) -> AsyncIterator[int]:
         """Copy a session's disk. After the block the copy is only there if it is spared."""
         assert held.disk is not None
+        if self._is_disk_gone(held):
+            raise SandboxUnavailable("The session is lost: its disk is gone.", retryable=False)
         self._disks_in_use.add(copy)
         try:
             yield await self._disks.copy(held.disk.volume, copy)
@@ -400,6 +401,13 @@ class ContainerWall(HasImages):
         """Remove disks and copies that are not needed any more, in the background."""
         if self._group is not None and not self._is_stopping:
             self._start_soon(self._sweep_disks)
+
+    def _is_disk_gone(self, held: HeldContainer) -> bool:
+        """Whether a session's disk was deleted. It is ended if so."""
+        is_gone = held.disk is not None and not self._disks.has(held.disk.volume)
+        if is_gone:
+            held.end(DISK_GONE)
+        return is_gone
 
     def see_off_stopped(self, name: str, container: Container | None, held: HeldContainer) -> None:
         """Start removing the container of a stopped session."""

@@ -1,0 +1,191 @@
+"""Snapshots and forks of sessions with a disk: complete, separate, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Daemon, StartDaemon
+from fumehood import Client, FumehoodError
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
+
+SETTINGS = {"FUMEHOOD_SESSIONS__IMAGE": "python", "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
+READ = "print(open('a').read())"
+
+
+class Copies:
+    """A session with a disk of 16 MB whose file `a` says "first", and which has a variable."""
+
+    def __init__(self, daemon: Daemon, home: Path) -> None:
+        self.daemon = daemon
+        self.home = home
+        self.client = Client(daemon.socket)
+        self.id = self.client.create_session(memory_mb=128, disk_mb=16).id
+        self.run("variable = 1\nopen('a', 'w').write('first')")
+
+    def run(self, code: str, session_id: str | None = None) -> Any:
+        answer = self.client.call("run_python", {"code": code}, session_id=session_id or self.id)
+        assert answer.error is None, answer.error
+        return answer.data["stdout"]
+
+    def restart(self, start: StartDaemon) -> None:
+        """Kill the daemon and start it again."""
+        self.client.close()
+        self.daemon.process.send_signal(signal.SIGKILL)
+        self.daemon.process.wait(timeout=30)
+        self.daemon = start(self.home, variables=SETTINGS)
+        self.client = Client(self.daemon.socket)
+
+    def refusal(self, call: Callable[[], object]) -> tuple[str, str]:
+        with pytest.raises(FumehoodError) as caught:
+            call()
+        return caught.value.code, caught.value.message
+
+    @property
+    def devices(self) -> list[str]:
+        """The loop devices of this state directory."""
+        listed = subprocess.run(["losetup", "--all"], capture_output=True, text=True, check=True)
+        return [line for line in listed.stdout.splitlines() if str(self.home) in line]
+
+    @property
+    def disks(self) -> int:
+        return len(os.listdir(self.home / "disks"))
+
+
+@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+def copies(
+    request: pytest.FixtureRequest, start_daemon: StartDaemon, home: Path, python_image: object
+) -> Iterator[Copies]:
+    variables = {**SETTINGS, "FUMEHOOD_CONTAINER__RUNTIME": request.param}
+    made = Copies(start_daemon(home, variables=variables), home)
+    yield made
+    for one in made.client.sessions():
+        made.client.end_session(one.id)
+    wait_until(lambda: made.disks == 0)
+    made.client.close()
+    assert made.devices == []
+
+
+@pytest.fixture
+def only_runc(copies: Copies, request: pytest.FixtureRequest) -> Copies:
+    if "runsc" in request.node.callspec.id:
+        pytest.skip("the same on the host")
+    return copies
+
+
+def test_restore_brings_back_the_files_of_the_snapshot(copies: Copies) -> None:
+    made = copies.client.snapshot_session(copies.id, "before")
+    assert 0 < made.bytes < 16 << 20
+    copies.run("open('a', 'w').write('second'); open('b', 'w').close()")
+    restored = copies.client.restore_session(copies.id, "before")
+    assert (restored.state.value, restored.why) == (
+        "stopped",
+        "Its files are those of before again.",
+    )
+    answer = copies.client.call(
+        "run_python", {"code": "import os; print(open('a').read(), os.path.exists('b'))"},
+        session_id=copies.id,
+    )  # fmt: skip
+    assert answer.data["stdout"] == "first False\n"
+    assert answer.data["session"]["state"] == "restarted"
+    assert copies.client.snapshots(copies.id) == (made,)
+
+
+def test_forks_begin_equal_and_are_separate(copies: Copies) -> None:
+    first, second = copies.client.fork_session(copies.id, name="try", count=2)
+    assert (first.name, second.name, first.state.value) == ("try-1", "try-2", "stopped")
+    copies.run("open('a', 'w').write('changed')", first.id)
+    assert copies.run(READ, second.id) == copies.run(READ) == "first\n"
+    assert copies.run("print(variable)") == "1\n"  # the source runs on
+    copies.client.end_session(copies.id)
+    assert copies.run(READ, first.id) == "changed\n"
+
+
+def test_best_of_several_answers_keeps_its_fork(copies: Copies) -> None:
+    inputs = [{"code": f"open('a', 'a').write('{n}'); {n}"} for n in (3, 7, 5)]
+    inputs.append({"code": "1 / 0"})
+    found = copies.client.map_forks(
+        copies.id, "run_python", inputs, best=lambda answer: answer.data["value"]
+    )
+    assert [answer.data.get("value") for answer in found.answers] == [3, 7, 5, None]
+    assert found.best == 1
+    assert found.session is not None
+    assert copies.run(READ, found.session.id) == "first7\n"
+    alive = {one.id for one in copies.client.sessions() if not one.state.is_over}
+    assert alive == {copies.id, found.session.id}
+    assert copies.run(READ) == "first\n"
+    nothing = copies.client.map_forks(copies.id, "run_python", inputs[:1])
+    assert (nothing.best, nothing.session) == (None, None)
+
+
+def test_copies_survive_the_engine(only_runc: Copies, start_daemon: StartDaemon) -> None:
+    copies = only_runc
+    copies.client.snapshot_session(copies.id, "kept")
+    copies.client.snapshot_session(copies.id, "deleted")
+    (fork,) = copies.client.fork_session(copies.id)
+    copies.client.delete_snapshot(copies.id, "deleted")
+    copies.run("open('a', 'w').write('second')")
+    copies.restart(start_daemon)
+    assert [one.name for one in copies.client.snapshots(copies.id)] == ["kept"]
+    assert copies.run(READ, fork.id) == "first\n"
+    copies.client.restore_session(copies.id, "kept")
+    assert copies.run(READ) == "first\n"
+    wait_until(lambda: copies.disks == 3)
+
+
+def test_snapshot_of_a_lost_session_can_be_forked(
+    only_runc: Copies, start_daemon: StartDaemon
+) -> None:
+    copies = only_runc
+    copies.client.snapshot_session(copies.id, "kept")
+    copies.client.stop_session(copies.id)
+    wait_until(lambda: copies.devices == [])
+    (copies.home / "disks" / f"fumehood-{copies.id}").unlink()
+    answer = copies.client.call("run_python", {"code": READ}, session_id=copies.id)
+    assert answer.error is not None
+    assert copies.client.session(copies.id).state.value == "lost"
+    copies.restart(start_daemon)
+    (fork,) = copies.client.fork_session(copies.id, "kept")
+    assert copies.run(READ, fork.id) == "first\n"
+    assert "is lost" in copies.refusal(lambda: copies.client.fork_session(copies.id))[1]
+    for old in copies.home.joinpath("disks").glob("snap_*"):
+        old.unlink()
+
+
+def test_what_cannot_be_copied_is_refused(only_runc: Copies) -> None:
+    client, mine = only_runc.client, only_runc.id
+    in_memory = client.create_session(memory_mb=128).id
+    refused = only_runc.refusal
+    assert refused(lambda: client.snapshot_session(in_memory))[0] == "INVALID_PARAMS"
+    assert "in memory" in refused(lambda: client.fork_session(in_memory))[1]
+    client.snapshot_session(mine, "one")
+    assert "already" in refused(lambda: client.snapshot_session(mine, "one"))[1]
+    assert refused(lambda: client.restore_session(mine, "two"))[0] == "RESOURCE_NOT_FOUND"
+    assert refused(lambda: client.restore_session(in_memory, "one"))[0] == "RESOURCE_NOT_FOUND"
+    assert refused(lambda: client.delete_snapshot(mine, "two"))[0] == "RESOURCE_NOT_FOUND"
+    assert refused(lambda: client.fork_session("sess_0"))[0] == "RESOURCE_NOT_FOUND"
+    assert refused(lambda: client.fork_session(mine, name="new"))[0] == "INVALID_PARAMS"
+    client.fork_session(mine, name="taken")
+    assert "already" in refused(lambda: client.fork_session(mine, name="taken"))[1]
+    assert refused(lambda: client.fork_session(mine, count=49))[0] == "QUOTA_EXCEEDED"
+    wait_until(lambda: only_runc.disks == 3)  # the session's, its snapshot, its fork
+    with pytest.raises(ValueError, match="at least one"):
+        client.map_forks(mine, "run_python", [])
+
+
+def test_fork_has_the_rights_of_its_source_only(only_runc: Copies) -> None:
+    """Programs of a fork run with its own limits, and its size is enforced like its source's."""
+    (fork,) = only_runc.client.fork_session(only_runc.id)
+    fill = "with open('large', 'wb') as file:\n    while True: file.write(bytes(1 << 20))"
+    answer = only_runc.client.call("run_python", {"code": fill}, session_id=fork.id)
+    assert answer.error is not None
+    assert "No space left" in answer.error.message
+    assert only_runc.run(READ) == "first\n"
