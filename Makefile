@@ -26,7 +26,7 @@ lint: $(STAMP)
 
 bench: $(STAMP) image
 	@$(BIN)/fumehood images build python > /dev/null
-	$(BIN)/python -m benchmarks.run
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.run
 
 soak: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.soak

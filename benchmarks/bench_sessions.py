@@ -12,14 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from benchmarks.bench_containers import docker, image_id, timed
 from benchmarks.bench_daemon import SMALLEST_IMAGE, Running, bare_client, run_daemon
 from benchmarks.line import Line
 from fumehood.client import Client
+from support.wheels import only_from, write_wheel
 
 ROUNDS = 7
 CALLS = 40
 MANY = 50
+STOPPED = 500
 REFILL_S = 4
 """In which the pool makes its warm container anew."""
 
@@ -33,6 +37,10 @@ def session_lines() -> Iterator[Line]:
         yield from paused(daemon)
         if os.geteuid() == 0:  # an engine of another user makes no disks
             yield from on_disk(daemon)
+            yield forked(daemon)
+    yield from with_packages()
+    if os.geteuid() == 0:
+        yield from many_stopped()
     yield taken_over()
 
 
@@ -109,6 +117,86 @@ def on_disk(daemon: Running) -> Iterator[Line]:
             f"{restart:.2f} s",
             restart <= 1.5,
         )
+
+
+def forked(daemon: Running) -> Line:
+    """Ten forks of a session with 200 MB in 2,000 files."""
+    write = "import os\nfor n in range(2000): open(f'f{n}', 'wb').write(os.urandom(100_000))"
+    with Client(daemon.socket) as client:
+        session = client.create_session(disk_mb=512).id
+        client.call("run_python", {"code": write}, session_id=session)
+        begun = time.monotonic()
+        forks = client.fork_session(session, count=10)
+        seconds = time.monotonic() - begun
+        for one in (*(fork.id for fork in forks), session):
+            client.end_session(one)
+    return Line("ten forks of a session with 200 MB", "≤ 5 s", f"{seconds:.1f} s", seconds <= 5)
+
+
+def with_packages() -> Iterator[Line]:
+    """Sessions with a package of one module, whose wheel is on this host."""
+    index = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    settings = {
+        **SMALLEST_IMAGE, **only_from(index), "FUMEHOOD_PACKAGES__ALLOW": '["*"]',
+        "FUMEHOOD_CONTAINER__POOL_MIN": "0",
+    }  # fmt: skip
+    first_s, second_s, without_s = [], [], []
+    with run_daemon(settings) as daemon, Client(daemon.socket) as client:
+
+        def new(packages: list[str]) -> float:
+            begun = time.monotonic()
+            made = client.create_session(packages=packages, memory_mb=128)
+            seconds = time.monotonic() - begun
+            client.end_session(made.id)
+            return seconds
+
+        for number in range(ROUNDS):
+            write_wheel(index, f"bench{time.time_ns()}_{number}")
+            name = max(index.glob("*.whl")).name.partition("-")[0]
+            first_s.append(new([name]))
+            second_s.append(new([name]))
+            without_s.append(new([]))
+    shutil.rmtree(index, ignore_errors=True)
+    first = statistics.median(first_s)
+    more_ms = (statistics.median(second_s) - statistics.median(without_s)) * 1e3
+    yield Line(
+        "image python: new session with a package, first use",
+        "≤ 3 s", f"{first:.2f} s", first <= 3,
+    )  # fmt: skip
+    yield Line(
+        "image python: new session with a package, second use: more than without",
+        "≤ 50 ms", f"{more_ms:.0f} ms", more_ms <= 50,
+    )  # fmt: skip
+
+
+def many_stopped() -> Iterator[Line]:
+    """Sessions that only have a disk."""
+    settings = {
+        **SMALLEST_IMAGE, "FUMEHOOD_SESSIONS__MAX_DISKS": str(2 * STOPPED + 2),
+        "FUMEHOOD_CONTAINER__POOL_MIN": "0",
+    }  # fmt: skip
+    with run_daemon(settings) as daemon, Client(daemon.socket) as client:
+        first = client.create_session(memory_mb=128, disk_mb=16).id
+        client.stop_session(first)
+        before_mb = psutil.Process(daemon.process.pid).memory_info().rss / 1e6
+        for _ in range(STOPPED // 50):
+            client.fork_session(first, count=50)
+        more_mb = psutil.Process(daemon.process.pid).memory_info().rss / 1e6 - before_mb
+        get = bare_client(daemon.socket, "/v1/sessions", None, "GET")
+        listing_ms = statistics.median(timed(get) for _ in range(CALLS)) * 1e3
+        held = client.request("GET", "/v1/sessions").data["items"]
+        running = sum(one["state"] != "stopped" for one in held)
+        for one in held:
+            client.end_session(one["id"])
+    yield Line(
+        f"listing {STOPPED} stopped sessions",
+        "≤ 20 ms", f"{listing_ms:.1f} ms", listing_ms <= 20,
+    )  # fmt: skip
+    yield Line(
+        f"{STOPPED} stopped sessions: containers, and memory of the daemon for each",
+        "0; ≤ 64 KB", f"{running}; {more_mb / STOPPED * 1e3:.0f} KB",
+        running == 0 and more_mb / STOPPED * 1e3 <= 64,
+    )  # fmt: skip
 
 
 def taken_over() -> Line:

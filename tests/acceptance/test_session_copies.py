@@ -60,11 +60,21 @@ class Copies:
         return len(os.listdir(self.home / "disks"))
 
 
-@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+@pytest.fixture
+def runtime() -> str:
+    return "runc"
+
+
+on_both = pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+
+
+@pytest.fixture
 def copies(
-    request: pytest.FixtureRequest, start_daemon: StartDaemon, home: Path, python_image: object
+    runtime: str, start_daemon: StartDaemon, home: Path, python_image: object
 ) -> Iterator[Copies]:
-    variables = {**SETTINGS, "FUMEHOOD_CONTAINER__RUNTIME": request.param}
+    variables = {**SETTINGS, "FUMEHOOD_CONTAINER__RUNTIME": runtime}
     made = Copies(start_daemon(home, variables=variables), home)
     yield made
     for one in made.client.sessions():
@@ -74,13 +84,7 @@ def copies(
     assert made.devices == []
 
 
-@pytest.fixture
-def only_runc(copies: Copies, request: pytest.FixtureRequest) -> Copies:
-    if "runsc" in request.node.callspec.id:
-        pytest.skip("the same on the host")
-    return copies
-
-
+@on_both
 def test_restore_brings_back_the_files_of_the_snapshot(copies: Copies) -> None:
     made = copies.client.snapshot_session(copies.id, "before")
     assert 0 < made.bytes < 16 << 20
@@ -99,6 +103,7 @@ def test_restore_brings_back_the_files_of_the_snapshot(copies: Copies) -> None:
     assert copies.client.snapshots(copies.id) == (made,)
 
 
+@on_both
 def test_forks_begin_equal_and_are_separate(copies: Copies) -> None:
     first, second = copies.client.fork_session(copies.id, name="try", count=2)
     assert (first.name, second.name, first.state.value) == ("try-1", "try-2", "stopped")
@@ -109,6 +114,7 @@ def test_forks_begin_equal_and_are_separate(copies: Copies) -> None:
     assert copies.run(READ, first.id) == "changed\n"
 
 
+@on_both
 def test_best_of_several_answers_keeps_its_fork(copies: Copies) -> None:
     inputs = [{"code": f"open('a', 'a').write('{n}'); {n}"} for n in (3, 7, 5)]
     inputs.append({"code": "1 / 0"})
@@ -126,8 +132,7 @@ def test_best_of_several_answers_keeps_its_fork(copies: Copies) -> None:
     assert (nothing.best, nothing.session) == (None, None)
 
 
-def test_copies_survive_the_engine(only_runc: Copies, start_daemon: StartDaemon) -> None:
-    copies = only_runc
+def test_copies_survive_the_engine(copies: Copies, start_daemon: StartDaemon) -> None:
     copies.client.snapshot_session(copies.id, "kept")
     copies.client.snapshot_session(copies.id, "deleted")
     (fork,) = copies.client.fork_session(copies.id)
@@ -142,9 +147,8 @@ def test_copies_survive_the_engine(only_runc: Copies, start_daemon: StartDaemon)
 
 
 def test_snapshot_of_a_lost_session_can_be_forked(
-    only_runc: Copies, start_daemon: StartDaemon
+    copies: Copies, start_daemon: StartDaemon
 ) -> None:
-    copies = only_runc
     copies.client.snapshot_session(copies.id, "kept")
     copies.client.stop_session(copies.id)
     wait_until(lambda: copies.devices == [])
@@ -160,10 +164,10 @@ def test_snapshot_of_a_lost_session_can_be_forked(
         old.unlink()
 
 
-def test_what_cannot_be_copied_is_refused(only_runc: Copies) -> None:
-    client, mine = only_runc.client, only_runc.id
+def test_what_cannot_be_copied_is_refused(copies: Copies) -> None:
+    client, mine = copies.client, copies.id
     in_memory = client.create_session(memory_mb=128).id
-    refused = only_runc.refusal
+    refused = copies.refusal
     assert refused(lambda: client.snapshot_session(in_memory))[0] == "INVALID_PARAMS"
     assert "in memory" in refused(lambda: client.fork_session(in_memory))[1]
     client.snapshot_session(mine, "one")
@@ -176,16 +180,16 @@ def test_what_cannot_be_copied_is_refused(only_runc: Copies) -> None:
     client.fork_session(mine, name="taken")
     assert "already" in refused(lambda: client.fork_session(mine, name="taken"))[1]
     assert refused(lambda: client.fork_session(mine, count=49))[0] == "QUOTA_EXCEEDED"
-    wait_until(lambda: only_runc.disks == 3)  # the session's, its snapshot, its fork
+    wait_until(lambda: copies.disks == 3)  # the session's, its snapshot, its fork
     with pytest.raises(ValueError, match="at least one"):
         client.map_forks(mine, "run_python", [])
 
 
-def test_fork_has_the_rights_of_its_source_only(only_runc: Copies) -> None:
+def test_fork_has_the_rights_of_its_source_only(copies: Copies) -> None:
     """Programs of a fork run with its own limits, and its size is enforced like its source's."""
-    (fork,) = only_runc.client.fork_session(only_runc.id)
+    (fork,) = copies.client.fork_session(copies.id)
     fill = "with open('large', 'wb') as file:\n    while True: file.write(bytes(1 << 20))"
-    answer = only_runc.client.call("run_python", {"code": fill}, session_id=fork.id)
+    answer = copies.client.call("run_python", {"code": fill}, session_id=fork.id)
     assert answer.error is not None
     assert "No space left" in answer.error.message
-    assert only_runc.run(READ) == "first\n"
+    assert copies.run(READ) == "first\n"
