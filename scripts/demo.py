@@ -37,6 +37,7 @@ KEPT = Path("fumehood-demo")
 """Stays: the program that draws a figure, and the figure."""
 
 FIGURE = KEPT / "figure-1.png"
+PACKAGE = "humanize"
 START_DEADLINE_S = 20
 ANSWER_DEADLINE_S = 20
 COMMAND_DEADLINE_S = 120
@@ -260,6 +261,7 @@ def define_tool(demo: Demo, port: int) -> None:
         "parameters": {"properties": {"city": {"type": "string"}}, "required": ["city"]},
     }  # fmt: skip
     (tools / "get_weather.json").write_text(json.dumps(definition), encoding="utf-8")
+    demo.settings["FUMEHOOD_PACKAGES__ALLOW"] = json.dumps([PACKAGE])
     demo.settings["FUMEHOOD_TOOLS_DIRECTORY"] = str(tools)
     demo.settings["FUMEHOOD_REST__ALLOWED_HOSTS"] = json.dumps([f"127.0.0.1:{port}"])
 
@@ -412,31 +414,50 @@ def draw(demo: Demo) -> None:
 
 
 def session(demo: Demo, credential: str) -> None:
-    """Variables and files that outlive the daemon, and a deletion that waits for a yes."""
+    """Variables and files that outlive the daemon, and a deletion that waits for a yes.
+
+    The session has a disk and a package where that is possible: for root, and with an index.
+    """
     demo.head("A session keeps variables and files, and a call that is stopped loses none")
-    made = demo.fumehood("sessions", "new")
+    made = demo.fumehood("sessions", "new", "--disk", "64", "--package", PACKAGE)
+    has_disk = made.status == 0
+    made = made if has_disk else demo.fumehood("sessions", "new")
     identifier = made.output.strip()
-    shown = Ran("session=$(fumehood sessions new)", made.status, made.seconds, identifier, "")
+    shown = Ran(f"session=$({made.shown})", made.status, made.seconds, identifier, "")
     demo.show(shown, made.status == 0, identifier)
     demo.names[identifier] = "$session"
     here = "--session", identifier
-    demo.call("run_python", {"code": "total = sum(range(101))"}, *here, gives="value null")
+    write = 'total = sum(range(101))\nopen("old.txt", "w").write("last year")'
+    demo.call("run_python", {"code": write}, *here, gives="value 9")
     demo.call(
         "run_python", {"code": "total = 0\nwhile True: pass"}, *here, "--timeout", "1",
         status=1, ends="wall_time",
-    )  # fmt: skip
-    demo.call(
-        "write_file", {"path": "old.txt", "content": "last year"}, *here,
-        shows=lambda data: f"wrote {data['path']}", gives="wrote old.txt",
     )  # fmt: skip
     demo.head("A deletion waits for the approver, who sees what it will change")
     asked = demo.call("delete_files", {"paths": ["old.txt"]}, *here, status=3, ends=None)
     demo.head("Neither the session nor the question is lost when the daemon is killed")
     crash(demo)
-    demo.call("run_python", {"code": "total"}, *here, gives="value 5050")
+    if has_disk:
+        words = f"import {PACKAGE}\n{PACKAGE}.intcomma(total)"
+        demo.call("run_python", {"code": words}, *here, gives='value "5,050"')
+        fork(demo, identifier)
+    else:
+        demo.call("run_python", {"code": "total"}, *here, gives="value 5050")
     if asked.status == 3:
         approve(demo, asked, credential)
     demo.fumehood("sessions", "end", identifier)
+
+
+def fork(demo: Demo, session: str) -> None:
+    """Make two sessions with the session's files, and look at a file in each of them."""
+    ran = demo.fumehood("sessions", "fork", session, "--count", "2", "--json")
+    forks = [one["id"] for one in json.loads(ran.output or "[]")]
+    read = json.dumps({"code": "open('old.txt').read()"})
+    answers = [demo.fumehood("call", "run_python", read, "--session", one) for one in forks]
+    values = [answer.answer["data"].get("value") for answer in answers if answer.answer]
+    demo.show(ran, values == ["last year"] * 2, "two sessions with its files, each with its own")
+    for one in forks:
+        demo.fumehood("sessions", "end", one)
 
 
 def approve(demo: Demo, asked: Ran, credential: str) -> None:

@@ -14,14 +14,17 @@ from conftest import Daemon
 from fumehood import Client, Refused
 from support.http import SocketClient
 from support.pages import run_snippets
+from support.wheels import write_wheel
 from support.workshop import Session, workshop
 
 pytestmark = [pytest.mark.needs("docker")]
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with workshop("python", "shell", "node") as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    index = tmp_path_factory.mktemp("index")
+    write_wheel(index, "humanize", "4.9", files={"humanize.py": "naturalsize = '{:.1e} B'.format"})
+    with workshop("python", "shell", "node", index=index) as running:
         yield running
 
 
@@ -237,7 +240,14 @@ def test_session_how_to_snippets_run_unchanged(daemon: Daemon, tmp_path: Path, p
     ran = list(run_snippets(f"docs/howto/{page}.md", daemon.environment, tmp_path, timeout_s=120))
     printed = "".join(snippet.stdout + snippet.stderr for snippet in ran)
     words = {
-        "keep-a-session": ("[1, 2, 3]", "written by the shell", "'state': 'kept'", "b'HELLO'"),
+        "keep-a-session": (
+            "[1, 2, 3]",
+            "written by the shell",
+            "'state': 'kept'",
+            "b'HELLO'",
+            "1.2e+07 B",
+            "1 AB",
+        ),
         "files-in-and-out": (
             "name\nAnn\nBob\n",
             "FROM A PIPE",

@@ -12,6 +12,7 @@ from typing import Any
 
 from conftest import Daemon, launch, make_first_approver, ready_image, wait_until_ready
 from support.http import Answer
+from support.wheels import only_from
 
 
 def build(names: Iterable[str]) -> None:
@@ -21,7 +22,9 @@ def build(names: Iterable[str]) -> None:
 
 
 @contextmanager
-def workshop(*images: str, approver: bool = False, **settings: str) -> Iterator[Daemon]:
+def workshop(
+    *images: str, approver: bool = False, index: Path | None = None, **settings: str
+) -> Iterator[Daemon]:
     """Run a private daemon, which must stop cleanly."""
     build(images)
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
@@ -30,6 +33,8 @@ def workshop(*images: str, approver: bool = False, **settings: str) -> Iterator[
         "FUMEHOOD_CONTAINER__IMAGES__SHELL": "shell" if "shell" in images else "python",
         "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "node",
     }
+    if index is not None:
+        variables |= {**only_from(index), "FUMEHOOD_PACKAGES__ALLOW": '["*"]'}
     running = wait_until_ready(launch(directory, variables, **settings))
     running.credential = credential
     yield running
