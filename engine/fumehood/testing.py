@@ -21,7 +21,7 @@ from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
-from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, RunEnding, RunSinks, WallStatus
+from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, HostSize, RunEnding, RunSinks, WallStatus
 
 
 @dataclass
@@ -101,6 +101,7 @@ class FakeWall:
     """Name of an image → its languages. Sessions can be created only from these images."""
     held: list[FakePlace] = field(default_factory=list)
     keeps_sessions: bool = False
+    host_memory_mb: int = 64 * 1024
     meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
 
     @property
@@ -133,6 +134,7 @@ class FakeWall:
         *,
         image: str,
         memory_mb: int,
+        cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
         on_lost: Callable[[], None],
@@ -147,6 +149,14 @@ class FakeWall:
         place = FakePlace(self, domain, image, memory_mb, self.images[image], on_lost)
         self.held.append(place)
         return place
+
+    @property
+    def host(self) -> HostSize:
+        """A large host."""
+        return HostSize(self.host_memory_mb, 8)
+
+    async def until_host_is_known(self) -> None:
+        """Return immediately."""
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
         """Remember which copies are needed."""

@@ -314,3 +314,20 @@ def test_next_daemon_removes_what_a_killed_one_left_of_a_disk(
     disk.end()
     disk.id = "sess_left"
     wait_until(lambda: disk.left == ([], [], []), deadline_s=60)
+
+
+def test_session_has_the_processors_and_memory_that_it_asked_for(
+    start_daemon: StartDaemon, home: Path, python_image: object
+) -> None:
+    daemon = start_daemon(home, variables=SETTINGS)
+    with Client(daemon.socket) as client:
+        made = client.create_session(cpus=0.5, memory_mb=4096)
+        assert (made.cpus, made.memory_mb) == (0.5, 4096)
+        (container,) = containers_of(f"fumehood.owner={owner_id(home)}")
+        limits = container["HostConfig"]
+        assert limits["NanoCpus"] == 1_000_000_000  # the guest has half a processor beside them
+        code = "import time\nbegun = time.process_time()\nwhile time.process_time() - begun < 0.5: pass\nlen(bytearray(3 << 30))"
+        answer = client.call("run_python", {"code": code}, session_id=made.id)
+        assert answer.data["value"] == 3 << 30
+        assert answer.metadata.sandbox.limits.memory_mb == 4096
+        client.end_session(made.id)

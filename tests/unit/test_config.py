@@ -195,7 +195,9 @@ def test_tools_directory_must_be_absolute(path: str) -> None:
 def test_container_limits_use_memory_size_classes() -> None:
     config = load_config(container=ContainerSettings(memory_mb=300, timeout_seconds=3, output_kb=1))
     limits = config.container.limits
-    assert limits.memory_classes == (128, 256, 512, 1024, 2048)
+    assert limits.memory_classes == (
+        128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768,
+    )  # fmt: skip
     assert limits.memory_class(300) == 256
     assert (limits.default_wall_s, limits.output_bytes, limits.min_memory_mb) == (3, 1024, 128)
 
@@ -214,7 +216,7 @@ def test_program_output_limit_is_at_most_a_gigabyte() -> None:
         {"pool_min": 9},
         {"pool_max": 0},
         {"memory_mb": 64},
-        {"max_memory_mb": 4096},
+        {"max_memory_mb": 65536},
         {"cpus": 0},
         {"runtime": "../runsc"},
         {"image": "Python"},
@@ -230,7 +232,7 @@ def test_invalid_container_settings_are_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.row("S6")
 def test_default_session_limits_are_set() -> None:
     rules = load_config().sessions
-    assert (rules.image, rules.max, rules.max_of_one) == ("python-data", 4, 3)
+    assert (rules.image, rules.max, rules.max_of_one) == ("python-data", 32, 16)
     assert (rules.idle_seconds, rules.lifetime_seconds) == (1800, 14_400)
     assert (rules.queue_seconds, rules.waiting) == (30, 20)
 

@@ -82,6 +82,7 @@ def new_session(
     name: Annotated[str | None, typer.Option(help="A name, which can stand for its id.")] = None,
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Processors for its programs.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
     package: Packages = None,
     idle: Annotated[
@@ -98,7 +99,7 @@ def new_session(
 
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
-            name=name, image=image, agent_id=agent, memory_mb=memory, disk_mb=disk,
+            name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
             packages=package, idle_seconds=idle, lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:

@@ -23,7 +23,7 @@ MIN_JAIL_MB = 32
 MIN_CONTAINER_MB = 128
 """MB of the smallest container size."""
 
-CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048)
+CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Memory sizes of containers, in MB. Few, so that a ready container is likely to fit the next call.
 """
 

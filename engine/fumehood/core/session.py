@@ -80,6 +80,8 @@ class SessionRecord(BaseModel):
     memory_mb: int
     disk_mb: int | None = None
     """Size of its disk, or None if its files are in memory."""
+    cpus: float | None = None
+    """Its processors, or None for those of a call without a session."""
     packages: tuple[str, ...] = ()
     """The packages that were added to its image, as NAME==VERSION."""
     created_at: AwareDatetime
@@ -140,8 +142,14 @@ class NewSession(BaseModel):
     agent_id: Id | None = None
     memory_mb: Megabytes | None = Field(
         default=None,
-        description="At most `container.max_memory_mb` of the configuration.",
+        description="At most `sessions.max_memory_mb` of the configuration.",
         json_schema_extra={"minimum": MIN_CONTAINER_MB, "maximum": CONTAINER_MEMORY_CLASSES[-1]},
+    )
+    cpus: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=64,
+        description="Processors of its programs, at most `sessions.max_cpus` of the configuration.",
     )
     disk_mb: Megabytes | None = Field(
         default=None,

@@ -126,19 +126,19 @@ def make_plan(
     _check_isolation(placement, options)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
-    sizes_mb: tuple[int | None, ...] = (tool.memory_limit_mb, options.memory_limit_mb)
-    if session is not None and placement.is_of_session:
-        sizes_mb = (session.memory_mb,)
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
     )
     memory_mb = allowed_mb = None
-    if offered.default_memory_mb is not None and offered.max_memory_mb is not None:
+    if session is not None and placement.is_of_session:
+        memory_mb = allowed_mb = session.memory_mb
+    elif offered.default_memory_mb is not None and offered.max_memory_mb is not None:
         allowed_mb = int(
             smallest(
                 offered.default_memory_mb,
                 offered.max_memory_mb,
-                *sizes_mb,
+                tool.memory_limit_mb,
+                options.memory_limit_mb,
             )
         )
         if allowed_mb < offered.min_memory_mb:

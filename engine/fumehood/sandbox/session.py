@@ -21,7 +21,7 @@ import anyio
 
 from fumehood.core.errors import EndedBy, InternalError, InvalidParams
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MIN_DISK_MB, Limits, WallLimits
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_DISK_MB, Limits, WallLimits
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
@@ -34,11 +34,15 @@ from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
+    HostSize,
     RunEnding,
     RunSinks,
     SessionContainer,
     try_later,
 )
+
+MIN_CPUS = 0.1
+"""Least number of processors of a session."""
 
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
@@ -68,6 +72,7 @@ class Session:
     image: str
     memory_mb: int
     disk_mb: int | None
+    cpus: float | None
     packages: tuple[str, ...]
     container: SessionContainer
     idle_s: float
@@ -162,6 +167,7 @@ class Session:
             agent_id=self.agent_id,
             memory_mb=self.memory_mb,
             disk_mb=self.disk_mb,
+            cpus=self.cpus,
             packages=self.packages,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
@@ -206,6 +212,7 @@ class SessionRequest:
     image: str
     memory_mb: int
     disk_mb: int | None
+    cpus: float | None
     packages: tuple[str, ...]
     idle_s: float
     lifetime_s: float
@@ -214,11 +221,13 @@ class SessionRequest:
 def make_request(
     settings: SessionSettings,
     offered: WallLimits,
+    host: HostSize,
     *,
     name: str | None,
     image: str | None,
     memory_mb: int | None,
     disk_mb: int | None,
+    cpus: float | None,
     packages: Sequence[str],
     idle_s: float | None,
     lifetime_s: float | None,
@@ -241,8 +250,9 @@ def make_request(
     return SessionRequest(
         name=name,
         image=chosen,
-        memory_mb=_memory_mb(memory_mb, offered),
+        memory_mb=_memory_mb(memory_mb, settings, offered, host),
         disk_mb=_disk_mb(disk_mb, settings.max_disk_mb),
+        cpus=_cpus(cpus, settings.max_cpus or host.cpus),
         packages=tuple(packages),
         idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
         lifetime_s=_seconds(
@@ -269,8 +279,18 @@ def _disk_mb(wish: int | None, most: int) -> int | None:
     return wish
 
 
-def _memory_mb(wish: int | None, offered: WallLimits) -> int:
-    least, most = offered.min_memory_mb, offered.max_memory_mb or offered.min_memory_mb
+def _cpus(wish: float | None, most: float) -> float | None:
+    if wish is not None and not MIN_CPUS <= wish <= most:
+        raise InvalidParams(f"cpus must be from {MIN_CPUS} to {most:g} here.", fields=["cpus"])
+    return wish
+
+
+def _memory_mb(
+    wish: int | None, settings: SessionSettings, offered: WallLimits, host: HostSize
+) -> int:
+    least = offered.min_memory_mb
+    most = settings.max_memory_mb or max(host.memory_mb // 4, offered.max_memory_mb or least)
+    most = min(most, CONTAINER_MEMORY_CLASSES[-1])
     if wish is None:
         wish = min(offered.default_memory_mb or least, most)
     elif not least <= wish <= most:

@@ -10,6 +10,7 @@ only after it was stored.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -60,6 +61,13 @@ ID_BYTES = 16
 
 TIDY_S = 15.0
 """Seconds between checks for expired sessions. Each check also stores when sessions were used."""
+
+PROMISED = 0.75
+"""Part of the host's memory that sessions are promised together, and the part of that for one
+principal.
+"""
+
+MEMORY = "memory"
 
 PLACE_PAUSE_S = 0.05
 """Seconds between two tries to get a place among the sessions that run."""
@@ -113,6 +121,8 @@ class SessionKeeper:
         self._share = FairShare(settings.max, settings.max_of_one)
         """Counts sessions that are not stopped, and those being created, in total and by
         principal."""
+        self._memory = FairShare(sys.maxsize, sys.maxsize)
+        """Counts their memory in MB."""
         self._disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
         """Counts sessions with a disk, and those being created."""
         self._names: list[tuple[str, str | None]] = []
@@ -171,6 +181,7 @@ class SessionKeeper:
         image: str | None = None,
         agent_id: str | None = None,
         memory_mb: int | None = None,
+        cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] | None = None,
         idle_seconds: float | None = None,
@@ -191,19 +202,22 @@ class SessionKeeper:
             raise SandboxUnavailable("This engine has no wall for sessions.", retryable=False)
         if group is None:
             raise _stopped()
+        await wall.until_host_is_known()
         request = make_request(
             self._settings,
             wall.limits,
+            wall.host,
             name=name,
             image=image,
             memory_mb=memory_mb,
             disk_mb=disk_mb,
+            cpus=cpus,
             packages=packages or (),
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
         with self._named(principal.id, [name]):
-            async with self._place_for(principal.id, has_disk=disk_mb is not None):
+            async with self._place_for(principal.id, request):
                 await self._until_there_is_room()
                 session = await self._make(wall, principal.id, agent_id, request)
                 if self._group is None:  # the engine stopped meanwhile
@@ -558,6 +572,7 @@ class SessionKeeper:
             image=record.image,
             memory_mb=record.memory_mb,
             disk_mb=record.disk_mb,
+            cpus=record.cpus,
             packages=record.packages,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
             idle_s=home.idle_s,
@@ -575,7 +590,7 @@ class SessionKeeper:
         )
         self._live[session.id] = session
         if session.has_place:
-            self._share.add(session.principal_id)
+            self._count(session.principal_id, session.memory_mb)
         if session.disk_mb is not None:
             self._disks.add(session.principal_id)
         self._tell("session.resumed", session)
@@ -589,6 +604,7 @@ class SessionKeeper:
             TrustDomain(principal_id, agent_id, session_id),
             image=request.image,
             memory_mb=request.memory_mb,
+            cpus=request.cpus,
             disk_mb=request.disk_mb,
             packages=request.packages,
             on_lost=lambda: self._on_lost(self._live.get(session_id)),
@@ -602,6 +618,7 @@ class SessionKeeper:
             image=request.image,
             memory_mb=request.memory_mb,
             disk_mb=request.disk_mb,
+            cpus=request.cpus,
             packages=pins_of(container.lock),
             container=container,
             idle_s=request.idle_s,
@@ -629,18 +646,18 @@ class SessionKeeper:
         return "Make a session with another image, or call without one."
 
     @asynccontextmanager
-    async def _place_for(self, principal_id: str, *, has_disk: bool) -> AsyncIterator[None]:
+    async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
         """Count one more session for a principal, unless the block fails. Raises QuotaExceeded."""
+        has_disk, is_counted = request.disk_mb is not None, False
         if has_disk:
             self._take_disks(principal_id, 1)
-        is_counted = False
         try:
-            await self._reserve(principal_id)
+            await self._reserve(principal_id, request.memory_mb)
             is_counted = True
             yield
         except BaseException:
             if is_counted:
-                self._share.give_back(principal_id)
+                self._give_back(principal_id, request.memory_mb)
             if has_disk:
                 self._disks.give_back(principal_id)
             raise
@@ -656,23 +673,50 @@ class SessionKeeper:
                     f"{self._disks.most_of_one}. End one of them first: fumehood sessions end ID."
                 )
 
-    async def _reserve(self, principal_id: str) -> None:
-        """Count one more session that runs. If there are too many, stop the one with a disk that
-        was not used for the longest time. Raises QuotaExceeded.
+    def _take(self, principal_id: str, memory_mb: int) -> Lack | str | None:
+        """Count one more session that runs, and its memory. Return what prevents that, or None."""
+        host_mb = self._wall.host.memory_mb if self._wall is not None else 0
+        promised = round(host_mb * PROMISED) if host_mb else sys.maxsize
+        self._memory.most, self._memory.most_of_one = promised, round(promised * PROMISED)
+        lack = self._share.lacks(principal_id)
+        if lack is None and self._memory.lacks(principal_id, memory_mb) is not None:
+            return MEMORY
+        if lack is None:
+            self._count(principal_id, memory_mb)
+        return lack
+
+    def _count(self, principal_id: str, memory_mb: int) -> None:
+        self._share.add(principal_id)
+        self._memory.add(principal_id, memory_mb)
+
+    def _give_back(self, principal_id: str, memory_mb: int) -> None:
+        self._share.give_back(principal_id)
+        self._memory.give_back(principal_id, memory_mb)
+
+    async def _reserve(self, principal_id: str, memory_mb: int) -> None:
+        """Count one more session that runs. If there are too many, or too little memory is left,
+        stop the one with a disk that was not used for the longest time. Raises QuotaExceeded.
         """
-        lack = self._share.take(principal_id)
+        lack = self._take(principal_id, memory_mb)
         while lack is not None:
             unused = [
                 one
                 for one in self._live.values()
                 if one.disk_mb is not None and not one.users and not one.container.is_stopped
-                and (lack is Lack.TOTAL or one.principal_id == principal_id)
+                and (lack is not Lack.SHARE or one.principal_id == principal_id)
             ]  # fmt: skip
             if not unused:
                 break
             oldest = min(unused, key=lambda one: one.last_used)
             await self._stop_unused(oldest, "another session needed its place")
-            lack = self._share.take(principal_id)
+            lack = self._take(principal_id, memory_mb)
+        if lack == MEMORY:
+            raise QuotaExceeded(
+                f"The engine's host has no memory for another session of {memory_mb} MB: "
+                f"{self._memory.total} of {self._memory.most} MB are promised, "
+                f"{self._memory.of(principal_id)} of {self._memory.most_of_one} to you. End a "
+                "session, or stop one that has a disk."
+            )
         if lack is Lack.SHARE:
             raise QuotaExceeded(
                 f"You have {self._settings.max_of_one} sessions that are not stopped, the maximum "
@@ -734,7 +778,7 @@ class SessionKeeper:
                 self._leave_place(session)
         if session.finished is None and session.container.name != name:
             if not session.has_place:  # only now its old container was found to be gone
-                self._share.add(session.principal_id)
+                self._count(session.principal_id, session.memory_mb)
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
             await self._write_changes()
@@ -746,7 +790,7 @@ class SessionKeeper:
         last = anyio.current_time() + self._settings.queue_seconds
         while True:
             try:
-                return await self._reserve(session.principal_id)
+                return await self._reserve(session.principal_id, session.memory_mb)
             except QuotaExceeded:
                 busy = any(one.disk_mb is not None and one.has_place for one in self._live.values())
                 if not busy or anyio.current_time() >= last:
@@ -756,7 +800,7 @@ class SessionKeeper:
     def _leave_place(self, session: Session) -> None:
         if session.has_place:
             session.has_place = False
-            self._share.give_back(session.principal_id)
+            self._give_back(session.principal_id, session.memory_mb)
 
     async def _stop_unused(self, session: Session, why: str) -> None:
         await self._stop(session, why, unless=lambda: session.users > 0)

@@ -21,6 +21,8 @@ GUEST_MB = 32
 """MB of memory for the guest of an image that preloads nothing, in addition to a program's memory.
 """
 
+MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
+
 ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
@@ -37,8 +39,15 @@ class SessionSettings(BaseModel):
     of them."""
     disk_lifetime_seconds: float = Field(default=604_800, ge=10, le=31_536_000)
     """Like `lifetime_seconds`, for sessions with a disk."""
-    max: int = Field(default=4, ge=0, le=256)
-    max_per_principal: int = Field(default=3, ge=0, le=256)
+    max: int = Field(default=32, ge=0, le=256)
+    """Maximum number of sessions that are not stopped. All together are also promised three
+    quarters of the host's memory at most, those of one principal three quarters of that."""
+    max_per_principal: int = Field(default=16, ge=0, le=256)
+    max_memory_mb: int | None = Field(default=None, ge=MIN_MB, le=MAX_MB)
+    """Maximum memory that a session can ask for. None: a quarter of the host's, at least that of a
+    call."""
+    max_cpus: float | None = Field(default=None, ge=0.1, le=64)
+    """Maximum number of processors that a session can ask for. None: those of the host."""
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
     """Seconds without a call after which a session ends; with a disk, it is stopped. Like
     `lifetime_seconds`, it is both the default and the maximum that a caller may request."""
@@ -106,9 +115,6 @@ class JailSettings(ProcessWallSettings):
 
     memory_mb: int = Field(default=256, ge=MIN_JAIL_MB)
     max_memory_mb: int = Field(default=2048, ge=MIN_JAIL_MB)
-
-
-MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
 
 
 class LanguageImages(BaseModel):

@@ -402,9 +402,26 @@ FIRST_EPOCH = 1
 """The epoch of the engine that makes a session. Each takeover has a higher one."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostSize:
+    """The memory in MB and the processors of the host of a wall's containers."""
+
+    memory_mb: int
+    cpus: float
+
+
 @runtime_checkable
 class SessionWall(Protocol):
     """A wall with containers for sessions."""
+
+    @property
+    def host(self) -> HostSize:
+        """The size of the host of the containers; zeros if it is not known."""
+        ...
+
+    async def until_host_is_known(self) -> None:
+        """Find out the size of the host of the containers. Raises SandboxUnavailable."""
+        ...
 
     @property
     def keeps_sessions(self) -> bool:
@@ -422,6 +439,7 @@ class SessionWall(Protocol):
         *,
         image: str,
         memory_mb: int,
+        cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
         on_lost: Callable[[], None],

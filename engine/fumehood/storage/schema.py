@@ -186,6 +186,7 @@ SESSIONS = Table(
     Column("disk_mb", Integer),
     Column("packages", JSON),
     Column("snapshots", JSON),
+    Column("cpus", Float),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -539,6 +540,7 @@ STEPS: tuple[Step, ...] = (
     _sql(
         "ALTER TABLE sessions ADD COLUMN packages JSON",
         "ALTER TABLE sessions ADD COLUMN snapshots JSON",
+        "ALTER TABLE sessions ADD COLUMN cpus FLOAT",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -26,7 +26,9 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import SESSIONS
 
-_SAME_NAME = ("id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "calls")
+_SAME_NAME = (
+    "id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "cpus", "calls",
+)  # fmt: skip
 
 
 class SessionTable:

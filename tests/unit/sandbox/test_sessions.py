@@ -143,7 +143,9 @@ async def test_session_for_an_agent_of_another_principal_is_refused() -> None:
     ("wishes", "field"),
     [
         ({"memory_mb": 64}, "memory_mb"),
-        ({"memory_mb": 4096}, "memory_mb"),
+        ({"memory_mb": 16_385}, "memory_mb"),
+        ({"cpus": 0.05}, "cpus"),
+        ({"cpus": 8.5}, "cpus"),
         ({"idle_seconds": 1801}, "idle_seconds"),
         ({"idle_seconds": 0}, "idle_seconds"),
         ({"idle_seconds": math.nan}, "idle_seconds"),
@@ -451,6 +453,22 @@ async def test_stopped_session_makes_room_and_needs_room_to_start_again() -> Non
         assert made.keeper.counts == {
             "active": 2, "paused": 0, "stopped": 0, "busy": 0, "creating": 0, "leaving": 0
         }  # fmt: skip
+
+
+async def test_sessions_are_promised_three_quarters_of_the_hosts_memory() -> None:
+    async with bench(max=9, max_per_principal=9) as made:
+        made.wall.host_memory_mb = 8192
+        first = await made.keeper.create(ALICE, memory_mb=2048)
+        await made.keeper.create(ALICE, memory_mb=2048)
+        on_disk = await made.keeper.create(BOB, memory_mb=2048, disk_mb=100)
+        with pytest.raises(QuotaExceeded, match="4096 of 4608 to you"):
+            await made.keeper.create(ALICE, memory_mb=1024)
+        await made.keeper.create(BOB, memory_mb=2048)
+        assert made.state(on_disk, BOB)[0] == "stopped"
+        with pytest.raises(QuotaExceeded, match="6144 of 6144 MB are promised"):
+            await made.keeper.create(BOB, memory_mb=128)
+        await made.keeper.end(ALICE, first.id)
+        assert (await made.keeper.resume(BOB, on_disk.id)).state.value == "active"
 
 
 async def test_session_that_starts_again_within_one_use_takes_its_place() -> None:

@@ -47,6 +47,8 @@ class Kind:
 
     image: str
     memory_mb: int
+    cpus: float = 0.0
+    """Processors of its programs; 0: as configured."""
 
 
 class EntryFactory(Protocol):

@@ -31,7 +31,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit
+from fumehood.core.limits import MB, Limit
 from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
     Container,
@@ -164,8 +164,10 @@ class ContainerSupply:
         self._on_event = on_event
         self._turn = anyio.Lock()
         self._numbers = 0
-        self._host_cpus = 0
+        self.host_cpus = 0
         """Processors of Docker's host, the maximum for a container; 0 if unknown."""
+        self.host_memory_mb = 0
+        """Memory of Docker's host; 0 if unknown."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
         """The result of a look that was logged last: the fault, or the missing images."""
@@ -296,7 +298,8 @@ class ContainerSupply:
 
     async def _why_unfit(self) -> Unfit | None:
         info = await self._docker.info()
-        self._host_cpus = int(info.get("NCPU") or 0)
+        self.host_cpus = int(info.get("NCPU") or 0)
+        self.host_memory_mb = int(info.get("MemTotal") or 0) // MB
         has_swap = may_swap(is_local=self._docker.is_local)
         unfit = why_unfit(info, runtime=self._settings.runtime, has_swap=has_swap)
         if unfit is None:
@@ -413,7 +416,7 @@ class ContainerSupply:
                 engine_id=self._identity.engine_id,
                 owner_id=self._identity.owner_id,
                 memory_mb=kind.memory_mb,
-                cpus=self._settings.cpus,
+                cpus=kind.cpus or self._settings.cpus,
                 lifetime_s=0,
                 deadline=0,
                 runtime=self._settings.runtime,
@@ -456,6 +459,7 @@ class ContainerSupply:
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
         """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
+        cpus = kind.cpus or settings.cpus
         if image is None:
             raise copy.copy(self.missing.get(kind.image)) or SandboxUnavailable(
                 f"There is no image {kind.image!r} any more.", retryable=False
@@ -474,7 +478,7 @@ class ContainerSupply:
             memory_mb=kind.memory_mb,
             guest_mb=image.guest_mb,
             disk=disk,
-            cpus=min(settings.cpus + GUEST_CPUS, max(settings.cpus, self._host_cpus)),
+            cpus=min(cpus + GUEST_CPUS, max(cpus, self.host_cpus)),
             lifetime_s=lifetime_s,
             deadline=int(time.time() + lifetime_s),
             runtime=settings.runtime,

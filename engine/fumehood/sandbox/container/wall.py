@@ -57,6 +57,7 @@ from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
     HasImages,
+    HostSize,
     RunEnding,
     RunSinks,
     WallStatus,
@@ -209,6 +210,17 @@ class ContainerWall(HasImages):
         """The number of containers by state."""
         return {**self._pool.counts(), "held": len(self._held)}
 
+    async def until_host_is_known(self) -> None:
+        """Query Docker, unless it was queried. Raises SandboxUnavailable."""
+        self._begin()
+        if not self._supply.host_memory_mb:
+            await self._supply.look()
+
+    @property
+    def host(self) -> HostSize:
+        """The size of Docker's host; zeros if it is not known."""
+        return HostSize(self._supply.host_memory_mb, self._supply.host_cpus)
+
     def image_for(self, language: str) -> str:
         """Return the name of the image for programs in a language.
 
@@ -273,6 +285,7 @@ class ContainerWall(HasImages):
         *,
         image: str,
         memory_mb: int,
+        cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
         on_lost: Callable[[], None],
@@ -288,11 +301,12 @@ class ContainerWall(HasImages):
         if packages:
             image = await self.with_packages(image, packages)
         found = await self._find(image)
+        kind = Kind(image, memory_mb, cpus or 0.0)
         if disk_mb is not None:
             return await self._hold_with_disk(
-                f"fumehood-{domain.session_id}", disk_mb, Kind(image, memory_mb), found, on_lost
+                f"fumehood-{domain.session_id}", disk_mb, kind, found, on_lost
             )
-        entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
+        entry = await self._pool.take(domain, kind, fresh=True)
         held = HeldContainer(self, self._supply, entry.container.name, found.languages, on_lost)
         held.container, held.lock = entry.container, self._lock_text(image)
         if not self._pool.let_go(entry, held):
@@ -438,7 +452,7 @@ class ContainerWall(HasImages):
         its first use.
         """
         image = self._layers.add_text(record.image, home.lock) if home.lock else record.image
-        name, kind = home.container, Kind(image, record.memory_mb)
+        name, kind = home.container, Kind(image, record.memory_mb, record.cpus or 0.0)
         held = HeldContainer(
             self,
             self._supply,
