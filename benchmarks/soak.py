@@ -27,6 +27,7 @@ from benchmarks.soak_approvals import report_approvals
 from benchmarks.soak_containers import report_containers
 from benchmarks.soak_crashes import report_crashes
 from benchmarks.soak_killed import report_killed
+from benchmarks.soak_living import report_living
 from benchmarks.soak_pending import report_pending
 from benchmarks.soak_sessions import report_sessions
 
@@ -85,7 +86,7 @@ def main() -> int:
     crashes_are_sound = report_crashes(chance)
     approvals_are_sound = report_approvals(chance) & report_pending()
     containers_are_sound = report_containers(chance)
-    sessions_are_sound = report_sessions(chance) & report_killed(chance)
+    sessions_are_sound = report_sessions(chance) & report_living(chance) & report_killed(chance)
     parts = (
         is_sound, crashes_are_sound, approvals_are_sound, containers_are_sound,
         sessions_are_sound,
