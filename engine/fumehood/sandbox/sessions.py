@@ -10,7 +10,6 @@ only after it was stored.
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -32,7 +31,7 @@ from fumehood.core.errors import (
     ResourceNotFound,
     SandboxUnavailable,
 )
-from fumehood.core.fair_share import FairShare, Lack
+from fumehood.core.fair_share import Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import MAX_SNAPSHOTS, KeptSession, SessionRecord, SessionStatus, Snapshot
@@ -46,10 +45,12 @@ from fumehood.sandbox.session import (
     pins_of,
     sentence,
 )
+from fumehood.sandbox.session_places import SessionPlaces
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     HasImages,
+    HostSize,
     Lease,
     SessionContainer,
     SessionWall,
@@ -61,13 +62,6 @@ ID_BYTES = 16
 
 TIDY_S = 15.0
 """Seconds between checks for expired sessions. Each check also stores when sessions were used."""
-
-PROMISED = 0.75
-"""Part of the host's memory that sessions are promised together, and the part of that for one
-principal.
-"""
-
-MEMORY = "memory"
 
 PLACE_PAUSE_S = 0.05
 """Seconds between two tries to get a place among the sessions that run."""
@@ -118,13 +112,7 @@ class SessionKeeper:
         self._check = check
         self._on_event = on_event
         self._live: dict[str, Session] = {}
-        self._share = FairShare(settings.max, settings.max_of_one)
-        """Counts sessions that are not stopped, and those being created, in total and by
-        principal."""
-        self._memory = FairShare(sys.maxsize, sys.maxsize)
-        """Counts their memory in MB."""
-        self._disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
-        """Counts sessions with a disk, and those being created."""
+        self._places = SessionPlaces(settings)
         self._names: list[tuple[str, str | None]] = []
         """Owners and names of the sessions that are being created."""
         self._leaving = 0
@@ -394,7 +382,7 @@ class SessionKeeper:
             raise _unknown()
         now_at, forks = self._clock.now(), []
         with self._named(principal_id, names):
-            self._take_disks(principal_id, len(names))
+            self._places.take_disks(principal_id, len(names))
             try:
                 async with AsyncExitStack() as stack:
                     for name in names:
@@ -412,7 +400,7 @@ class SessionKeeper:
                         forks.append(KeptSession(principal_id, fork, home=home))
                     await self._store(forks)
             finally:
-                self._disks.give_back(principal_id, len(names))
+                self._places.disks.give_back(principal_id, len(names))
             for one in forks:
                 self._resume(one)
         return [self.find(Principal(principal_id), one.record.id) for one in forks]
@@ -538,7 +526,8 @@ class SessionKeeper:
             "paused": paused,
             "stopped": stopped,
             "busy": sum(session.users > 0 for session in self._live.values()),
-            "creating": self._share.total - sum(one.has_place for one in self._live.values()),
+            "creating": self._places.running.total
+            - sum(one.has_place for one in self._live.values()),
             "leaving": self._leaving,
         }
 
@@ -590,9 +579,9 @@ class SessionKeeper:
         )
         self._live[session.id] = session
         if session.has_place:
-            self._count(session.principal_id, session.memory_mb)
+            self._places.add(session.principal_id, session.memory_mb)
         if session.disk_mb is not None:
-            self._disks.add(session.principal_id)
+            self._places.disks.add(session.principal_id)
         self._tell("session.resumed", session)
 
     async def _make(
@@ -650,84 +639,34 @@ class SessionKeeper:
         """Count one more session for a principal, unless the block fails. Raises QuotaExceeded."""
         has_disk, is_counted = request.disk_mb is not None, False
         if has_disk:
-            self._take_disks(principal_id, 1)
+            self._places.take_disks(principal_id, 1)
         try:
             await self._reserve(principal_id, request.memory_mb)
             is_counted = True
             yield
         except BaseException:
             if is_counted:
-                self._give_back(principal_id, request.memory_mb)
+                self._places.give_back(principal_id, request.memory_mb)
             if has_disk:
-                self._disks.give_back(principal_id)
+                self._places.disks.give_back(principal_id)
             raise
-
-    def _take_disks(self, principal_id: str, number: int) -> None:
-        """Count more sessions with a disk. Raises QuotaExceeded."""
-        for taken in range(number):
-            if self._disks.take(principal_id) is not None:
-                self._disks.give_back(principal_id, taken)
-                raise QuotaExceeded(
-                    f"You have {self._disks.of(principal_id)} sessions with a disk, and this "
-                    f"engine {self._disks.total}; it may have {self._disks.most}, and one caller "
-                    f"{self._disks.most_of_one}. End one of them first: fumehood sessions end ID."
-                )
-
-    def _take(self, principal_id: str, memory_mb: int) -> Lack | str | None:
-        """Count one more session that runs, and its memory. Return what prevents that, or None."""
-        host_mb = self._wall.host.memory_mb if self._wall is not None else 0
-        promised = round(host_mb * PROMISED) if host_mb else sys.maxsize
-        self._memory.most, self._memory.most_of_one = promised, round(promised * PROMISED)
-        lack = self._share.lacks(principal_id)
-        if lack is None and self._memory.lacks(principal_id, memory_mb) is not None:
-            return MEMORY
-        if lack is None:
-            self._count(principal_id, memory_mb)
-        return lack
-
-    def _count(self, principal_id: str, memory_mb: int) -> None:
-        self._share.add(principal_id)
-        self._memory.add(principal_id, memory_mb)
-
-    def _give_back(self, principal_id: str, memory_mb: int) -> None:
-        self._share.give_back(principal_id)
-        self._memory.give_back(principal_id, memory_mb)
 
     async def _reserve(self, principal_id: str, memory_mb: int) -> None:
         """Count one more session that runs. If there are too many, or too little memory is left,
         stop the one with a disk that was not used for the longest time. Raises QuotaExceeded.
         """
-        lack = self._take(principal_id, memory_mb)
-        while lack is not None:
+        host = self._wall.host if self._wall is not None else HostSize(0, 0)
+        while (missing := self._places.take(principal_id, memory_mb, host)) is not None:
             unused = [
                 one
                 for one in self._live.values()
                 if one.disk_mb is not None and not one.users and not one.container.is_stopped
-                and (lack is not Lack.SHARE or one.principal_id == principal_id)
+                and (missing.lack is Lack.TOTAL or one.principal_id == principal_id)
             ]  # fmt: skip
             if not unused:
-                break
+                raise self._places.refusal(missing, principal_id, memory_mb)
             oldest = min(unused, key=lambda one: one.last_used)
             await self._stop_unused(oldest, "another session needed its place")
-            lack = self._take(principal_id, memory_mb)
-        if lack == MEMORY:
-            raise QuotaExceeded(
-                f"The engine's host has no memory for another session of {memory_mb} MB: "
-                f"{self._memory.total} of {self._memory.most} MB are promised, "
-                f"{self._memory.of(principal_id)} of {self._memory.most_of_one} to you. End a "
-                "session, or stop one that has a disk."
-            )
-        if lack is Lack.SHARE:
-            raise QuotaExceeded(
-                f"You have {self._settings.max_of_one} sessions that are not stopped, the maximum "
-                "for one caller. End one of them first, or stop one that has a disk: fumehood "
-                "sessions list, fumehood sessions end ID, fumehood sessions stop ID."
-            )
-        if lack is Lack.TOTAL:
-            raise QuotaExceeded(
-                f"This engine has {self._settings.max} sessions, its maximum. "
-                "Repeat the call when one has ended.",
-            )
 
     async def _until_there_is_room(self) -> None:
         """Wait a bounded time until enough containers of ended sessions are removed.
@@ -736,7 +675,7 @@ class SessionKeeper:
             SandboxUnavailable: their removal took too long.
         """
         with anyio.move_on_after(self._settings.queue_seconds):
-            while self._share.total + self._leaving > self._settings.max:
+            while self._places.running.total + self._leaving > self._settings.max:
                 await self._left.wait()
             return
         raise try_later(
@@ -778,7 +717,7 @@ class SessionKeeper:
                 self._leave_place(session)
         if session.finished is None and session.container.name != name:
             if not session.has_place:  # only now its old container was found to be gone
-                self._count(session.principal_id, session.memory_mb)
+                self._places.add(session.principal_id, session.memory_mb)
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
             await self._write_changes()
@@ -800,7 +739,7 @@ class SessionKeeper:
     def _leave_place(self, session: Session) -> None:
         if session.has_place:
             session.has_place = False
-            self._give_back(session.principal_id, session.memory_mb)
+            self._places.give_back(session.principal_id, session.memory_mb)
 
     async def _stop_unused(self, session: Session, why: str) -> None:
         await self._stop(session, why, unless=lambda: session.users > 0)
@@ -910,7 +849,7 @@ class SessionKeeper:
         del self._live[session.id]
         self._leave_place(session)
         if session.disk_mb is not None:
-            self._disks.give_back(session.principal_id)
+            self._places.disks.give_back(session.principal_id)
         kept = session.finish(status, why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)

@@ -463,6 +463,7 @@ async def test_sessions_are_promised_three_quarters_of_the_hosts_memory() -> Non
         on_disk = await made.keeper.create(BOB, memory_mb=2048, disk_mb=100)
         with pytest.raises(QuotaExceeded, match="4096 of 4608 to you"):
             await made.keeper.create(ALICE, memory_mb=1024)
+        assert made.state(on_disk, BOB)[0] == "active"  # it would not have helped
         await made.keeper.create(BOB, memory_mb=2048)
         assert made.state(on_disk, BOB)[0] == "stopped"
         with pytest.raises(QuotaExceeded, match="6144 of 6144 MB are promised"):
