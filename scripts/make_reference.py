@@ -4,11 +4,13 @@ Usage: `python scripts/make_reference.py` rewrites them; with `--check` it chang
 prints a diff and exits 1 if a page is out of date.
 
 docs/reference/errors.md is generated completely; in docs/reference/calculator.md,
-restricted-python.md and http.md the text between the marker comments is.
+restricted-python.md, http.md and docs/explanation/architecture.md the text between the marker
+comments is.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import re
@@ -36,6 +38,7 @@ from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+ENGINE = REFERENCE.parents[1] / "engine" / "fumehood"
 WIDTH = 96
 
 INTRO = """\
@@ -148,11 +151,32 @@ def http_page(page: str) -> str:
     return _between(page, "control", _addresses(CONTROL_OPERATIONS))
 
 
+def architecture_page(page: str) -> str:
+    """Return the page on the architecture with its list of files updated."""
+    return _between(page, "files", _files())
+
+
+def _files() -> str:
+    """Every file of the engine by package, with the first sentence of its docstring."""
+    packages: dict[str, list[tuple[str, str]]] = {}
+    for path in sorted(ENGINE.rglob("*.py")):
+        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        first = " ".join(words.split("\n\n")[0].split())
+        if path.name != "__init__.py" and first:
+            package = path.parent.relative_to(ENGINE).as_posix()
+            packages.setdefault(package, []).append((f"`{path.name}`", first.replace("|", "\\|")))
+    return "\n".join(
+        f"### `{package}/`\n\n{_table(('file', 'what it is'), rows)}"
+        for package, rows in packages.items()
+    ).replace("### `./`", "### The package itself")
+
+
 PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
     REFERENCE / "restricted-python.md": restricted_python_page,
     REFERENCE / "http.md": http_page,
+    REFERENCE.parent / "explanation" / "architecture.md": architecture_page,
 }
 
 
