@@ -31,11 +31,18 @@ class OnDisk:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wall, name)
 
+    async def end(self) -> None:
+        for held in self._held.values():
+            held.end("the attacks are over")
+            await held.until_gone()
+
     @asynccontextmanager
     async def lease(
         self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
     ) -> AsyncIterator[_Lease]:
         held = self._held.get(domain.key)
+        if held is not None and held.container is not None and held.container.ran_out_of_memory:
+            held.end("its memory ran out")  # outside of sessions it would be replaced, too
         if held is None or held.lost is not None:
             session = replace(domain, session_id=f"sess_{secrets.token_hex(16)}")
             held = self._held[domain.key] = await self._wall.hold(
@@ -72,6 +79,8 @@ def on_disks(target: Target, directory: Path) -> Target:
             wall = standing.wall
             assert isinstance(wall, ContainerWall)
             wall._disks = type(wall._disks)(directory, wall._disks._docker)
-            yield replace(standing, wall=OnDisk(wall))  # type: ignore[arg-type]
+            on_disk = OnDisk(wall)
+            yield replace(standing, wall=on_disk)  # type: ignore[arg-type]
+            await on_disk.end()
 
     return replace(target, open=opened)

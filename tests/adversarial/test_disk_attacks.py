@@ -1,0 +1,66 @@
+"""All attacks on containers, from sessions with a disk: its files stay and can be executed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fumehood.attack.run import run_attacks
+from fumehood.attack.scorecard import Verdict
+from fumehood.attack.targets import container_target
+from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.images.catalog import Image
+from support.attacked_disks import on_disks
+
+pytestmark = [
+    pytest.mark.anyio, pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14"),
+]  # fmt: skip
+
+OWN_PROCESSES = "2 were left after it"
+"""Those that keep a session's variables."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "better"),
+    [
+        pytest.param("runc", set(), id="runc"),
+        # A disk has a limit on files, which memory in gVisor has not.
+        pytest.param("runsc", {"inode-flood"}, id="runsc", marks=pytest.mark.needs("runsc")),
+    ],
+)
+async def test_sessions_with_a_disk_hold_all_attacks(
+    runtime: str, better: set[str], python_image: Image, directory: Path
+) -> None:
+    """But for those on what is cleaned up between two calls: a session keeps it."""
+
+    async def find_image(docker: Docker, name: str) -> Image:
+        return python_image
+
+    target = container_target(runtime, Docker(os.environ), find_image)
+    card = await run_attacks(
+        [on_disks(target, directory / "disks")],
+        engine_version="1",
+        choose=lambda attack: not attack.id.startswith("left-"),
+        total_s=300,
+    )
+    (wall,) = card.walls
+    assert len(wall.attacks) >= 60, wall.why
+    failed = {
+        one.id: (one.verdict, one.why, one.ended, one.twin)
+        for one in wall.attacks
+        if one.verdict is not Verdict.HELD and one.why != OWN_PROCESSES
+    }
+    assert failed.keys() == better, failed
+    assert list((directory / "disks").iterdir()) == []
