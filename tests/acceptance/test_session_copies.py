@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import pytest
 
 from conftest import Daemon, StartDaemon
 from fumehood import Client, FumehoodError
+from fumehood.sandbox.images.catalog import Image
+from support.own_docker import OwnDocker
 from support.wait import wait_until
 
 pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
@@ -193,3 +199,66 @@ def test_fork_has_the_rights_of_its_source_only(copies: Copies) -> None:
     assert answer.error is not None
     assert "No space left" in answer.error.message
     assert copies.run(READ) == "first\n"
+
+
+KILLS = 7
+
+
+@pytest.mark.needs("root")
+def test_docker_killed_at_any_moment_loses_no_file(
+    start_daemon: StartDaemon, home: Path, python_image: Image
+) -> None:
+    """As at a restart of the host: all containers are gone, whatever was going on."""
+    chance = random.Random(2)
+    for name in ("docker", "engine"):
+        (home / name).mkdir(mode=0o700)
+    with OwnDocker(home / "docker") as docker:
+        docker.copy_image(python_image.id)
+        variables = {**SETTINGS, "DOCKER_HOST": docker.address}
+        copies = Copies(start_daemon(home / "engine", variables=variables), home / "engine")
+        client, mine = copies.client, copies.id
+        client.snapshot_session(mine, "first")
+        acts: list[Callable[[Client], object]] = [
+            lambda client: client.stop_session(mine),
+            lambda client: client.pause_session(mine),
+            lambda client: client.call("run_python", {"code": "1"}, session_id=mine),
+            lambda client: client.snapshot_session(mine),
+            lambda client: client.restore_session(mine, "first"),
+            lambda client: client.fork_session(mine, count=2),
+            lambda client: client.create_session(memory_mb=128, disk_mb=16),
+        ]
+        for number in range(KILLS):
+            act = acts[number % len(acts)]
+            thread = threading.Thread(target=tried, args=(act, copies.daemon))
+            thread.start()
+            time.sleep(chance.uniform(0, 0.3))
+            docker.kill()
+            thread.join()
+            docker.start()
+            wait_until(lambda: reads_first(copies), 60)
+        for one in client.sessions():
+            if not one.state.is_over and one.id != mine and one.disk_mb:
+                wait_until(lambda one=one: reads_first(copies, one.id), 60)
+        for one in client.sessions():
+            client.end_session(one.id)
+        wait_until(lambda: copies.disks == 0, 60)
+        wait_until(lambda: docker.containers() == [], 60)
+        assert copies.devices == []
+        assert copies.daemon.stop() == 0
+
+
+def tried(act: Callable[[Client], object], daemon: Daemon) -> None:
+    with suppress(FumehoodError), Client(daemon.socket) as client:
+        act(client)
+
+
+def reads_first(copies: Copies, session_id: str | None = None) -> bool:
+    """Whether the session's file has its content. Made in vain, it has none at all."""
+    code = "import os\nopen('a').read() if os.path.exists('a') else None"
+    answer = copies.client.call("run_python", {"code": code}, session_id=session_id or copies.id)
+    if answer.error is not None:
+        assert answer.error.retryable, answer.error
+        return False
+    return (
+        answer.data["value"] in ("first", None) if session_id else answer.data["value"] == "first"
+    )

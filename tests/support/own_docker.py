@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import docker
+import psutil
 
 from fumehood.sandbox.container.docker_api import DockerError, open_docker
 from support.wait import wait_until
@@ -66,6 +67,25 @@ class OwnDocker:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(timeout=30)
+
+    def kill(self) -> None:
+        """Kill the daemon and everything below it, as the death of the host does."""
+        process, self._process = self._process, None
+        assert process is not None
+        below = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if any(str(self._directory) in word for word in one.info["cmdline"] or ())
+            and "containerd" in one.info["cmdline"][0]
+        ]
+        below += [child for one in below for child in one.children(recursive=True)]
+        for one in (psutil.Process(process.pid), *below):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait(timeout=30)
+        psutil.wait_procs(below, timeout=30)
+        for left in ("pid", "exec/containerd/containerd.pid"):
+            (self._directory / left).unlink(missing_ok=True)
 
     def copy_image(self, image_id: str, name: str = "python") -> None:
         """Copy an image from the host's Docker, tagged as by a build."""
