@@ -191,6 +191,24 @@ def test_what_cannot_be_copied_is_refused(copies: Copies) -> None:
         client.map_forks(mine, "run_python", [])
 
 
+def test_program_cannot_make_its_snapshots_unusable(copies: Copies) -> None:
+    """Neither with the name that a file system keeps for its check, nor by using up its room."""
+    fill = (
+        "import os\nopen('lost+found', 'w').close()\n"
+        "try:\n    for n in range(100_000): open(f'f{n}', 'w').close()\n"
+        "except OSError: pass"
+    )
+    copies.run(fill)
+    copies.client.snapshot_session(copies.id, "full")
+    (fork,) = copies.client.fork_session(copies.id)
+    assert copies.run(READ, fork.id) == "first\n"
+    copies.client.restore_session(copies.id, "full")
+    assert copies.run(READ) == "first\n"
+    twin = copies.client.create_session(memory_mb=128, disk_mb=16)
+    (fork,) = copies.client.fork_session(twin.id)
+    assert copies.run("import os; print(os.listdir('.'))", fork.id) == "[]\n"
+
+
 def test_fork_has_the_rights_of_its_source_only(copies: Copies) -> None:
     """Programs of a fork run with its own limits, and its size is enforced like its source's."""
     (fork,) = copies.client.fork_session(copies.id)

@@ -163,7 +163,10 @@ def _place(plan: Plan) -> JsonObject | None:
     """Return the image and the runtime in which the call would run, or None without an image."""
     if plan.image is None or not isinstance(plan.wall, HasImages):
         return None
-    return {"image": plan.image, **plan.wall.facts_of(plan.image)}
+    place = {"image": plan.image, **plan.wall.facts_of(plan.image)}
+    if plan.session is not None and plan.session.packages:  # it runs in a layer on the image
+        place |= {"image_digest": None, "packages": list(plan.session.packages)}
+    return place
 
 
 def _source_of_module(address: FunctionAddress) -> str:

@@ -146,8 +146,8 @@ _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
         "python-science has this one, and the operator can choose it for a session or for all "
         "programs.",
         _NO_PACKAGE: "Programs have no network and cannot install packages: ask for them with the "
-        "option packages, if the operator allows it, or for an image that has them (fumehood "
-        "images new).",
+        "option packages, or when a session is made (--package), if the operator allows it; or for "
+        "an image that has them (fumehood images new).",
         _NO_TERMINAL: f"It probably looked for a terminal: {NO_TERMINAL}.",
     }
 )

@@ -216,7 +216,8 @@ M = TypeVar("M", bound=BaseModel)
 
 FAULT_WORDS = {
     "not_found": "There is no such file or directory in the workspace.",
-    "not_a_file": "Not a regular file: directories, pipes and devices cannot be read or written.",
+    "not_a_file": "Not a regular file. A directory is copied as a whole (sessions get "
+    "--recursive); links, pipes and devices are not copied.",
     "link": "The path contains a symbolic link; links are not followed. Name the target.",
     "exists": "The file already exists. Replace it with mode 'replace', or choose another path.",
     "no_room": "The workspace is full. Delete something, or start a session with more room (a "

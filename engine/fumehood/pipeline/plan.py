@@ -71,13 +71,21 @@ async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
     packages = permitted.request.options.packages
     if not packages:
         return plan
-    if plan.image is None or plan.placement.is_of_session or not isinstance(plan.wall, HasImages):
-        raise InvalidParams(
-            "packages are for programs that run in a container of their own. A session has those "
-            "that it was made with.",
-            fields=["options.packages"],
+    if plan.placement.is_of_session:
+        raise _no_packages(
+            "A session has the packages that it was made with: sessions new --package."
         )
-    return replace(plan, image=await plan.wall.with_packages(plan.image, packages))
+    if plan.executor.language == "javascript":
+        raise _no_packages("Packages are those of Python, and JavaScript cannot use them.")
+    if plan.image is None or not isinstance(plan.wall, HasImages):
+        raise _no_packages("Packages are for programs that run in containers.")
+    return replace(
+        plan, image=await plan.wall.with_packages(plan.image, packages, permitted.principal.id)
+    )
+
+
+def _no_packages(words: str) -> InvalidParams:
+    return InvalidParams(words, fields=["options.packages"])
 
 
 def executor_of(tool: ToolDefinition) -> Executor:

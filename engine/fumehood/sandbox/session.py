@@ -380,8 +380,9 @@ class SessionLease:
             self._find()
         limits = replace(limits, memory_mb=session.memory_mb)
         ending = await session.container.run(program, arguments, limits, sinks)
-        was_stopped = session.stopped_why is not None
-        if self._is_call and was_stopped and ending.ended_by is not EndedBy.SANDBOX_LOST:
+        # Told to the first run that could have variables.
+        was_stopped = session.stopped_why is not None and program == "python"
+        if was_stopped and ending.ended_by is not EndedBy.SANDBOX_LOST:
             session.stopped_why = None
             ending = replace(ending, state="restarted")
         return replace(ending, ended_by=_ended_by(session, ending), isolation="session")

@@ -314,6 +314,7 @@ class SessionKeeper:
                 raise InvalidParams(f"It has a snapshot {name!r} already.", fields=["name"])
             snapshot_id = f"snap_{secrets.token_hex(ID_BYTES)}"
             async with session.container.copy_disk(snapshot_id) as size:
+                self._usable(principal.id, session.id)
                 made = Snapshot(id=snapshot_id, name=name, bytes=size, created_at=self._clock.now())
                 await self._set_snapshots(session, (*session.snapshots, made))
         return made
@@ -359,6 +360,7 @@ class SessionKeeper:
             QuotaExceeded: there are too many sessions with a disk.
         """
         record = self.find(principal, session_id)
+        self._check(principal, record.agent_id)
         names = [name] * count
         if name is not None and count > 1:
             names = [f"{name}-{number}" for number in range(1, count + 1)]
@@ -708,6 +710,9 @@ class SessionKeeper:
         """
         if not session.has_place:
             await self._wait_for_place(session)
+            if session.finished is not None:  # nobody else would give the place back
+                self._places.give_back(session.principal_id, session.memory_mb)
+                return
             session.has_place = True
         name = session.container.name
         try:
@@ -732,7 +737,7 @@ class SessionKeeper:
                 return await self._reserve(session.principal_id, session.memory_mb)
             except QuotaExceeded:
                 busy = any(one.disk_mb is not None and one.has_place for one in self._live.values())
-                if not busy or anyio.current_time() >= last:
+                if not busy or session.finished or anyio.current_time() >= last:
                     raise
             await anyio.sleep(PLACE_PAUSE_S)
 
@@ -787,6 +792,8 @@ class SessionKeeper:
             yield session
         finally:
             session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
+        self._history.note(session.kept())  # a state that was told holds after a crash, too
+        await self._write_changes()
 
     @contextmanager
     def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:

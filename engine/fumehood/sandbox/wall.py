@@ -268,8 +268,9 @@ class HasImages(ABC):
         """
 
     @abstractmethod
-    async def with_packages(self, image: str, packages: Sequence[str]) -> str:
-        """Return the name of an image with these packages, whose versions are looked up.
+    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
+        """Return the name of an image with these packages, whose versions are looked up for a
+        principal.
 
         Raises:
             InvalidParams: they are not allowed, or cannot be had.

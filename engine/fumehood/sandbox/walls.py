@@ -192,8 +192,9 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
             settings.packages,
             settings.own_images,
             state / "wheels" if state is not None else None,
+            on_event,
         ),
-        disks=Disks(state / "disks" if state is not None else None, docker),
+        disks=Disks(state / "disks" if state is not None else None, docker, on_event),
         eager=state is not None,
         on_event=on_event,
     )

@@ -123,8 +123,9 @@ async def test_missing_module_error_says_packages_come_with_the_image(place: Pla
     error = await failed(place, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=1)
     assert error.message == (
         "The program failed: ModuleNotFoundError: No module named 'humanize' (line 1). Programs "
-        "have no network and cannot install packages: ask for them with the option packages, if "
-        "the operator allows it, or for an image that has them (fumehood images new)."
+        "have no network and cannot install packages: ask for them with the option packages, or "
+        "when a session is made (--package), if the operator allows it; or for an image that has "
+        "them (fumehood images new)."
     )
 
 

@@ -223,7 +223,7 @@ class ReturningWall(FakeWall, HasImages):
     async def until_known(self, image: str) -> None:
         return None
 
-    async def with_packages(self, image: str, packages: Sequence[str]) -> str:
+    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
         return f"{image}+{len(packages)}"
 
     def facts_of(self, image: str | None) -> JsonObject:

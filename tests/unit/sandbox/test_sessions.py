@@ -472,6 +472,26 @@ async def test_sessions_are_promised_three_quarters_of_the_hosts_memory() -> Non
         assert (await made.keeper.resume(BOB, on_disk.id)).state.value == "active"
 
 
+async def test_session_that_ends_while_it_waits_for_a_place_takes_none() -> None:
+    async with bench(max=1, max_per_principal=1, queue_seconds=5) as made:
+        first = await made.keeper.create(ALICE, disk_mb=100)
+        made.clock.advance(1)
+        second = await made.keeper.create(ALICE, disk_mb=100)
+        made.wall.held[1].may_run.clear()
+        busy = made.runs(second)
+        await settle()
+        waiting = made.runs(first)
+        await settle()
+        await made.keeper.end(ALICE, first.id)
+        with pytest.raises((ResourceNotFound, QuotaExceeded)):
+            await waiting
+        made.wall.held[1].may_run.set()
+        await busy
+        await made.keeper.end(ALICE, second.id)
+        assert made.keeper.counts["creating"] == 0
+        await made.keeper.create(ALICE)
+
+
 async def test_session_that_starts_again_within_one_use_takes_its_place() -> None:
     """As one whose container is only then found to be gone."""
     async with bench(max=1, max_per_principal=1) as made:

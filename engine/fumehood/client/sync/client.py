@@ -68,8 +68,9 @@ from fumehood.core.keyword_types import (
 from fumehood.core.keywords import checked, show_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.core.session import TURN_S
+from fumehood.core.session import MAX_FORKS, TURN_S
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.workspace_path import path_fault
 from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
 from fumehood.protocol.messages import decode_envelope
 
@@ -214,17 +215,20 @@ class Client(BaseClient, CallerOperations):
     ) -> ForkedCalls:
         """Call a tool with each of the inputs, each in a fork of a session with a disk, at once.
 
-        The forks begin with the session's files, or those of a snapshot. With `best`, the fork
-        stays whose answer has the highest value, of those that succeeded; all others are ended.
+        The forks begin with the session's files, or those of a snapshot (its id or name). With
+        `best`, the fork stays whose answer has the highest value, of those that succeeded. All
+        others are ended, with calls in them that wait for approval.
 
         Raises:
             TypeError: there is no such option.
-            ValueError: there are no inputs, or they are not JSON.
-            Refused: there are too many, or the session cannot be forked.
+            ValueError: there are no inputs or too many, or they are not JSON.
+            Refused: the session cannot be forked. What `best` raises is passed on.
         """
-        if not inputs:
-            raise ValueError("map_forks needs at least one input.")
+        if not 0 < len(inputs) <= MAX_FORKS:
+            raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")
         chosen = checked(CallKeywords, "map_forks", options)
+        if "session_id" in chosen:
+            raise TypeError("map_forks calls in forks of `session`, not in `session_id`.")
         forks = self.fork_session(session, snapshot_id, count=len(inputs))
         kept = None
         try:
@@ -615,7 +619,10 @@ def _blob(url: str) -> ApiRequest[None]:
 
 
 def _file(session_id: str, path: str) -> tuple[str, ...]:
-    """Return the parts of a file's address, which `address` checks."""
+    """Return the parts of a file's address. Raises ValueError."""
+    fault = path_fault(path)
+    if fault is not None:
+        raise ValueError(f"The path {path[:80]!r} {fault}.")
     return ("sessions", session_id, "files", *path.split("/"))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 
 from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.spec import INODES_PER_MB
@@ -30,6 +31,9 @@ SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 RUN_S = 20.0
 """Maximum seconds for one of the programs, each of which takes some 10 ms."""
 
+MAX_WHY_CHARACTERS = 1000
+"""Maximum length of a failure's cause in the log."""
+
 COPY_S_PER_GB = 60.0
 """Seconds added for each GB that is to be copied."""
 
@@ -38,6 +42,15 @@ COPY = "snap_"
 
 SPARED_BYTES = 1 << 30
 """Bytes of the file system that no disk is promised."""
+
+CHECK = "[problems]\n" + "".join(
+    f"\t{problem} = {{\n\t\tpreen_ok = true\n\t\tno_ok = true\n\t\tforce_no = true\n\t}}\n"
+    for problem in ("0x030004", "0x030017")
+)
+"""Configuration of `e2fsck`: `lost+found` is neither made nor needed. A program could take its
+name, or all the room for it, and the disk could not be used any more. *Source*: e2fsck.conf(5), and
+problem.h: PR_3_NO_LF_DIR, PR_3_LPF_NOTDIR.
+"""
 
 LAY_OUT = "rmdir lost+found\nset_inode_field / mode 041777\n"
 """What `debugfs` does with a new file system: anybody may write into its top, as into /tmp, but
@@ -48,7 +61,15 @@ only root can change the top itself.
 class Disks:
     """The disks of one state directory's sessions. Without a directory there are none."""
 
-    def __init__(self, directory: Path | None, docker: Docker) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        docker: Docker,
+        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+    ) -> None:
+        self._on_event = on_event
+        self._copying: dict[str, int] = {}
+        """Copies in progress, and the bytes that are promised to each."""
         self._directory = directory
         self._docker = docker
         self._turn = anyio.Lock()
@@ -88,8 +109,15 @@ class Disks:
             with anyio.CancelScope(shield=True):
                 await self._try_to_remove(name)
             if isinstance(error, OSError | subprocess.SubprocessError | DockerError):
+                self._tell("made", name, error)
                 raise try_later("The session's disk could not be made. Repeat the call.") from error
             raise
+
+    def _tell(self, what: str, name: str, error: BaseException) -> None:
+        """Log why a disk could not be used, of which callers are told only that."""
+        said = getattr(error, "stderr", None) or b""
+        why = f"{error!r} {said.decode('utf-8', 'replace')}"[:MAX_WHY_CHARACTERS]
+        self._on_event("disk.failed", {"disk": name, "not": what, "why": why})
 
     async def copy(self, name: str, target: str) -> int:
         """Copy a disk that no program writes to at present; return the bytes that the copy takes.
@@ -104,9 +132,10 @@ class Disks:
                 await _run("blockdev", "--flushbufs", device)
             found = await anyio.to_thread.run_sync(source.stat)
             size, taken = found.st_size, found.st_blocks * 512
+            room = taken if target.startswith(COPY) else size
             async with self._turn:
-                room = max(0, taken if target.startswith(COPY) else size)
                 await anyio.to_thread.run_sync(self._promise, path, size, room)
+                self._copying[target] = room
             deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
             await _run(
                 "cp", "--sparse=always", "--reflink=auto", "--", str(source), str(path),
@@ -117,8 +146,11 @@ class Disks:
             with anyio.CancelScope(shield=True):
                 await self._try_to_remove(target)
             if isinstance(error, OSError | subprocess.SubprocessError):
+                self._tell("copied", target, error)
                 raise try_later("The session's disk could not be copied. Try again.") from error
             raise
+        finally:
+            self._copying.pop(target, None)
 
     async def replace(self, name: str, source: str, new: str) -> None:
         """Replace a disk, which no container uses, by a copy of another one: all of it or nothing.
@@ -131,8 +163,10 @@ class Disks:
         try:
             path = await self._detach(name)
             await self.copy(source, new)
+            await _check(str(self._directory / new))
             await anyio.to_thread.run_sync((self._directory / new).replace, path)
         except (OSError, subprocess.SubprocessError, DockerError) as error:
+            self._tell("replaced", name, error)
             raise try_later("The session's disk could not be replaced. Try again.") from error
 
     def has(self, name: str) -> bool:
@@ -152,6 +186,7 @@ class Disks:
         except DockerConflict:
             raise
         except (OSError, subprocess.SubprocessError, DockerError) as error:
+            self._tell("attached", name, error)
             raise try_later("The session's disk cannot be used now. Repeat the call.") from error
 
     async def _attach(self, name: str) -> None:
@@ -159,8 +194,8 @@ class Disks:
         path = str(self._directory / name)
         device = next(iter(await self._devices(Path(path))), None)
         if device is None:
-            await _run("e2fsck", "-p", path, most_status=1)  # 1: it has mended something
-            device = (await _run("losetup", "--find", "--show", path)).strip()
+            await _check(path)
+            device = await _attach_device(path)
         options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
         await self._docker.create_volume(name, options)
 
@@ -173,8 +208,12 @@ class Disks:
         """Make the sparse file. Raises SandboxUnavailable if the needed bytes are not there."""
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        found = [one.stat() for one in self._directory.iterdir() if not one.name.startswith(COPY)]
-        promised = sum(max(0, one.st_size - one.st_blocks * 512) for one in found)
+        promised = 0
+        for one in self._directory.iterdir():
+            found = one.stat()
+            grows_to = 0 if one.name.startswith(COPY) else found.st_size
+            grows_to = self._copying.get(one.name, grows_to)  # `cp` begins with an empty file
+            promised += max(0, grows_to - found.st_blocks * 512)
         room = shutil.disk_usage(self._directory).free - promised - SPARED_BYTES
         if room < needed:
             raise SandboxUnavailable(
@@ -229,6 +268,23 @@ class Disks:
             await self.remove(name)
 
 
+async def _attach_device(path: str) -> str:
+    """Attach a disk to a loop device, and return that. Others may take the device meanwhile."""
+    for pause_s in (0.1, 0.5, 0.0):
+        try:
+            return (await _run("losetup", "--find", "--show", path)).strip()
+        except subprocess.CalledProcessError:
+            if not pause_s:
+                raise
+            await anyio.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+async def _check(path: str) -> None:
+    """Check a disk that is not attached, and mend it if it was copied or lost in use."""
+    await _run("e2fsck", "-p", path, told=CHECK, most_status=1)  # 1: it has mended something
+
+
 async def _run(
     program: str,
     *arguments: str,
@@ -246,7 +302,7 @@ async def _run(
         done = await anyio.run_process(
             [found, *arguments],
             input=told.encode(),
-            env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
+            env={"PATH": SEARCH_PATH, "LC_ALL": "C", "E2FSCK_CONFIG": "/dev/stdin"},
             check=False,
         )
         if not 0 <= done.returncode <= most_status:

@@ -10,6 +10,7 @@ program imports it; a layer is made from the image that is current, so an upgrad
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from fumehood.core.errors import InvalidParams
+from fumehood.core.errors import InvalidParams, SandboxUnavailable
+from fumehood.core.fair_share import FairShare
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.sandbox.bounded_threads import BoundedThreads
 from fumehood.sandbox.container.docker_api import (
@@ -49,8 +52,17 @@ EVERY = "*"
 LOCK_S = 24 * 3600.0
 """Seconds for which the versions that were found for a request are used again."""
 
+MAX_WHY_CHARACTERS = 1000
+"""Maximum length of a failure's cause in the log."""
+
 MAX_LOCKS = 1000
 """Maximum number of locks, and of resolved requests, that are remembered."""
+
+MAX_OF_ONE = 4
+"""Maximum number of requests of one principal that wait to be resolved, or are."""
+
+PIP_S = 120.0
+"""Maximum seconds for one run of pip."""
 
 MAKING_S = 240.0
 """Maximum seconds to resolve, download or unpack packages."""
@@ -60,22 +72,29 @@ class PackageLayers:
     """Resolves packages, and makes layers of them, one at a time."""
 
     def __init__(
-        self, docker: Docker, settings: PackageSettings, own: Path | None, cache: Path | None
+        self,
+        docker: Docker,
+        settings: PackageSettings,
+        own: Path | None,
+        cache: Path | None,
+        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
     ) -> None:
         """`own` is the folder of the operator's recipes, `cache` the directory of the wheels."""
         self._docker = docker
         self._settings = settings
         self._own = own
         self._cache = cache
+        self._on_event = on_event
         self._threads = BoundedThreads(2, "packages")
         self._turn = anyio.Lock()
+        self._waiting = FairShare(sys.maxsize, MAX_OF_ONE)
         self._locks: OrderedDict[str, Lock] = OrderedDict()
         """Name of an image with packages → the packages."""
         self._resolved: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
         """Image and request → name of the image with these packages, and until when it is valid,
         by the monotonic clock."""
 
-    async def name_for(self, image: Image, packages: Sequence[str]) -> str:
+    async def name_for(self, image: Image, packages: Sequence[str], principal_id: str) -> str:
         """Return the name of an image with these packages, whose versions are looked up.
 
         Raises:
@@ -86,7 +105,7 @@ class PackageLayers:
         if "python" not in image.languages:
             raise _refused(f"The image {image.name} has no Python.")
         if self._known(image.id, asked) is None:
-            async with self._one_at_a_time():
+            async with self._one_at_a_time(principal_id):
                 if self._known(image.id, asked) is None:
                     lock = await self._in_thread(
                         lambda: _resolve(image, asked, self._own, self._cache)
@@ -99,7 +118,7 @@ class PackageLayers:
         """Return the name of an image with the packages of a lock."""
         if not lock.packages:
             return image
-        name = f"{image}{PLUS}{hashlib.sha256(lock.text.encode()).hexdigest()[:16]}"
+        name = f"{image}{PLUS}{hashlib.sha256(lock.text.encode()).hexdigest()[:32]}"
         _remember(self._locks, name, lock)
         return name
 
@@ -125,7 +144,7 @@ class PackageLayers:
             raise try_later("The packages are not known any more. Repeat the call.")
         layer = await self._find(base.id, lock)
         if layer is None:
-            async with self._one_at_a_time():
+            async with self._one_at_a_time(""):
                 layer = await self._find(base.id, lock)
                 if layer is None:
                     layer = await self._in_thread(lambda: self._make(base, lock))
@@ -182,7 +201,18 @@ class PackageLayers:
         return name if time.monotonic() < until and is_there else None
 
     @asynccontextmanager
-    async def _one_at_a_time(self) -> AsyncIterator[None]:
+    async def _one_at_a_time(self, principal_id: str) -> AsyncIterator[None]:
+        if principal_id and self._waiting.of(principal_id) >= self._waiting.most_of_one:
+            raise try_later("Several requests of yours for packages wait. Repeat the call later.")
+        self._waiting.add(principal_id)
+        try:
+            async with self._turn_soon():
+                yield
+        finally:
+            self._waiting.give_back(principal_id)
+
+    @asynccontextmanager
+    async def _turn_soon(self) -> AsyncIterator[None]:
         try:
             with anyio.fail_after(MAKING_S):
                 await self._turn.acquire()
@@ -197,7 +227,7 @@ class PackageLayers:
         """Run blocking work, whose errors become those for callers."""
         from fumehood.sandbox.images.index import PackagesRefused
         from fumehood.sandbox.images.recipe import WrongRequirements
-        from fumehood.sandbox.images.rootfs import ImageBuildError
+        from fumehood.sandbox.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
 
         try:
             return await self._threads.run(work, MAKING_S)
@@ -207,8 +237,24 @@ class PackageLayers:
             raise try_later("Installing the packages took too long. Repeat the call.") from None
         except DockerError as error:
             raise try_later(f"{error.message} {error.remedy}") from None
-        except (ImageBuildError, OSError) as error:
+        except ImageBuildError as error:
+            if error.remedy == CAUSE_UNKNOWN:
+                raise self._failed(error) from None
             raise try_later(f"The packages could not be installed. {error}") from None
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> SandboxUnavailable:
+        """Log an error that may name paths of this host, and return the one for callers."""
+        self._on_event("packages.failed", {"why": str(error)[:MAX_WHY_CHARACTERS]})
+        return try_later("The packages could not be installed. The engine's log says why.")
+
+    async def sweep(self) -> None:
+        """Remove the containers of killed builds. Raises DockerError."""
+        if self._settings.allow:
+            from fumehood.sandbox.images.build import sweep_builders
+
+            await self._docker.ask(sweep_builders, QUICK_S)
 
 
 def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> Lock:
@@ -217,7 +263,9 @@ def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> 
 
     recipe = read_recipe(image.name, base=image.base, own=own)
     cache = cache or build.wheel_cache()
-    return index.resolve(asked, recipe.release, cache, lambda step: None, recipe.lock)
+    return index.resolve(
+        asked, recipe.release, cache, lambda step: None, recipe.lock, deadline_s=PIP_S
+    )
 
 
 def _remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:

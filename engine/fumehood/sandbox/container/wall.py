@@ -40,7 +40,7 @@ from fumehood.sandbox.container.channel import (
 from fumehood.sandbox.container.container import Container, ContainerProgram
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
-from fumehood.sandbox.container.packages import PackageLayers
+from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
@@ -121,6 +121,8 @@ class ContainerWall(HasImages):
         self._disks = disks or Disks(None, docker)
         self._layers = layers or PackageLayers(docker, PackageSettings(), None, None)
         self._disks_in_use: set[str] = set()
+        self._ending_disks: set[str] = set()
+        """Those of sessions that are over, until they are removed."""
         self._copies: Callable[[], Iterable[str]] = tuple
         self.keeps_sessions = eager
         """Whether the containers of sessions outlive this engine."""
@@ -180,7 +182,8 @@ class ContainerWall(HasImages):
         finally:
             if self._supply.has_made or ended:
                 await self._reaper.stop(left if self.keeps_sessions else frozenset(), ended)
-            if ended:
+            if ended or self._ending_disks:
+                self._disks_in_use -= self._ending_disks
                 with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
                     await self._sweep_disks()
 
@@ -260,9 +263,9 @@ class ContainerWall(HasImages):
             **({"packages": list(lock.pins)} if lock is not None else {}),
         }
 
-    async def with_packages(self, image: str, packages: Sequence[str]) -> str:
+    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
         """Return the name of an image with these packages, as `PackageLayers.name_for`."""
-        return await self._layers.name_for(await self._find(image), packages)
+        return await self._layers.name_for(await self._find(image), packages, principal_id)
 
     def lease(
         self,
@@ -299,7 +302,7 @@ class ContainerWall(HasImages):
                 is no disk.
         """
         if packages:
-            image = await self.with_packages(image, packages)
+            image = await self.with_packages(image, packages, domain.principal_id)
         found = await self._find(image)
         kind = Kind(image, memory_mb, cpus or 0.0)
         if disk_mb is not None:
@@ -352,6 +355,8 @@ class ContainerWall(HasImages):
         """Make a container for the disk of a stopped session. Raises SandboxUnavailable."""
         disk = held.disk
         assert disk is not None
+        if held.lock:  # requests of others may have displaced it
+            self._layers.add_text(disk.kind.image.partition(PLUS)[0], held.lock)
         await self._find(disk.kind.image)
         self._is_disk_gone(held)
         while held.lost is None:
@@ -538,6 +543,7 @@ class ContainerWall(HasImages):
                 if self._supply.down is None:
                     with suppress(DockerError):
                         await self._reaper.sweep()
+                        await self._layers.sweep()
                         await self._sweep_disks()
                     # While a limit is missing, no call is admitted, so only a warm container can
                     # show that the limit is enforced again.
@@ -569,6 +575,8 @@ class ContainerWall(HasImages):
 
     def see_off(self, held: HeldContainer) -> None:
         """Start removing a session's container, once the reason for its end is known."""
+        if held.disk is not None:
+            self._ending_disks.add(held.disk.volume)
         self._start_soon(self._see_off, held)
 
     async def _see_off(self, held: HeldContainer) -> None:
@@ -585,6 +593,7 @@ class ContainerWall(HasImages):
                 await held.until_unchanging()
                 self._disks_in_use.discard(held.disk.volume)
                 await self._sweep_disks()
+                self._ending_disks.discard(held.disk.volume)
         finally:
             held.gone.set()
 

@@ -20,20 +20,19 @@ import os
 import re
 import secrets
 import shutil
-import stat
+import sys
 import tarfile
 import tempfile
 import time
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import docker
 
 from fumehood.sandbox.container.docker_api import DockerError, typed_errors
+from fumehood.sandbox.images import unpacking
 from fumehood.sandbox.images.catalog import (
     BASE,
     GUEST,
@@ -63,8 +62,6 @@ from fumehood.sandbox.images.recipe import (
     Lock,
     Recipe,
     add_file,
-    add_folder,
-    add_stream,
     guest_archive,
     guest_digest,
 )
@@ -74,6 +71,7 @@ from fumehood.sandbox.images.rootfs import (
     build_error,
     make_root,
     make_root_from_base,
+    run_program,
 )
 
 DEADLINE_S = 300
@@ -139,22 +137,6 @@ that a program starts.
 
 LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"
 """The same for the packages that callers ask for, which come after all others."""
-
-MAX_SITE_BYTES = 4 << 30
-"""Maximum size of the unpacked Python packages of an image, in bytes."""
-
-MAX_SITE_FILES = 200_000
-"""Maximum number of files in the Python packages of an image."""
-
-_DATA_FOLDERS = ("purelib", "platlib")
-"""Parts of a wheel's `.data` folder that are installed beside its packages. Its scripts and
-headers are left out. *Source*: the wheel format, PEP 427.
-"""
-
-TESTED = frozenset(
-    ("matplotlib", "mpl_toolkits", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "statsmodels")
-)
-"""Packages whose test folders are left out, because these are up to half of the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +305,10 @@ def _add_packages(
     ):
         _require_room(Path(directory))
         site = Path(directory) / "site.tar"
-        with tarfile.open(site, "w") as archive:
+        unpack(wheels, SITE, site, PACKAGES_DEADLINE_S)
+        with tarfile.open(site, "a") as archive:
             add_file(archive, LOCKED, recipe.lock.text.encode())
             add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
-            write_site(archive, wheels, SITE)
         with site.open("rb") as file:
             if not client.put_archive(container, "/", file):
                 raise ImageBuildError("Docker did not take the packages.", "Build it again.")
@@ -367,15 +349,18 @@ def add_layer(
     }
     command = ("/usr/bin/python3", "-I", "-S", "-c", _FINISH_LAYER)
     with (
-        tempfile.TemporaryFile() as site,
+        tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory,
         builder(client, base.id, command, run_s=LAYER_DEADLINE_S) as container,
     ):
-        with tarfile.open(fileobj=site, mode="w") as archive:
+        _require_room(Path(directory))
+        site = Path(directory) / "site.tar"
+        unpack(wheels, LAYER, site, LAYER_DEADLINE_S)
+        with tarfile.open(site, "a") as archive:
             add_file(archive, ABOUT, json.dumps(about, sort_keys=True).encode())
             add_file(archive, LAYER_PATH_FILE, f"/{LAYER}\n".encode())
-            write_site(archive, wheels, LAYER)
-        site.seek(0)
-        if not client.put_archive(container, "/", site):
+        with site.open("rb") as file:
+            is_taken = client.put_archive(container, "/", file)
+        if not is_taken:
             raise ImageBuildError("Docker did not take the packages.", "Try again.")
         run(client, container, run_s=LAYER_DEADLINE_S, failed="The packages cannot be compiled")
         made = client.commit(
@@ -436,74 +421,22 @@ def _label_line(labels: Mapping[str, str]) -> str:
 # -- packages of the Python index ----------------------------------------------------------
 
 
-_NOT_UNPACKED = (
-    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
-)  # fmt: skip
-"""What `zipfile` raises for a damaged or encrypted archive."""
-
-
-def write_site(archive: tarfile.TarFile, wheels: Iterable[Path], folder: str) -> None:
-    """Unpack wheels into a folder of a tar archive.
+def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float) -> None:
+    """Unpack wheels into a folder of a tar archive at `target`, in a process with limits: anybody
+    may have published them.
 
     Raises:
-        PackagesRefused: a file is not a wheel, a member is not a plain file below its own folder,
-            or the packages are too large.
+        PackagesRefused: they cannot be unpacked, or only into too much.
     """
-    folders: set[str] = set()
-    files: set[str] = set()
-    size = 0
-    add_folder(archive, folder)
-    for wheel in wheels:
-        try:
-            with zipfile.ZipFile(wheel) as packed:
-                for member in packed.infolist():
-                    place = _wheel_place(wheel, member)
-                    path = f"{folder}/{place}"
-                    if place is None or path in files:  # of two equal paths, the first one is kept
-                        continue
-                    size += member.file_size
-                    files.add(path)
-                    if size > MAX_SITE_BYTES or len(files) > MAX_SITE_FILES:
-                        raise PackagesRefused(
-                            f"The packages unpack to more than {MAX_SITE_BYTES >> 30} GB or "
-                            f"{MAX_SITE_FILES} files.",
-                            "Ask for fewer.",
-                        )
-                    _add_folders(archive, folder, place, folders)
-                    with packed.open(member) as content:
-                        add_stream(archive, path, content, member.file_size)
-        except _NOT_UNPACKED as error:
-            raise PackagesRefused(
-                f"{wheel.name} cannot be unpacked ({error}).", "Remove it from the cache."
-            ) from None
-
-
-def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
-    if member.is_dir():
-        return None
-    name = member.filename
-    path = PurePosixPath(name)
-    kind = stat.S_IFMT(member.external_attr >> 16)
-    if kind not in (0, stat.S_IFREG) or path.is_absolute() or ".." in path.parts or "\\" in name:
+    command = [sys.executable, "-m", unpacking.__name__, folder, str(target), *map(str, wheels)]
+    status, said = run_program(command, deadline_s=deadline_s)
+    if status == unpacking.REFUSED:
+        found, remedy = json.loads(said[-1])
+        raise PackagesRefused(found, remedy)
+    if status != 0:
         raise PackagesRefused(
-            f"{wheel.name} holds {name[:80]!r}, which is not a file below its own folder.",
-            "Leave this package out, and tell its publisher.",
+            "The packages cannot be unpacked within the limits.", "Ask for fewer."
         )
-    parts = path.parts
-    if parts[0].endswith(".data"):
-        if len(parts) < 3 or parts[1] not in _DATA_FOLDERS:
-            return None
-        parts = parts[2:]
-    if parts[0] in TESTED and "tests" in parts[1:-1]:
-        return None
-    return PurePosixPath(*parts)
-
-
-def _add_folders(archive: tarfile.TarFile, top: str, path: PurePosixPath, known: set[str]) -> None:
-    for folder in map(str, reversed(path.parents[:-1])):
-        if folder not in known:
-            known.add(folder)
-            add_folder(archive, f"{top}/{folder}")
 
 
 NAME = "fumehood-builder-"

@@ -230,8 +230,8 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
-    """Return the ids of layers of packages whose image is not current, and of the oldest ones if
-    all together are larger than `most_bytes`.
+    """Return the ids of layers of packages that are over a week old and whose image is not current,
+    and of the oldest ones if all together are larger than `most_bytes`.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})
@@ -239,7 +239,8 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
     for row in sorted(rows, key=lambda row: int(row["Created"]), reverse=True):
         below = current.get(row["Labels"][LAYER_BASE])
         total += int(row["Size"]) - (below or 0)
-        if below is None or total > most_bytes or not row["RepoTags"]:
+        is_left = below is None and time.time() - int(row["Created"]) > KEPT_S
+        if is_left or total > most_bytes or not row["RepoTags"]:
             found.add(str(row["Id"]))
     return found
 

@@ -58,7 +58,13 @@ _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)
 
 
 def resolve(
-    requirements: str, release: str, cache: Path, on_step: OnStep, below: Lock = EMPTY_LOCK
+    requirements: str,
+    release: str,
+    cache: Path,
+    on_step: OnStep,
+    below: Lock = EMPTY_LOCK,
+    *,
+    deadline_s: float = DEADLINE_S,
 ) -> Lock:
     """Find compatible versions, including all dependencies, and put their wheels into `cache`.
 
@@ -75,7 +81,7 @@ def resolve(
         there.write_text("".join(f"{each}\n" for each in below.pins), encoding="utf-8")
         wheels = Path(directory) / "wheels"
         files = (f"--dest={wheels}", f"--requirement={asked}", f"--constraint={there}")
-        _pip(["download", *_target(release), *files], release)
+        _pip(["download", *_target(release), *files], release, deadline_s)
         found = sorted(wheels.glob("*")) if wheels.is_dir() else []
         lock = lock_of(found).without(below)
         for wheel in found:
@@ -194,20 +200,21 @@ def _markers(release: str) -> str:
     })  # fmt: skip
 
 
-def _pip(arguments: list[str], release: str) -> None:
+def _pip(arguments: list[str], release: str, deadline_s: float = DEADLINE_S) -> None:
     """Run pip for the image's Python. Raises ImageBuildError if it fails or takes too long."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
-        [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
+        [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options],
+        deadline_s,
     )
     if status != 0:
         raise _pip_error(said)
 
 
-def _run(command: list[str]) -> tuple[int, str]:
+def _run(command: list[str], deadline_s: float = DEADLINE_S) -> tuple[int, str]:
     # In an empty directory, because pip could install files from the current one.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
-        status, lines = run_program(command, deadline_s=DEADLINE_S, directory=Path(nowhere))
+        status, lines = run_program(command, deadline_s=deadline_s, directory=Path(nowhere))
     return status, "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ SIGN = "of-an-image"
 """The value of that marker in an image, which no real system has."""
 
 
-MAX_FILE_BYTES = 2 << 30
+MAX_FILE_BYTES = 1 << 30
 MAX_MEMORY_BYTES = 4 << 30
 """The limits of pip, which reads files that anybody may have published."""
 

@@ -496,7 +496,9 @@ def parse_requirements(text: str) -> dict[str, str]:
             raise WrongRequirements(f"{_shown(line)} {_why_refused(line)}")
         name = normalized(match[1])
         if name in found:
-            raise WrongRequirements(f"{name} is named twice: one line a package.")
+            raise WrongRequirements(
+                f"{name} is named twice: write all its versions together, as in {name}>4,<5."
+            )
         found[name] = line
     return found
 

@@ -245,6 +245,10 @@ LINES_SHOWN = 5
 """Number of last output lines that an error shows if the cause is unknown."""
 
 
+CAUSE_UNKNOWN = "Fix that and build again."
+"""The remedy if a step failed for a cause that is not known; its output is in the message."""
+
+
 class ImageBuildError(Exception):
     """An image was not built. The message tells the operator the cause and the remedy."""
 
@@ -267,4 +271,4 @@ def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
         if any(sign in text for sign in signs):
             return ImageBuildError(f"{what}: {found}", remedy)
     last = " | ".join(line.strip()[:200] for line in lines[-LINES_SHOWN:]) or "it printed nothing"
-    return ImageBuildError(f"{what}: {last}.", "Fix that and build again.")
+    return ImageBuildError(f"{what}: {last}.", CAUSE_UNKNOWN)

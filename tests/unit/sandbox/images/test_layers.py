@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import build
-from fumehood.sandbox.images.build import write_site
-from fumehood.sandbox.images.rootfs import ImageBuildError
+from fumehood.sandbox.images import build, unpacking
+from fumehood.sandbox.images.index import PackagesRefused
+from fumehood.sandbox.images.unpacking import Refused, write_site
 from support.wheels import write_wheel
 
 SITE = "opt/fumehood/site"
@@ -33,6 +33,23 @@ def content(target: Path, name: str) -> bytes:
 def unpack(wheels: list[Path], target: Path) -> None:
     with tarfile.open(target, "w") as archive:
         write_site(archive, wheels, SITE)
+
+
+def test_wheel_is_unpacked_by_a_process_with_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = write_wheel(tmp_path, "tool")
+    build.unpack([wheel], SITE, tmp_path / "site.tar", 60)
+    assert f"{SITE}/tool.py" in members(tmp_path / "site.tar")
+    bad = write_wheel(tmp_path, "bad", files={"/etc/passwd": "x"})
+    with pytest.raises(PackagesRefused, match="not a file below its own folder"):
+        build.unpack([wheel, bad], SITE, tmp_path / "site.tar", 60)
+    many = tmp_path / "many-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(many, "w") as archive:
+        for number in range(150_000):
+            archive.writestr(f"{number:0200}", "")
+    with pytest.raises(PackagesRefused, match="within the limits"):
+        build.unpack([many] * 20, SITE, tmp_path / "site.tar", 0.5)
 
 
 def test_installed_packages_are_owned_by_root_and_read_only(tmp_path: Path) -> None:
@@ -75,11 +92,20 @@ def test_tests_of_large_packages_are_left_out_of_the_image(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "path",
-    ["../../../etc/cron.d/x", "/etc/passwd", "a/../../x", "a\\..\\x", "tool.data/purelib/../x"],
+    [
+        "../../../etc/cron.d/x",
+        "/etc/passwd",
+        "a/../../x",
+        "a\\..\\x",
+        "tool.data/purelib/../x",
+        ".",
+        "a/" * 600 + "x",
+        "x" * 251,
+    ],
 )
 def test_wheel_file_outside_its_directory_is_refused(tmp_path: Path, path: str) -> None:
     wheel = write_wheel(tmp_path, "tool", files={path: "x"})
-    with pytest.raises(ImageBuildError, match="not a file below its own folder"):
+    with pytest.raises(Refused, match="not a file below its own folder"):
         unpack([wheel], tmp_path / "site.tar")
 
 
@@ -90,7 +116,7 @@ def test_link_and_special_file_are_refused(tmp_path: Path, kind: int) -> None:
         member = zipfile.ZipInfo("link")
         member.external_attr = (kind | 0o777) << 16
         archive.writestr(member, "/etc/passwd")
-    with pytest.raises(ImageBuildError, match="'link'"):
+    with pytest.raises(Refused, match="'link'"):
         unpack([wheel], tmp_path / "site.tar")
 
 
@@ -109,14 +135,14 @@ def test_wheels_over_the_unpacked_size_limit_are_refused(
 ) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"big": "x" * 1000})
     unpack([wheel], tmp_path / "site.tar")
-    monkeypatch.setattr(build, "MAX_SITE_BYTES", 1000)
-    with pytest.raises(ImageBuildError, match="unpack to more than"):
+    monkeypatch.setattr(unpacking, "MAX_SITE_BYTES", 1000)
+    with pytest.raises(Refused, match="unpack to more than"):
         unpack([wheel], tmp_path / "site.tar")
 
 
 def test_malformed_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"not a zip file")
-    with pytest.raises(ImageBuildError, match="cannot be unpacked"):
+    with pytest.raises(Refused, match="cannot be unpacked"):
         unpack([tmp_path / "a-1-py3-none-any.whl"], tmp_path / "site.tar")
 
 
@@ -126,7 +152,7 @@ def test_wheel_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> N
     said, lie = struct.pack("<I", 100_000), struct.pack("<I", 10)
     assert said in content
     wheel.write_bytes(content.replace(said, lie))
-    with pytest.raises(ImageBuildError, match="cannot be unpacked"):
+    with pytest.raises(Refused, match="cannot be unpacked"):
         unpack([wheel], tmp_path / "site.tar")
 
 
