@@ -94,7 +94,7 @@ def test_cached_wheels_are_used_without_running_pip(
 ) -> None:
     write_wheel(packages, "tool")
     lock = resolve("tool\n", "bookworm", cache, silent)
-    monkeypatch.setattr(index, "_run", lambda _: pytest.fail("pip was run"))
+    monkeypatch.setattr(index, "_run", lambda *_: pytest.fail("pip was run"))
     steps: list[str] = []
     (wheel,) = fetch(lock, "bookworm", cache, steps.append)
     assert wheel.name == "tool-1.0-py3-none-any.whl"
@@ -184,7 +184,7 @@ def test_unknown_debian_release_or_architecture_is_refused(
 def test_missing_pip_is_reported_with_its_cure(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "_run", lambda _: (1, "No module named pip"))
+    monkeypatch.setattr(index, "_run", lambda *_: (1, "No module named pip"))
     with pytest.raises(ImageBuildError, match="ensurepip"):
         resolve("tool\n", "bookworm", cache, silent)
 

@@ -64,7 +64,7 @@ def resolve(
     on_step: OnStep,
     below: Lock = EMPTY_LOCK,
     *,
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float | None = None,
 ) -> Lock:
     """Find compatible versions, including all dependencies, and put their wheels into `cache`.
 
@@ -200,7 +200,7 @@ def _markers(release: str) -> str:
     })  # fmt: skip
 
 
-def _pip(arguments: list[str], release: str, deadline_s: float = DEADLINE_S) -> None:
+def _pip(arguments: list[str], release: str, deadline_s: float | None = None) -> None:
     """Run pip for the image's Python. Raises ImageBuildError if it fails or takes too long."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
@@ -211,10 +211,12 @@ def _pip(arguments: list[str], release: str, deadline_s: float = DEADLINE_S) -> 
         raise _pip_error(said)
 
 
-def _run(command: list[str], deadline_s: float = DEADLINE_S) -> tuple[int, str]:
+def _run(command: list[str], deadline_s: float | None = None) -> tuple[int, str]:
     # In an empty directory, because pip could install files from the current one.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
-        status, lines = run_program(command, deadline_s=deadline_s, directory=Path(nowhere))
+        status, lines = run_program(
+            command, deadline_s=deadline_s or DEADLINE_S, directory=Path(nowhere)
+        )
     return status, "\n".join(lines)
 
 
