@@ -33,15 +33,15 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "better"),
+    ("runtime", "least"),
     [
-        pytest.param("runc", set(), id="runc"),
-        # A disk has a limit on files, which memory in gVisor has not.
-        pytest.param("runsc", {"inode-flood"}, id="runsc", marks=pytest.mark.needs("runsc")),
+        pytest.param("runc", 60, id="runc"),
+        # The quick ones: the others take gVisor three quarters of a minute.
+        pytest.param("runsc", 15, id="runsc", marks=pytest.mark.needs("runsc")),
     ],
 )
 async def test_sessions_with_a_disk_hold_all_attacks(
-    runtime: str, better: set[str], python_image: Image, directory: Path
+    runtime: str, least: int, python_image: Image, directory: Path
 ) -> None:
     """But for those on what is cleaned up between two calls: a session keeps it."""
 
@@ -52,15 +52,16 @@ async def test_sessions_with_a_disk_hold_all_attacks(
     card = await run_attacks(
         [on_disks(target, directory / "disks")],
         engine_version="1",
+        quick=runtime == "runsc",
         choose=lambda attack: not attack.id.startswith("left-"),
         total_s=300,
     )
     (wall,) = card.walls
-    assert len(wall.attacks) >= 60, wall.why
+    assert len(wall.attacks) >= least, wall.why
     failed = {
         one.id: (one.verdict, one.why, one.ended, one.twin)
         for one in wall.attacks
         if one.verdict is not Verdict.HELD and one.why != OWN_PROCESSES
     }
-    assert failed.keys() == better, failed
+    assert failed == {}
     assert list((directory / "disks").iterdir()) == []

@@ -230,9 +230,9 @@ def test_control_missing_bound_in_the_document_is_detected(face: tuple[str, Face
     """Control: the document without one bound."""
     _, socket = face
     document = copy.deepcopy(socket.document)
-    del document["components"]["schemas"]["NewSession"]["properties"]["memory_mb"]["minimum"]
-    found, _ = disagreements(socket, "createSession", document)
-    assert any(one.startswith("createSession memory_mb '127'") for one in found)
+    del document["components"]["schemas"]["ForkWish"]["properties"]["count"]["minimum"]
+    found, _ = disagreements(socket, "forkSession", document)
+    assert any(one.startswith("forkSession count '0'") for one in found)
 
 
 @pytest.mark.parametrize("face", ["engine"], indirect=True)

@@ -506,7 +506,9 @@ def test_path_that_would_change_the_url_is_not_sent(path: str) -> None:
         lambda: client.get_file("sess_1", path),
         lambda: client.delete_file("sess_1", path),
     ):
-        with pytest.raises(ValueError, match=r"is absolute|is empty|has a part that|can be no name"):
+        with pytest.raises(
+            ValueError, match=r"is absolute|is empty|has a part that|can be no name"
+        ):
             send()
 
 

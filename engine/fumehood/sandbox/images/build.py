@@ -428,7 +428,15 @@ def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float)
     Raises:
         PackagesRefused: they cannot be unpacked, or only into too much.
     """
-    command = [sys.executable, "-m", unpacking.__name__, folder, str(target), *map(str, wheels)]
+    command = [
+        sys.executable,
+        "-I",
+        "-m",
+        unpacking.__name__,
+        folder,
+        str(target),
+        *map(str, wheels),
+    ]
     status, said = run_program(command, deadline_s=deadline_s)
     if status == unpacking.REFUSED:
         found, remedy = json.loads(said[-1])
