@@ -346,8 +346,6 @@ def _save_file(
     Without `target`, into the current directory.
     """
     directory, name = _place(path, target)
-    if not directory.is_dir():  # `cp` makes none either
-        fail(f"There is no directory {visible(str(directory))}.", ExitCode.USAGE)
     try:
         with Saving(directory, force=force) as saving:
             saving.save(
