@@ -210,7 +210,10 @@ class Disks:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         promised = 0
         for one in self._directory.iterdir():
-            found = one.stat()
+            try:
+                found = one.stat()
+            except FileNotFoundError:  # it was removed meanwhile
+                continue
             grows_to = 0 if one.name.startswith(COPY) else found.st_size
             grows_to = self._copying.get(one.name, grows_to)  # `cp` begins with an empty file
             promised += max(0, grows_to - found.st_blocks * 512)
