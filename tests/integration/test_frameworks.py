@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,7 @@ def test_framework_tests_pass_in_their_own_environment(directory: str, daemon: D
         "TEST_CONTROL_SOCKET": str(daemon.control),
         "TEST_CREDENTIAL": daemon.credential,
         "TEST_DISKS": "1" if has_disks() else "",
+        "TEST_CI": os.environ.get("CI", ""),
         "PYTHONPATH": str(ROOT / "engine"),
         "PATH": shell_path(),
         # What these libraries would else do with the network.

@@ -27,6 +27,9 @@ CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048, 4096, 8192, 
 """Memory sizes of containers, in MB. Few, so that a ready container is likely to fit the next call.
 """
 
+MIN_CPUS, MAX_CPUS = 0.1, 64.0
+"""Processors of a container's programs."""
+
 CONTAINER_PROCESSES = 64
 """Processes and threads of a program in a container."""
 

@@ -15,8 +15,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from fumehood.core.call import Id, Packages
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
+    MAX_CPUS,
     MAX_DISK_MB,
     MIN_CONTAINER_MB,
+    MIN_CPUS,
     MIN_DISK_MB,
 )
 from fumehood.core.names import IMAGE_NAME
@@ -147,8 +149,8 @@ class NewSession(BaseModel):
     )
     cpus: float | None = Field(
         default=None,
-        ge=0.1,
-        le=64,
+        ge=MIN_CPUS,
+        le=MAX_CPUS,
         description="Processors of its programs, at most `sessions.max_cpus` of the configuration.",
     )
     disk_mb: Megabytes | None = Field(

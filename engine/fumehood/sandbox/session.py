@@ -21,7 +21,7 @@ import anyio
 
 from fumehood.core.errors import EndedBy, InternalError, InvalidParams
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_DISK_MB, Limits, WallLimits
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CPUS, MIN_DISK_MB, Limits, WallLimits
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
@@ -40,9 +40,6 @@ from fumehood.sandbox.wall import (
     SessionContainer,
     try_later,
 )
-
-MIN_CPUS = 0.1
-"""Least number of processors of a session."""
 
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""

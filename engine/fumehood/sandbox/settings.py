@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
+    MAX_CPUS,
     MAX_DISK_MB,
+    MIN_CPUS,
     MIN_DISK_MB,
     MIN_INTERPRETER_MB,
     MIN_JAIL_MB,
@@ -46,7 +48,7 @@ class SessionSettings(BaseModel):
     max_memory_mb: int | None = Field(default=None, ge=MIN_MB, le=MAX_MB)
     """Maximum memory that a session can ask for. None: a quarter of the host's, at least that of a
     call."""
-    max_cpus: float | None = Field(default=None, ge=0.1, le=64)
+    max_cpus: float | None = Field(default=None, ge=MIN_CPUS, le=MAX_CPUS)
     """Maximum number of processors that a session can ask for. None: those of the host."""
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
     """Seconds without a call after which a session ends; with a disk, it is stopped. Like
@@ -140,7 +142,7 @@ class ContainerSettings(BaseModel):
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
     """CPU seconds of one call. None: only wall time and `cpus` limit them."""
-    cpus: float = Field(default=1, ge=0.1, le=64)
+    cpus: float = Field(default=1, ge=MIN_CPUS, le=MAX_CPUS)
     memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
     """Default memory of a call. Like `max_memory_mb`, it is rounded down to one of
     `CONTAINER_MEMORY_CLASSES`."""

@@ -21,7 +21,12 @@ import anyio
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
+from fumehood.sandbox.container.docker_api import (
+    MAX_WHY_CHARACTERS,
+    Docker,
+    DockerConflict,
+    DockerError,
+)
 from fumehood.sandbox.container.spec import INODES_PER_MB
 from fumehood.sandbox.wall import try_later
 
@@ -30,9 +35,6 @@ SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 RUN_S = 20.0
 """Maximum seconds for one of the programs, each of which takes some 10 ms."""
-
-MAX_WHY_CHARACTERS = 1000
-"""Maximum length of a failure's cause in the log."""
 
 COPY_S_PER_GB = 60.0
 """Seconds added for each GB that is to be copied."""

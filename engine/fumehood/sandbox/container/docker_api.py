@@ -46,6 +46,9 @@ THREADS = 16
 CLIENT_TIMEOUT_S = 30
 """Seconds without an answer after which the client gives up and the call's thread ends."""
 
+MAX_WHY_CHARACTERS = 1000
+"""Maximum length of a failure's cause in the log, in characters."""
+
 QUICK_S = 5.0
 """Deadline of queries, in seconds."""
 

@@ -27,6 +27,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.sandbox.bounded_threads import BoundedThreads
 from fumehood.sandbox.container.docker_api import (
+    MAX_WHY_CHARACTERS,
     QUICK_S,
     Docker,
     DockerError,
@@ -51,9 +52,6 @@ EVERY = "*"
 
 LOCK_S = 24 * 3600.0
 """Seconds for which the versions that were found for a request are used again."""
-
-MAX_WHY_CHARACTERS = 1000
-"""Maximum length of a failure's cause in the log."""
 
 MAX_LOCKS = 1000
 """Maximum number of locks, and of resolved requests, that are remembered."""

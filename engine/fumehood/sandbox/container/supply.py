@@ -40,6 +40,7 @@ from fumehood.sandbox.container.container import (
     LimitsNotEnforced,
 )
 from fumehood.sandbox.container.docker_api import (
+    MAX_WHY_CHARACTERS,
     QUICK_S,
     Docker,
     DockerConflict,
@@ -84,9 +85,6 @@ GUEST_CPUS = 0.5
 
 TRIES = 2
 """Attempts to start a container if its guest does not become ready."""
-
-MAX_WHY_CHARACTERS = 1000
-"""Maximum length of a failure's cause in the log, in characters."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit

@@ -21,9 +21,11 @@ SIGN = "of-an-image"
 """The value of that marker in an image, which no real system has."""
 
 
-MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 4 << 30
 MAX_MEMORY_BYTES = 4 << 30
-"""The limits of pip, which reads files that anybody may have published."""
+"""The limits of pip, which reads files that anybody may have published. A file may be as large as
+all packages of an image together, unpacked (`unpacking`): some that operators want are over 1 GB.
+"""
 
 
 def main(markers: str, arguments: list[str]) -> int:
