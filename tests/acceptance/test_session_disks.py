@@ -316,6 +316,47 @@ def test_next_daemon_removes_what_a_killed_one_left_of_a_disk(
     wait_until(lambda: disk.left == ([], [], []), deadline_s=60)
 
 
+@pytest.fixture
+def small_host(home: Path, tmp_path: Path) -> Iterator[Path]:
+    """`home` on a file system of its own, of 2 GB."""
+    image = tmp_path / "host"
+    with image.open("wb") as file:
+        file.truncate(2 << 30)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(home)], check=True)
+    home.chmod(0o700)
+    yield home
+    subprocess.run(["umount", "--lazy", str(home)], check=True)
+
+
+def test_host_that_others_fill_takes_nothing_from_a_disk(
+    start_daemon: StartDaemon, small_host: Path, python_image: object
+) -> None:
+    daemon = start_daemon(small_host, variables=SETTINGS)
+    disk = Disk(daemon, small_host, mb=64)
+    sessions = (disk.id, disk.told("sessions", "fork", disk.id, "--json")[0]["id"])
+    filler = small_host / "filler"
+    with filler.open("wb") as file, suppress(OSError):
+        for size in range(MB, 2 << 30, MB):
+            os.posix_fallocate(file.fileno(), 0, size)
+    write = (
+        "import os\nwith open('a', 'wb') as file:\n    file.write(bytes(48 << 20))\n"
+        "    file.flush(); os.fsync(file.fileno())\nopen('a', 'rb').read().count(0)"
+    )
+    for session in sessions:
+        disk.id = session
+        answer = disk.python(write)
+        assert answer["data"]["value"] == 48 << 20, answer["error"]
+    refused = disk.told("sessions", "new", "--disk", "16", "--json")
+    assert "no room for 16 MB" in refused["error"]["message"]
+    filler.unlink()
+    for session in sessions:
+        disk.id = session
+        disk.end()
+    wait_until(lambda: disk.left == ([], [], []))
+    assert daemon.stop() == 0
+
+
 def test_session_has_the_processors_and_memory_that_it_asked_for(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:

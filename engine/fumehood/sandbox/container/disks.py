@@ -1,14 +1,16 @@
 """Disks of sessions: a file system of a fixed size each, in a file of the state directory.
 
-Host side, for the container wall. A disk is an ext4 in a sparse file on a loop device, which Docker
-mounts as a volume of its own. So the kernel enforces its size and its number of files, and deleting
-it is quick. That takes an engine that runs as root on Docker's host. Invariants: the disks together
-are never promised more room than there is; what a killed engine left of a disk is removed by
-`sweep`; programs never write to the file or the device, only through the mounted file system.
+Host side, for the container wall. A disk is an ext4 in a file on a loop device, which Docker mounts
+as a volume of its own. So the kernel enforces its size and its number of files, and deleting it is
+quick. That takes an engine that runs as root on Docker's host. Invariants: a disk has all its room
+from the beginning, so that no program's write is lost because others filled the host; what a killed
+engine left of a disk is removed by `sweep`; programs never write to the file or the device, only
+through the mounted file system.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -132,17 +134,19 @@ class Disks:
         try:
             for device in await self._devices(source):
                 await _run("blockdev", "--flushbufs", device)
-            found = await anyio.to_thread.run_sync(source.stat)
-            size, taken = found.st_size, found.st_blocks * 512
-            room = taken if target.startswith(COPY) else size
+            size, taken = await anyio.to_thread.run_sync(_size_and_data, source)
+            grows = not target.startswith(COPY)
+            room = size if grows else taken
             async with self._turn:
                 await anyio.to_thread.run_sync(self._promise, path, size, room)
                 self._copying[target] = room
             deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
             await _run(
-                "cp", "--sparse=always", "--reflink=auto", "--", str(source), str(path),
+                "cp", "--sparse=always", "--reflink=never", "--", str(source), str(path),
                 deadline_s=deadline_s,
             )  # fmt: skip
+            if grows:
+                await anyio.to_thread.run_sync(_give_all_its_room, path, size)
             return (await anyio.to_thread.run_sync(path.stat)).st_blocks * 512
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -207,7 +211,11 @@ class Disks:
         return [line.partition(":")[0] for line in found.splitlines()]
 
     def _promise(self, path: Path, size: int, needed: int) -> None:
-        """Make the sparse file. Raises SandboxUnavailable if the needed bytes are not there."""
+        """Make the file of `size` bytes, `needed` of which others can no longer have.
+
+        Raises:
+            SandboxUnavailable: they are not there.
+        """
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
         promised = 0
@@ -226,11 +234,9 @@ class Disks:
                 "not promised to others.",
                 retryable=False,
             )
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.truncate(descriptor, size)
-        finally:
-            os.close(descriptor)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if needed == size:
+            _give_all_its_room(path, size)
 
     async def detach(self, name: str) -> None:
         """Free what a disk uses besides its file, until `attach`. If that fails, it stays."""
@@ -271,6 +277,28 @@ class Disks:
     async def _try_to_remove(self, name: str) -> None:
         with suppress(OSError, subprocess.SubprocessError, DockerError):
             await self.remove(name)
+
+
+def _give_all_its_room(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _size_and_data(path: Path) -> tuple[int, int]:
+    """Return a file's size, and how many of its bytes were written."""
+    end = data = 0
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while end < size:
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # a hole, up to the end
+                    break
+                raise
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            data += end - start
+    return size, data
 
 
 async def _attach_device(path: str) -> str:

@@ -30,7 +30,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
 
     monkeypatch.setattr(disks, "_run", run)
     free = SPARED_BYTES + 100 * MB
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2 * free, free, free))
+
+    def usage(directory: Path) -> Usage:
+        used = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+        return Usage(free, used, free - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     docker = Docker({})
 
     async def done(*arguments: object) -> None:
