@@ -17,6 +17,7 @@ from conftest import CLEAN_ENVIRONMENT
 from fumehood import Config, Engine
 from fumehood.core.envelope import Envelope
 from fumehood.core.session import SessionRecord
+from fumehood.sandbox.container import channel
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.storage.database import open_database
@@ -179,4 +180,27 @@ async def test_session_of_an_ended_engine_continues_and_other_containers_are_rea
         await engine.sessions.end(engine.owner, session_id)
         await until(lambda: not left & {one["Id"] for one in containers_of(mine)})
         assert await value(engine, await create(engine), "1 + 1") == 2
+    database.close()
+
+
+@pytest.mark.needs("disks")
+async def test_guest_with_other_frames_is_not_taken_over_and_a_disk_is_kept(
+    home: Path, python_image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a guest of another version, whose frames this engine does not know."""
+    database = open_database(home / "state.db")
+    async with Engine(config=config(home), database=database) as engine:
+        in_memory, on_disk = await create(engine), await create(engine, disk_mb=16)
+        for session in (in_memory, on_disk):
+            await run(engine, session, "x = 1\nopen('a', 'w').write('kept')")
+    with monkeypatch.context() as patched:
+        patched.setattr(channel, "GuestReady", bytes)
+        async with Engine(config=config(home), database=database) as engine:
+            await until(lambda: engine.sessions.find(engine.owner, on_disk.id).state == "stopped")
+            await until(lambda: engine.sessions.find(engine.owner, in_memory.id).state == "lost")
+    async with Engine(config=config(home), database=database) as engine:
+        look = "open('a').read(), 'x' in globals()"
+        assert await value(engine, on_disk, look) == ["kept", False]
+        await engine.sessions.end(engine.owner, on_disk.id)
+        await until(lambda: not containers_of(f"fumehood.owner={owner_id(home)}"))
     database.close()
