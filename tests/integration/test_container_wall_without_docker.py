@@ -22,8 +22,9 @@ from fumehood.sandbox.container.docker_api import (
     DockerNotRunning,
     DockerTimeout,
 )
+from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.container.supply import Making
-from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
+from fumehood.sandbox.container.wall import ContainerWall, HeldContainer, SessionDisk
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
 from support.fake_docker import GOOD_INFO, FakeDocker, FakeGuest, honest
@@ -620,3 +621,21 @@ async def test_rebuilt_image_retires_idle_containers_but_not_held_ones(
             "sha256:1", "sha256:1", "sha256:2",
         ]  # fmt: skip
         assert (held.lost, lost) == (None, [])
+
+
+async def test_copy_and_restore_do_not_wait_for_docker_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session's container that Docker cannot remove at present still uses its disk."""
+    monkeypatch.setattr(wall, "RESTART_S", 0.01)
+    async with bench() as made:
+        held = await hold(made, [])
+        held.disk = SessionDisk("fumehood-sess_1", 16, Kind("python", 512), 0)
+        made.docker.failing = DockerNotRunning("dead")
+        await held.stop()
+        with pytest.raises(SandboxUnavailable, match="could not be removed in time") as refused:
+            await held.restore("snap_1")
+        assert refused.value.may_retry
+        with pytest.raises(SandboxUnavailable, match="could not be removed in time"):
+            async with held.copy_disk("snap_2"):
+                pass

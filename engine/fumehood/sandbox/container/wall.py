@@ -750,7 +750,7 @@ class HeldContainer:
         """Copy its disk, as `ContainerWall.copy_disk`."""
         async with AsyncExitStack() as stack:
             async with self._changing:
-                await self.removed.wait()
+                await self._until_removed()
                 size = await stack.enter_async_context(self._wall.copy_disk(self, copy))
             yield size
 
@@ -758,7 +758,7 @@ class HeldContainer:
         """Stop it, and replace its disk by a copy."""
         await self.stop()
         async with self._changing:
-            await self.removed.wait()
+            await self._until_removed()
             if self.lost is None:
                 await self._wall.replace_disk(self, copy)
 
@@ -774,6 +774,13 @@ class HeldContainer:
             async with self._changing:
                 await self._until_usable()
         await self._until_settled()
+
+    async def _until_removed(self) -> None:
+        """Wait until Docker has removed the container of a stopped session, which uses the disk."""
+        with anyio.move_on_after(RESTART_S):
+            await self.removed.wait()
+            return
+        raise try_later("The session's container could not be removed in time. Try again.")
 
     async def _until_usable(self) -> None:
         if self.is_stopped and self.lost is None:
