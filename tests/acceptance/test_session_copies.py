@@ -247,8 +247,8 @@ def test_docker_killed_at_any_moment_loses_no_file(
             thread.start()
             time.sleep(chance.uniform(0, 0.3))
             docker.kill()
-            thread.join()
             docker.start()
+            thread.join()
             wait_until(lambda: reads_first(copies), 60)
         for one in client.sessions():
             if not one.state.is_over and one.id != mine and one.disk_mb:

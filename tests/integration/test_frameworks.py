@@ -17,9 +17,14 @@ pytestmark = [pytest.mark.needs("docker", "frameworks"), pytest.mark.row("S6", "
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "frameworks"
 FILES = sorted(str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py"))
-PYTHONS = {"": FRAMEWORKS, "mcp1": FRAMEWORKS_MCP1}
-"""The Python for each test directory. A directory runs in one process, because importing the shared
-libraries takes longer than the tests."""
+LONG = ("test_inspect_ai.py", "test_pydantic_ai.py")
+PARTS = {
+    "long": (FRAMEWORKS, [file for file in FILES if file in LONG]),
+    "other": (FRAMEWORKS, [file for file in FILES if "/" not in file and file not in LONG]),
+    "mcp1": (FRAMEWORKS_MCP1, [file for file in FILES if file.startswith("mcp1/")]),
+}
+"""The Python and the files of each process: few, because importing the shared libraries takes longer
+than most tests."""
 
 POLICY = """
 [[rules]]
@@ -54,8 +59,8 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield running
 
 
-@pytest.mark.parametrize("directory", PYTHONS)
-def test_framework_tests_pass_in_their_own_environment(directory: str, daemon: Daemon) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_framework_tests_pass_in_their_own_environment(part: str, daemon: Daemon) -> None:
     environment = {
         **daemon.environment,
         "FUMEHOOD_SOCKET": str(daemon.socket),
@@ -71,8 +76,9 @@ def test_framework_tests_pass_in_their_own_environment(directory: str, daemon: D
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
         "OTEL_SDK_DISABLED": "true",
     }
-    files = [TESTS / file for file in FILES if file.rpartition("/")[0] == directory]
-    command = [PYTHONS[directory], "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", *files]
+    python, files = PARTS[part]
+    paths = [TESTS / file for file in files]
+    command = [python, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", *paths]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
