@@ -35,6 +35,7 @@ class OwnDocker:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+        self._kill_below()  # what was being started when it was killed
         mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
         for line in reversed(mounts):
             target = line.split()[1]
@@ -72,6 +73,11 @@ class OwnDocker:
         """Kill the daemon and everything below it, as the death of the host does."""
         process, self._process = self._process, None
         assert process is not None
+        process.kill()
+        process.wait(timeout=30)
+        self._kill_below()
+
+    def _kill_below(self) -> None:
         below = [
             one
             for one in psutil.process_iter(["cmdline"])
@@ -79,10 +85,9 @@ class OwnDocker:
             and "containerd" in one.info["cmdline"][0]
         ]
         below += [child for one in below for child in one.children(recursive=True)]
-        for one in (psutil.Process(process.pid), *below):
+        for one in below:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
-        process.wait(timeout=30)
         psutil.wait_procs(below, timeout=30)
         for left in ("pid", "exec/containerd/containerd.pid"):
             (self._directory / left).unlink(missing_ok=True)
