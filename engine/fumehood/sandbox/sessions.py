@@ -555,6 +555,10 @@ class SessionKeeper:
         assert home is not None
         assert wall is not None
         now, now_at = self._clock.monotonic(), self._clock.now()
+
+        def since(moment: datetime) -> float:  # never negative: clocks can be set back
+            return max(0.0, (now_at - moment).total_seconds())
+
         session = Session(
             id=record.id,
             principal_id=one.principal_id,
@@ -570,8 +574,8 @@ class SessionKeeper:
             lifetime_s=home.lifetime_s,
             created_at=record.created_at,
             last_used_at=record.last_used_at,
-            created=now - (now_at - record.created_at).total_seconds(),
-            last_used=now - (now_at - record.last_used_at).total_seconds(),
+            created=now - since(record.created_at),
+            last_used=now - since(record.last_used_at),
             epoch=home.epoch,
             calls=record.calls,
             is_pausing=record.state in (SessionStatus.PAUSED, SessionStatus.STOPPED),

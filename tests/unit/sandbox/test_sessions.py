@@ -757,6 +757,19 @@ async def test_idle_time_of_a_session_continues_while_no_engine_runs() -> None:
         assert wall.held[0].lost is not None
 
 
+async def test_clock_that_was_set_back_gives_a_session_one_lifetime_at_most() -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE, lifetime_seconds=60)
+    again = Bench(rows, wall)
+    again.clock.moment -= timedelta(days=365)
+    async with again.keeper:
+        assert again.state(record) == ("active", None)
+        again.clock.advance(61)
+        with pytest.raises(ResourceNotFound, match="its lifetime is over"):
+            again.keeper.examine(ALICE, None, record.id, language="python")
+
+
 async def test_session_whose_container_is_gone_after_a_restart_is_lost() -> None:
     rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
     async with Bench(rows, wall).keeper as keeper:
