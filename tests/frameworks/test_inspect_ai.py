@@ -37,10 +37,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def session_id(any_disk_mb: int | None) -> Iterator[str]:
-    """One shared session."""
+def session_id() -> Iterator[str]:
+    """One shared session, whose files are in memory; Pydantic AI's suite has a disk."""
     with Client() as client:
-        session = client.create_session(image="python", disk_mb=any_disk_mb)
+        session = client.create_session(image="python")
         yield session.id
         client.end_session(session.id)
 
