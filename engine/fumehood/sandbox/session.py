@@ -88,6 +88,8 @@ class Session:
     users: int = 0
     """Calls that use the session or wait for it."""
     is_pausing: bool = False
+    is_stopping: bool = False
+    """Whether it is being stopped because it was not used."""
     """Whether it was to be paused since its last use. If that failed, it is not tried again."""
     is_outdated: bool = False
     """Whether its database row is out of date."""
@@ -116,9 +118,11 @@ class Session:
         the monotonic clock.
         """
         end = self.created + self.lifetime_s
-        if not self.container.is_stopped:
+        if not (self.container.is_stopped or self.is_stopping):
             end = min(end, self.last_used + self.idle_s)
-        return end if self.is_pausing else min(end, self.last_used + pause_s)
+        if self.is_pausing or self.is_stopping:
+            return end
+        return min(end, self.last_used + pause_s)
 
     async def take_turn(self, settings: SessionSettings) -> None:
         """Wait a bounded time until earlier calls have left the session.

@@ -132,12 +132,12 @@ class SessionKeeper:
     async def __aenter__(self) -> SessionKeeper:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        kept, self._left_behind = self._left_behind, []
-        for one in kept:  # written before the first takeover: no later engine may have this epoch
+        for one in self._left_behind:  # before any takeover: no later engine may have this epoch
             self._history.note(one)
         await self._write_changes()
-        for one in kept:
+        for one in self._left_behind:
             self._resume(one)
+        self._left_behind.clear()
         self._group.start_soon(self._keep_tidy)
         return self
 
@@ -212,8 +212,9 @@ class SessionKeeper:
                     session.container.end(STOPPED)
                     raise _stopped()
         self._live[session.id] = session
-        if session.container.lost is not None:
+        if session.container.lost is not None or session.container.is_stopped:
             self._on_lost(session)
+        if session.finished is not None:
             raise try_later("The session was lost while it was made. Repeat the call.")
         self._tell("session.created", session)
         self._wake.set()
@@ -429,7 +430,7 @@ class SessionKeeper:
 
     def _copies(self) -> Sequence[str]:
         """Return the copies of disks that are needed: those of sessions that are not ended."""
-        records = [one.record for one in self.every()]
+        records = [one.record for one in (*self._left_behind, *self.every())]
         return [copy.id for record in records for copy in record.snapshots]
 
     # -- for calls -----------------------------------------------------------------
@@ -506,7 +507,8 @@ class SessionKeeper:
             if self._group is None or session.finished is not None:
                 continue
             if session.disk_mb is not None and session.is_unused(now):
-                if not session.container.is_stopped:
+                if not (session.container.is_stopped or session.is_stopping):
+                    session.is_stopping = True
                     why = f"it was not used for {session.idle_s:g} s"
                     self._group.start_soon(self._stop_unused, session, why)
             elif session.is_idle(now, self._settings.pause_seconds):
@@ -751,7 +753,10 @@ class SessionKeeper:
             self._places.give_back(session.principal_id, session.memory_mb)
 
     async def _stop_unused(self, session: Session, why: str) -> None:
-        await self._stop(session, why, unless=lambda: session.users > 0)
+        try:
+            await self._stop(session, why, unless=lambda: session.users > 0)
+        finally:
+            session.is_stopping = False
 
     async def _stop(
         self, session: Session, why: str, unless: Callable[[], bool] = lambda: False

@@ -405,6 +405,24 @@ async def test_unused_session_with_a_disk_is_stopped_until_its_next_call() -> No
         assert made.rows.kept[record.id].record.disk_mb == 100
 
 
+async def test_unused_session_is_stopped_once_however_long_that_takes() -> None:
+    async with bench(idle_seconds=100) as made:
+        await made.keeper.create(ALICE, disk_mb=100)
+        stops = []
+
+        async def stop(unless: Any) -> None:
+            stops.append(unless)
+            await anyio.sleep_forever()
+
+        made.wall.held[0].stop = stop  # type: ignore[method-assign]
+        made.clock.advance(100)
+        for _ in range(3):
+            made.keeper.tidy()
+            await settle()
+        assert len(stops) == 1
+        assert made.keeper._until_next_change() > 1
+
+
 async def test_only_a_session_with_a_disk_can_be_stopped_by_hand() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
@@ -636,6 +654,20 @@ async def test_container_lost_while_its_session_is_stored_fails_the_creation() -
         assert record.state is SessionStatus.LOST
 
 
+async def test_container_lost_while_its_session_with_a_disk_is_stored_takes_no_place() -> None:
+    async with bench(max=1) as made:
+        change = made.rows.change
+
+        async def lose(put: list[KeptSession], delete: list[str]) -> None:
+            made.rows.change = change  # type: ignore[method-assign]
+            made.wall.held[0].lose_container()
+
+        made.rows.change = lose  # type: ignore[method-assign]
+        record = await made.keeper.create(ALICE, disk_mb=100)
+        assert record.state is SessionStatus.STOPPED
+        assert (await made.keeper.create(ALICE)).state is SessionStatus.ACTIVE
+
+
 async def test_session_limits_hold_per_principal_and_in_total() -> None:
     async with bench(max=4, max_per_principal=3) as made:
         mine = [await made.keeper.create(ALICE) for _ in range(3)]
@@ -768,6 +800,18 @@ async def test_clock_that_was_set_back_gives_a_session_one_lifetime_at_most() ->
         again.clock.advance(61)
         with pytest.raises(ResourceNotFound, match="its lifetime is over"):
             again.keeper.examine(ALICE, None, record.id, language="python")
+
+
+async def test_next_engine_needs_the_snapshots_before_it_continues_the_sessions() -> None:
+    """Its wall removes copies that nobody needs, and begins sooner."""
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE, disk_mb=100)
+        made = await keeper.snapshot(ALICE, record.id)
+    again = Bench(rows, wall)
+    assert list(wall.copies()) == [made.id]
+    async with again.keeper:
+        assert list(wall.copies()) == [made.id]
 
 
 async def test_session_whose_container_is_gone_after_a_restart_is_lost() -> None:
