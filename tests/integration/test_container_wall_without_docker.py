@@ -623,6 +623,10 @@ async def test_rebuilt_image_retires_idle_containers_but_not_held_ones(
         assert (held.lost, lost) == (None, [])
 
 
+async def accept(*arguments: object) -> None:
+    """Do nothing, well."""
+
+
 async def test_copy_and_restore_do_not_wait_for_docker_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -631,8 +635,8 @@ async def test_copy_and_restore_do_not_wait_for_docker_for_long(
     async with bench() as made:
         held = await hold(made, [])
         held.disk = SessionDisk("fumehood-sess_1", 16, Kind("python", 512), 0)
+        monkeypatch.setattr(made.wall._disks, "prepare", accept)
         made.docker.failing = DockerNotRunning("dead")
-        await held.stop()
         with pytest.raises(SandboxUnavailable, match="could not be removed in time") as refused:
             await held.restore("snap_1")
         assert refused.value.may_retry

@@ -78,6 +78,10 @@ class Disks:
         self._docker = docker
         self._turn = anyio.Lock()
         """Held while room is promised."""
+        self._detaching = anyio.Lock()
+        """Held between the look for a disk's device and its detachment: freed by somebody else
+        meanwhile, it could be that of another disk.
+        """
 
     def why_none(self) -> str | None:
         """Return why this engine cannot make disks, or None."""
@@ -158,18 +162,26 @@ class Disks:
         finally:
             self._copying.pop(target, None)
 
-    async def replace(self, name: str, source: str, new: str) -> None:
-        """Replace a disk, which no container uses, by a copy of another one: all of it or nothing.
-        Until then the copy is named `new`.
+    async def prepare(self, source: str, new: str) -> None:
+        """Make a copy of a disk, to replace another one. Raises as `copy`."""
+        assert self._directory is not None
+        await self._try_to_remove(new)  # what a failure left
+        await self.copy(source, new)
+        try:
+            await _check(str(self._directory / new))
+        except (OSError, subprocess.SubprocessError) as error:
+            self._tell("checked", new, error)
+            raise try_later("The copy of the session's disk cannot be used.") from error
+
+    async def replace(self, name: str, new: str) -> None:
+        """Replace a disk, which no container uses, by another one.
 
         Raises:
-            SandboxUnavailable: there is no room, or that failed; the disk is as before.
+            SandboxUnavailable: that failed; the disk is as before.
         """
         assert self._directory is not None
         try:
             path = await self._detach(name)
-            await self.copy(source, new)
-            await _check(str(self._directory / new))
             await anyio.to_thread.run_sync((self._directory / new).replace, path)
         except (OSError, subprocess.SubprocessError, DockerError) as error:
             self._tell("replaced", name, error)
@@ -187,7 +199,9 @@ class Disks:
             SandboxUnavailable: that failed; the disk stays.
         """
         try:
-            await self._docker.remove_volume(name)
+            path = await self._detach(name)
+            if await self._devices(path):
+                raise DockerConflict("A container that ends still uses the disk.")
             await self._attach(name)
         except DockerConflict:
             raise
@@ -198,10 +212,8 @@ class Disks:
     async def _attach(self, name: str) -> None:
         assert self._directory is not None
         path = str(self._directory / name)
-        device = next(iter(await self._devices(Path(path))), None)
-        if device is None:
-            await _check(path)
-            device = await _attach_device(path)
+        await _check(path)
+        device = await _attach_device(path)
         options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
         await self._docker.create_volume(name, options)
 
@@ -247,8 +259,9 @@ class Disks:
         assert self._directory is not None
         await self._docker.remove_volume(name)
         path = self._directory / name
-        for device in await self._devices(path):
-            await _run("losetup", "--detach", device)
+        async with self._detaching:
+            for device in await self._devices(path):
+                await _run("losetup", "--detach", device)
         return path
 
     async def remove(self, name: str) -> None:
@@ -332,12 +345,15 @@ async def _run(
     """
     found = shutil.which(program, path=SEARCH_PATH) or program
     with anyio.move_on_after(deadline_s):
-        done = await anyio.run_process(
-            [found, *arguments],
-            input=told.encode(),
-            env={"PATH": SEARCH_PATH, "LC_ALL": "C", "E2FSCK_CONFIG": "/dev/stdin"},
-            check=False,
-        )
+        try:
+            done = await anyio.run_process(
+                [found, *arguments],
+                input=told.encode(),
+                env={"PATH": SEARCH_PATH, "LC_ALL": "C", "E2FSCK_CONFIG": "/dev/stdin"},
+                check=False,
+            )
+        except ExceptionGroup as group:  # it ended before it had read its input
+            raise OSError(f"{program} cannot be used: {group.exceptions}") from group
         if not 0 <= done.returncode <= most_status:
             raise subprocess.CalledProcessError(done.returncode, program, stderr=done.stderr)
         return done.stdout.decode("utf-8", "replace")

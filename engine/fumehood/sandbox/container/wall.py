@@ -389,15 +389,23 @@ class ContainerWall(HasImages):
             self._disks_in_use.discard(copy)
             self.sweep_soon()
 
-    async def replace_disk(self, held: HeldContainer, copy: str) -> None:
-        """Replace the disk of a stopped session by a copy. Raises SandboxUnavailable."""
+    @asynccontextmanager
+    async def replacement(self, held: HeldContainer, copy: str) -> AsyncIterator[str]:
+        """Make a copy that can replace a session's disk. After the block it has, or is gone."""
         assert held.disk is not None
         new = f"{held.disk.volume}{NEW}"
         self._disks_in_use.add(new)
         try:
-            await self._disks.replace(held.disk.volume, copy, new)
+            await self._disks.prepare(copy, new)
+            yield new
         finally:
             self._disks_in_use.discard(new)
+            self.sweep_soon()
+
+    async def replace_disk(self, held: HeldContainer, new: str) -> None:
+        """Replace the disk of a stopped session. Raises SandboxUnavailable."""
+        assert held.disk is not None
+        await self._disks.replace(held.disk.volume, new)
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str) -> AsyncIterator[str]:
@@ -486,8 +494,7 @@ class ContainerWall(HasImages):
             try:
                 if held.is_paused:
                     await held.look()
-                if not held.is_paused:
-                    await held.until_free()
+                await held.take_over()
             except SandboxUnavailable:
                 await anyio.sleep(LOOK_WHILE_AWAY_S)
             else:
@@ -541,10 +548,9 @@ class ContainerWall(HasImages):
                 next_look = time.monotonic() + LOOK_AGAIN_S
                 await self._supply.look()
                 if self._supply.down is None:
-                    with suppress(DockerError):
-                        await self._reaper.sweep()
-                        await self._layers.sweep()
-                        await self._sweep_disks()
+                    for sweep in (self._reaper.sweep, self._layers.sweep, self._sweep_disks):
+                        with suppress(DockerError):
+                            await sweep()
                     # While a limit is missing, no call is admitted, so only a warm container can
                     # show that the limit is enforced again.
                     self._pool.tidy(least_warm=1 if self._supply.lacking is not None else 0)
@@ -755,12 +761,21 @@ class HeldContainer:
             yield size
 
     async def restore(self, copy: str) -> None:
-        """Stop it, and replace its disk by a copy."""
-        await self.stop()
+        """Stop it, and replace its disk by a copy. If there is none, it goes on as before."""
+        async with self._wall.replacement(self, copy) as new:
+            await self.stop()
+            async with self._changing:
+                await self._until_removed()
+                if self.lost is None:
+                    await self._wall.replace_disk(self, new)
+
+    async def take_over(self) -> None:
+        """Take over the container of an earlier engine, unless it is frozen. If it is gone, the
+        session is stopped or lost.
+        """
         async with self._changing:
-            await self._until_removed()
-            if self.lost is None:
-                await self._wall.replace_disk(self, copy)
+            if not (self.is_paused or self.is_stopped):
+                await self._until_usable()
 
     async def until_free(self) -> None:
         """Wait for the cleanup after the last run, which the channel limits in time. If it is

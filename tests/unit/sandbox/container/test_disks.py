@@ -8,6 +8,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from fumehood.core.errors import SandboxUnavailable
@@ -117,3 +118,27 @@ def test_engine_says_why_it_has_no_disks(
     )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "root" in str(Disks(tmp_path, docker).why_none())
+
+
+async def test_simultaneous_removals_never_detach_another_disk(
+    made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as a device is free, it is another disk's."""
+    await made.make("a", 20)
+    device_of, detached = {"a": "/dev/loop5"}, []
+
+    async def run(program: str, *arguments: str, **options: object) -> str:
+        await anyio.lowlevel.checkpoint()
+        if "--detach" in arguments:
+            detached.append(next(name for name, one in device_of.items() if one in arguments))
+            del device_of[detached[-1]]
+            device_of["b"] = "/dev/loop5"
+        found = device_of.get(Path(arguments[-1]).name)
+        await anyio.lowlevel.checkpoint()
+        return f"{found}: []: ({arguments[-1]})\n" if found else ""
+
+    monkeypatch.setattr(disks, "_run", run)
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(made.remove, "a")
+    assert detached == ["a"]
