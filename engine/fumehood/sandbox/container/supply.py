@@ -564,18 +564,24 @@ class Reaper:
     async def sweep(self) -> int:
         """Find and remove lost containers; return their number.
 
+        One that cannot be removed stays until the next time.
+
         Raises:
-            DockerError: the containers could not be listed, or one could not be removed.
+            DockerError: the containers could not be listed.
         """
         found = await self._docker.list(LABEL_ENGINE)
         # Read after the list: a name is in use before its container appears in a list.
         in_use = frozenset(self._in_use())
-        lost = [one for one in found if self._is_lost(one, in_use)]
-        for one in lost:
-            await self._docker.remove(one.id)
+        removed = 0
+        for one in (one for one in found if self._is_lost(one, in_use)):
+            try:
+                await self._docker.remove(one.id)
+            except DockerError:
+                continue
             owner = "ours" if one.labels.get(LABEL_OWNER) == self._owner_id else "another's"
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
-        return len(lost)
+            removed += 1
+        return removed
 
     async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
         """Remove all containers of this engine but these, and those of earlier engines' sessions
