@@ -224,7 +224,7 @@ class PackageLayers:
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         """Run blocking work, whose errors become those for callers."""
         from fumehood.sandbox.images.index import PackagesRefused
-        from fumehood.sandbox.images.recipe import WrongRequirements
+        from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, WrongRequirements
         from fumehood.sandbox.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
 
         try:
@@ -239,7 +239,7 @@ class PackageLayers:
             if error.remedy == CAUSE_UNKNOWN:
                 raise self._failed(error) from None
             raise try_later(f"The packages could not be installed. {error}") from None
-        except OSError as error:
+        except (OSError, UnknownImage, WrongRecipe) as error:  # such as an operator's image
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> SandboxUnavailable:
