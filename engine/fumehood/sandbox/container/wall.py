@@ -79,7 +79,7 @@ LOOK_AGAIN_S = 30.0
 the pool."""
 
 RESTART_S = 30.0
-"""Maximum seconds to start a stopped session again."""
+"""Maximum seconds to start a stopped session, or to wait for what must end before it can stop."""
 
 RESTART_PAUSE_S = 0.1
 """Seconds between two tries to use a disk that another container still uses."""
@@ -742,9 +742,14 @@ class HeldContainer:
                     await self._supply.pause(self.name)
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """End it after the cleanup of the last run, and keep its disk."""
+        """End it after the cleanup of the last run, and keep its disk. Calls that begin meanwhile
+        can be a reason not to.
+        """
         async with self._changing:
-            await self._until_settled()
+            if unless():
+                return
+            with anyio.move_on_after(RESTART_S):
+                await self._until_settled()
             if unless():
                 return
             if self.container is not None:
