@@ -172,15 +172,15 @@ def test_stopped_session_has_its_files_and_nothing_else(disk: Disk) -> None:
     assert disk.shell("cat a")["data"]["stdout"] == "kept"
 
 
-LOSSES = {
-    "nothing": [],
-    "its container": ["container"],
-    "its container, volume and loop device, as with the host": ["container", "volume", "device"],
-}
+HOST = ["container", "volume", "device"]
+"""What is lost if Docker's host restarts."""
 
 
-@pytest.mark.parametrize("lost", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("state", ["active", "paused", "stopped"])
+@pytest.mark.parametrize(
+    ("state", "lost"),
+    [("active", []), ("active", ["container"]), ("active", HOST), ("paused", HOST),
+     ("stopped", []), ("stopped", HOST)],
+)  # fmt: skip
 def test_session_with_a_disk_outlives_its_daemon(
     start_daemon: StartDaemon, home: Path, python_image: object, state: str, lost: list[str]
 ) -> None:
@@ -216,13 +216,13 @@ def test_session_that_ends_while_it_starts_again_leaves_nothing(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:
     daemon = start_daemon(home, variables=SETTINGS)
-    for number in range(10):
+    for number in range(5):
         disk = Disk(daemon, home)
         with Client(daemon.socket) as client, Client(daemon.socket) as other:
             client.stop_session(disk.id)
             thread = threading.Thread(target=swallow, args=(other.resume_session, disk.id))
             thread.start()
-            time.sleep(0.01 * number)
+            time.sleep(0.02 * number)
             client.end_session(disk.id)
             thread.join()
         wait_until(lambda disk=disk: disk.left == ([], [], []))  # type: ignore[misc]
@@ -274,12 +274,12 @@ def test_daemon_killed_at_any_moment_loses_no_file(
     """Killed while a session is made, stopped and started, so mostly in the middle of one."""
     disk = Disk(start_daemon(home, variables=SETTINGS), home)
     disk.python("open('a', 'w').write('kept')")
-    for number in range(12):
+    for number in range(7):
         with Client(disk.daemon.socket) as client:
             act = (client.stop_session, client.resume_session, client.pause_session)[number % 3]
             thread = threading.Thread(target=swallow, args=(act, disk.id))
             thread.start()
-            time.sleep(0.02 * number)
+            time.sleep(0.03 * number)
             disk.daemon.process.kill()
             disk.daemon.process.wait(timeout=30)
             thread.join()
