@@ -41,6 +41,7 @@ from fumehood.core.errors import (
     IdempotencyConflict,
     InvalidParams,
     PermissionDenied,
+    QuotaExceeded,
     RateLimited,
     SandboxUnavailable,
     ShuttingDown,
@@ -311,7 +312,9 @@ _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen
 
 
 def _passes(refusal: EngineError) -> bool:
-    if isinstance(refusal, SandboxUnavailable):
+    if isinstance(
+        refusal, SandboxUnavailable | QuotaExceeded
+    ):  # a place is free later, a budget not
         return refusal.may_retry
     return isinstance(refusal, _LATER)
 

@@ -70,18 +70,21 @@ class SessionPlaces:
             return QuotaExceeded(
                 f"You have {self.running.most_of_one} sessions that are not stopped, the maximum "
                 "for one caller. End one of them first, or stop one that has a disk: fumehood "
-                "sessions list, fumehood sessions end ID, fumehood sessions stop ID."
+                "sessions list, fumehood sessions end ID, fumehood sessions stop ID.",
+                retryable=True,
             )
         if missing == ("place", Lack.TOTAL):
             return QuotaExceeded(
                 f"This engine has {self.running.most} sessions, its maximum. "
                 "Repeat the call when one has ended.",
+                retryable=True,
             )
         memory = self._memory
         return QuotaExceeded(
             f"The engine's host has no memory for another session of {memory_mb} MB: "
             f"{memory.total} of {memory.most} MB are promised, {memory.of(principal_id)} of "
-            f"{memory.most_of_one} to you. End a session, or stop one that has a disk."
+            f"{memory.most_of_one} to you. End a session, or stop one that has a disk.",
+            retryable=True,
         )
 
     def take_disks(self, principal_id: str, number: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from fumehood.approvals import scheduler
 from fumehood.approvals.model import (
     ApprovalQuery,
     ApprovalState,
@@ -24,6 +25,7 @@ from fumehood.core.errors import (
     IdempotencyConflict,
     InvalidParams,
     PermissionDenied,
+    QuotaExceeded,
     ResourceNotFound,
 )
 from fumehood.core.identity import Principal, Scope
@@ -96,6 +98,12 @@ async def test_expiry_warning_is_sent_once() -> None:
 
 
 @pytest.mark.row("A2")
+async def test_approval_stays_valid_while_its_session_has_no_place() -> None:
+    """A budget that is used up is final, a place is not."""
+    assert scheduler._passes(QuotaExceeded("All sessions are busy.", retryable=True))
+    assert not scheduler._passes(QuotaExceeded("The budget is used up."))
+
+
 @pytest.mark.parametrize("damage", ["document = '{}'", "document = '{'", "expires_at = '2'"])
 async def test_damaged_approval_row_does_not_stop_scheduler_or_engine(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
