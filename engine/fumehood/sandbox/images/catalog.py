@@ -143,6 +143,9 @@ def list_images(
 
 
 def _has_our_tag(row: dict[str, Any]) -> bool:
+    """Whether it is a whole image of ours. A layer of packages inherits the labels of its image."""
+    if LAYER_BASE in (row.get("Labels") or {}):
+        return False
     repository = f"{REPOSITORY}/{(row.get('Labels') or {}).get(IMAGE)}:"
     return any(str(tag).startswith(repository) for tag in row.get("RepoTags") or ())
 
@@ -237,6 +240,8 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
     rows = client.images(filters={"label": LAYER_BASE})
     found, total = set(), 0
     for row in sorted(rows, key=lambda row: int(row["Created"]), reverse=True):
+        if not all(tag.startswith(f"{LAYERS}:") for tag in row["RepoTags"] or ()):
+            continue  # somebody made it from a layer
         below = current.get(row["Labels"][LAYER_BASE])
         total += int(row["Size"]) - (below or 0)
         is_left = below is None and time.time() - int(row["Created"]) > KEPT_S

@@ -221,7 +221,7 @@ def is_own_name(name: str) -> bool:
     """Whether an operator may give this name to an image. Names of built-in images, and names that
     look like those of image layers in Docker, are reserved.
     """
-    taken = name in image_names() or name in (COMMON, "root", "base", "building")
+    taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
     return _IMAGE_NAME.fullmatch(name) is not None and not (
         taken or name.startswith(("base-", "building-"))
     )
@@ -507,7 +507,7 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
     """Return the lock that accepts exactly these files.
 
     Raises:
-        WrongRequirements: a file does not have the name of a wheel.
+        WrongRequirements: a file does not have the name of a wheel, or one that a lock can hold.
     """
     packages = []
     for wheel in wheels:
@@ -515,7 +515,8 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
         if not wheel.name.endswith(".whl") or len(parts) not in (5, 6):
             raise WrongRequirements(f"{_shown(wheel.name)} is no wheel.")
         packages.append(Pinned(normalized(parts[0]), parts[1], (digest_of_file(wheel),)))
-    return Lock(tuple(sorted(packages, key=lambda package: package.name)))
+    lock = Lock(tuple(sorted(packages, key=lambda package: package.name)))
+    return parse_lock(lock.text)  # what is stored is read again
 
 
 def digest_of_file(path: Path) -> str:

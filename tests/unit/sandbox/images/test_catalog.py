@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.errors import SandboxUnavailable
+from fumehood.sandbox.images import catalog
 from fumehood.sandbox.images.catalog import find_image, guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
 from support.docker_images import ListedImages, image_row
@@ -76,6 +77,14 @@ def test_image_derived_from_an_engine_image_is_not_used(tags: list[str] | None) 
     derived = image_row("sha256:derived", recipe=RECIPE, guest=GUEST, created=1_800_000_000)
     derived["RepoTags"] = tags
     assert find_image(ListedImages(derived, ours), "python").id == "sha256:ours"
+
+
+def test_layer_of_packages_is_not_taken_for_its_image() -> None:
+    """It inherits every label, too, and an image could be named as layers are tagged."""
+    layer = image_row("sha256:layer", recipe=RECIPE, guest=GUEST, created=1_800_000_000)
+    layer["Labels"][catalog.LAYER_BASE] = "sha256:ours"
+    ours = image_row("sha256:ours", recipe=RECIPE, guest=GUEST)
+    assert find_image(ListedImages(layer, ours), "python").id == "sha256:ours"
 
 
 def test_image_built_from_a_named_base_is_recognized() -> None:

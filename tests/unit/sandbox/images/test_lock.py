@@ -106,6 +106,14 @@ def test_lock_of_wheel_files_pins_exactly_these_files(tmp_path: Path) -> None:
         lock_of(sorted(tmp_path.iterdir()))
 
 
+def test_wheel_whose_version_no_lock_can_hold_is_refused(tmp_path: Path) -> None:
+    """Its lock would be stored, and could not be read again."""
+    wheel = tmp_path / f"a-1.{'0' * 70}-py3-none-any.whl"
+    wheel.write_bytes(b"one")
+    with pytest.raises(WrongRequirements, match="must be a hash"):
+        lock_of([wheel])
+
+
 def test_package_names_are_normalized_for_comparison() -> None:
     assert {normalized(name) for name in ("A_b", "a.B", "a--b", "a-b")} == {"a-b"}
 

@@ -253,7 +253,20 @@ def test_own_image_with_a_link_or_without_a_file_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["python", "node", "common", "root", "base-x", "building-x", "", "A", "a_b", "../a", "a" * 32],
+    [
+        "python",
+        "node",
+        "common",
+        "root",
+        "packages",
+        "base-x",
+        "building-x",
+        "",
+        "A",
+        "a_b",
+        "../a",
+        "a" * 32,
+    ],
 )
 def test_reserved_or_invalid_name_is_refused_for_an_own_image(name: str) -> None:
     assert not is_own_name(name)
