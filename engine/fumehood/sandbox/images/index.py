@@ -8,6 +8,7 @@ is in the lock. pip's own configuration selects the index.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -29,8 +30,10 @@ from fumehood.sandbox.images.rootfs import (
 DEADLINE_S = 600
 """Seconds for one run of pip."""
 
-PATIENCE = ("--timeout=20", "--retries=2")
-"""Options of pip: seconds to wait for the index, and how often to repeat a request."""
+PATIENCE = ("--timeout=20", "--retries=2", "--no-cache-dir")
+"""Options of pip: seconds to wait for the index, how often to repeat a request, and no cache beside
+that of wheels, which is bounded.
+"""
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
 """Debian release → its Python version, and the minor version of its glibc 2."""
@@ -215,7 +218,10 @@ def _run(command: list[str], deadline_s: float | None = None) -> tuple[int, str]
     # In an empty directory, because pip could install files from the current one.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
         status, lines = run_program(
-            command, deadline_s=deadline_s or DEADLINE_S, directory=Path(nowhere)
+            command,
+            deadline_s=deadline_s or DEADLINE_S,
+            environment={**os.environ, "TMPDIR": nowhere},  # what an ended pip leaves goes with it
+            directory=Path(nowhere),
         )
     return status, "\n".join(lines)
 
