@@ -6,6 +6,7 @@ The others are generated: `async_operations.py`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -56,6 +57,7 @@ from fumehood.client.files import (
 from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
+from fumehood.core.errors import FumehoodError
 from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import (
@@ -242,7 +244,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         finally:
             for number, fork in enumerate(forks):
                 if number != kept:
-                    await self.end_session(fork.id)
+                    with suppress(FumehoodError):  # the answers matter more
+                        await self.end_session(fork.id)
         winner = None if kept is None else await self.session(forks[kept].id)
         return ForkedCalls(tuple(answers), kept, winner)
 
