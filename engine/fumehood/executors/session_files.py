@@ -208,6 +208,7 @@ class SessionFiles:
                 if piece is None:
                     words = f"{visible(one.path)[:SHOWN_CHARACTERS]} cannot be read."
                     raise InvalidParams(words, fields=["path"])
+                _require_as_listed(one, piece.size)
                 content = _content(piece, 0)
                 if len(content) != piece.size:
                     raise not_as_agreed()
@@ -218,6 +219,7 @@ class SessionFiles:
             if not told:
                 one = files.popleft()  # it is larger than one answer
                 download = await self.download(one.path)
+                _require_as_listed(one, download.size)
                 yield _header(
                     one, prefix, tarfile.REGTYPE, download.size,
                     is_executable=download.is_executable,
@@ -412,6 +414,12 @@ def _content(piece: Piece, offset: int) -> bytes:
         return fitting_piece(piece, offset, MAX_READ_BYTES)
     except NotAsAgreed:
         raise not_as_agreed() from None
+
+
+def _require_as_listed(one: Entry, size: int) -> None:
+    """Raise FileChanged if a file grew after its size was counted."""
+    if size > one.size:
+        raise FileChanged(f"{visible(one.path)[:SHOWN_CHARACTERS]} has grown meanwhile")
 
 
 def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:
