@@ -312,9 +312,7 @@ _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen
 
 
 def _passes(refusal: EngineError) -> bool:
-    if isinstance(
-        refusal, SandboxUnavailable | QuotaExceeded
-    ):  # a place is free later, a budget not
+    if isinstance(refusal, SandboxUnavailable | QuotaExceeded):  # a place is awaited, no budget
         return refusal.may_retry
     return isinstance(refusal, _LATER)
 

@@ -88,9 +88,9 @@ class Session:
     users: int = 0
     """Calls that use the session or wait for it."""
     is_pausing: bool = False
+    """Whether it was to be paused since its last use. If that failed, it is not tried again."""
     is_stopping: bool = False
     """Whether it is being stopped because it was not used."""
-    """Whether it was to be paused since its last use. If that failed, it is not tried again."""
     is_outdated: bool = False
     """Whether its database row is out of date."""
     finished: KeptSession | None = None

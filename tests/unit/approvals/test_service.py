@@ -104,6 +104,7 @@ async def test_approval_stays_valid_while_its_session_has_no_place() -> None:
     assert not scheduler._passes(QuotaExceeded("The budget is used up."))
 
 
+@pytest.mark.row("A2")
 @pytest.mark.parametrize("damage", ["document = '{}'", "document = '{'", "expires_at = '2'"])
 async def test_damaged_approval_row_does_not_stop_scheduler_or_engine(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch

@@ -106,7 +106,8 @@ class Disks:
         path = self._directory / name
         try:
             async with self._turn:
-                await anyio.to_thread.run_sync(self._promise, path, mb * MB, mb * MB)
+                await anyio.to_thread.run_sync(self._promise, path, mb * MB)
+                await anyio.to_thread.run_sync(_give_all_its_room, path, mb * MB)
             await _run(
                 "mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-N", str(mb * INODES_PER_MB),
                 "-E", "nodiscard", str(path),
@@ -142,7 +143,7 @@ class Disks:
             grows = not target.startswith(COPY)
             room = size if grows else taken
             async with self._turn:
-                await anyio.to_thread.run_sync(self._promise, path, size, room)
+                await anyio.to_thread.run_sync(self._promise, path, room)
                 self._copying[target] = room
             deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
             await _run(
@@ -222,12 +223,8 @@ class Disks:
         found = await _run("losetup", "--associated", str(path))
         return [line.partition(":")[0] for line in found.splitlines()]
 
-    def _promise(self, path: Path, size: int, needed: int) -> None:
-        """Make the file of `size` bytes, `needed` of which others can no longer have.
-
-        Raises:
-            SandboxUnavailable: they are not there.
-        """
+    def _promise(self, path: Path, needed: int) -> None:
+        """Make an empty file. Raises SandboxUnavailable if the needed bytes are not there."""
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
         promised = 0
@@ -247,8 +244,6 @@ class Disks:
                 retryable=False,
             )
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        if needed == size:
-            _give_all_its_room(path, size)
 
     async def detach(self, name: str) -> None:
         """Free what a disk uses besides its file, until `attach`. If that fails, it stays."""
