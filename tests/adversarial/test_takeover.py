@@ -56,12 +56,15 @@ async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncItera
         yield box
 
 
-async def started(box: OneContainer, code: str) -> asyncio.Future[RunEnding]:
+async def started(
+    box: OneContainer, code: str, program: str = "python"
+) -> asyncio.Future[RunEnding]:
     """A run of a program that does not end by itself, followed as a stream."""
     sinks = RunSinks(output=lambda stream, text: None, is_live=True)
-    arguments: JsonObject = {"code": code, "stdin": None, "files": []}
+    text = {"shell": "command"}.get(program, "code")
+    arguments: JsonObject = {text: code, "stdin": None, "files": []}
     limits = Limits(60, 60, box.memory_mb, 100 * MB)
-    run = box.container.run("python", arguments, limits, sinks, "session", keep=True)
+    run = box.container.run(program, arguments, limits, sinks, "session", keep=True)
     running = asyncio.ensure_future(run)
     await anyio.sleep(0.3)
     return running
@@ -131,6 +134,26 @@ async def test_run_of_an_engine_that_is_gone_is_cancelled_and_rolled_back(
     assert (await lost).ended_by.value == "sandbox_lost"
     async with taken_over(box, 6) as next_host:
         assert value_of(await next_host.python("x")) == "mine"
+
+
+@pytest.mark.parametrize("program", ["python", "shell"])
+async def test_variables_lost_in_a_run_of_an_engine_that_is_gone_are_reported_as_lost(
+    box: OneContainer, program: str
+) -> None:
+    """The program kills the processes that hold them, as no harmless one can."""
+    kill = {
+        "python": "import os, signal\nfor pid in map(int, filter(str.isdigit, os.listdir('/proc'))):"
+        "\n    try: pid in (1, os.getpid()) or os.kill(pid, signal.SIGKILL)\n"
+        "    except OSError: pass\nwhile True: pass",
+        "shell": "kill -9 -1; while :; do :; done",
+    }[program]
+    lost = await started(box, kill, program)
+    box.container.end("its engine is gone")
+    assert (await lost).ended_by.value == "sandbox_lost"
+    async with taken_over(box, 6) as next_host:
+        ending = await next_host.python("'x' in globals()")
+        assert (value_of(ending), ending.state) == (False, "reset")
+        assert (await next_host.python("y = 1")).state == "kept"
 
 
 async def test_guest_without_an_engine_ends_after_its_time(python_image: Image) -> None:

@@ -184,17 +184,23 @@ async def test_session_of_an_ended_engine_continues_and_other_containers_are_rea
 
 
 @pytest.mark.needs("disks")
-async def test_guest_with_other_frames_is_not_taken_over_and_a_disk_is_kept(
-    home: Path, python_image: Image, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "change", ["frames", pytest.param("runtime", marks=pytest.mark.needs("runsc"))]
+)
+async def test_guest_with_other_frames_or_runtime_is_not_taken_over_and_a_disk_is_kept(
+    home: Path, python_image: Image, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """As with a guest of another version, whose frames this engine does not know."""
+    """Guests of other versions have other frames. The operator can configure another runtime."""
     database = open_database(home / "state.db")
     async with Engine(config=config(home), database=database) as engine:
         in_memory, on_disk = await create(engine), await create(engine, disk_mb=16)
         for session in (in_memory, on_disk):
             await run(engine, session, "x = 1\nopen('a', 'w').write('kept')")
     with monkeypatch.context() as patched:
-        patched.setattr(channel, "GuestReady", bytes)
+        if change == "frames":
+            patched.setattr(channel, "GuestReady", bytes)
+        else:
+            patched.setenv("FUMEHOOD_CONTAINER__RUNTIME", "runsc")
         async with Engine(config=config(home), database=database) as engine:
             await until(lambda: engine.sessions.find(engine.owner, on_disk.id).state == "stopped")
             await until(lambda: engine.sessions.find(engine.owner, in_memory.id).state == "lost")

@@ -33,7 +33,6 @@ from fumehood.policy.model import Decision
 from fumehood.protocol.canonical import canonical, digest_of
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import HasImages
 
 SCHEMA = 1
 """Version of the action document's form. Actions of different versions are never equal."""
@@ -50,8 +49,10 @@ class Action:
     digest: str
 
 
-def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Action:
-    """Return the action that a call would perform now."""
+def action_of(
+    permitted: PermittedCall, plan: Plan, place: JsonObject | None, effect: Effect | None
+) -> Action:
+    """Return the action that a call would perform now. `place` is as `plan.place_of`."""
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
     document: JsonObject = {
@@ -66,7 +67,7 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
         "workspace": None if effect is None else {"base": effect.base, "effect": effect.effect},
         "placement": plan.placement.kind,
         "isolation": options.isolation,
-        "place": _place(plan),
+        "place": place,
         "limits": _limits(plan),
         "network": _network(plan),
         "secrets": [],
@@ -157,16 +158,6 @@ def _network(plan: Plan) -> str | None:
     if plan.placement.is_outside:
         return None
     return "none" if plan.placement.kind != "host" else "of the host"
-
-
-def _place(plan: Plan) -> JsonObject | None:
-    """Return the image and the runtime in which the call would run, or None without an image."""
-    if plan.image is None or not isinstance(plan.wall, HasImages):
-        return None
-    place = {"image": plan.image, **plan.wall.facts_of(plan.image)}
-    if plan.session is not None and plan.session.packages:  # it runs in a layer on the image
-        place |= {"image_digest": None, "packages": list(plan.session.packages)}
-    return place
 
 
 def _source_of_module(address: FunctionAddress) -> str:

@@ -55,7 +55,7 @@ from fumehood.pipeline.approve import approved_by_human, new_approval
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.context import CallContext
-from fumehood.pipeline.plan import Plan, make_plan, plan_now, until_place_is_known
+from fumehood.pipeline.plan import Plan, make_plan, place_of, plan_now
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.run import cancelled_ending, hidden_fault, permit, run_approved
 from fumehood.policy.model import Verdict
@@ -296,13 +296,13 @@ class ApprovalScheduler:
             ApprovalExpired: the action is no longer the approved one.
             EngineError: a gate refuses the call now.
         """
-        await until_place_is_known(plan)
+        place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
         again.reservation = call.reservation  # its own cost is no reason to find the budget full
         approval, permitted = stored.approval, self.permit_again(again)
         workspace = (approval.binding or {}).get("workspace")
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
-        action = action_of(permitted, plan, effect)
+        action = action_of(permitted, plan, place, effect)
         if action.digest != approval.action_digest:
             raise refusals.not_as_approved(changed_fields(approval.binding or {}, action.document))
 

@@ -30,7 +30,7 @@ from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
 from fumehood.pipeline.context import CallContext
-from fumehood.pipeline.plan import Plan, plan_now, until_place_is_known
+from fumehood.pipeline.plan import Plan, place_of, plan_now
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 from fumehood.protocol.messages import decode_envelope
@@ -223,9 +223,9 @@ async def new_approval(
     Raises:
         EngineError: its effect cannot be computed.
     """
-    await until_place_is_known(plan)
+    place = await place_of(plan, services.sessions)
     effect = await preview(permitted, plan, services.sessions)
-    action = action_of(permitted, plan, effect)
+    action = action_of(permitted, plan, place, effect)
     approvals, exceeded = services.approvals, services.exceeded_if_approved(permitted)
     now = approvals.now()
     request, decision = permitted.request, permitted.decision

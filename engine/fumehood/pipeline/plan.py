@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fumehood.circuits.breaker import upstream_of
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
@@ -207,14 +208,19 @@ def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
     return status.required
 
 
-async def until_place_is_known(plan: Plan) -> None:
-    """Wait until the identity of the plan's image is known. An approval is bound to that identity.
+async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:
+    """Return the image and the runtime in which a call would run, or None without an image. An
+    approval is bound to both.
 
     Raises:
+        ResourceNotFound: its session is over.
         SandboxUnavailable: the image is missing, or its identity cannot be found out now.
     """
-    if plan.image is not None and isinstance(plan.wall, HasImages):
-        await plan.wall.until_known(plan.image)
+    if plan.image is None or not isinstance(plan.wall, HasImages):
+        return None
+    if plan.session is not None and plan.placement.is_of_session:
+        return await sessions.facts_of(plan.session.id)
+    return await plan.wall.facts_of(plan.image)
 
 
 def _session(

@@ -471,6 +471,18 @@ class SessionKeeper:
             )
         return self._record(session)
 
+    async def facts_of(self, session_id: str) -> JsonObject:
+        """Return the facts of the image in which a session's next call runs.
+
+        Raises:
+            ResourceNotFound: it is over.
+            SandboxUnavailable: they cannot be found out now.
+        """
+        session = self._live.get(session_id)
+        if session is None:
+            raise _unknown()
+        return await session.container.facts()
+
     def lease(
         self,
         principal: Principal,

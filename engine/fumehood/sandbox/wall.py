@@ -278,16 +278,12 @@ class HasImages(ABC):
         """
 
     @abstractmethod
-    async def until_known(self, image: str) -> None:
-        """Wait until this image's properties are known.
+    async def facts_of(self, image: str) -> JsonObject:
+        """Return an image's name and digest, the runtime, and the packages that it has besides.
 
         Raises:
             SandboxUnavailable: the image does not exist, or Docker cannot be queried.
         """
-
-    @abstractmethod
-    def facts_of(self, image: str | None) -> JsonObject:
-        """Return the runtime, and the image's digest if it is known."""
 
 
 class Walls:
@@ -324,6 +320,12 @@ class SessionContainer(Protocol):
     @property
     def lock(self) -> str:
         """The packages that were added to its image, as a lock with hashes, or ""."""
+        ...
+
+    async def facts(self) -> JsonObject:
+        """Return the name and digest of the image in which the next run runs, as
+        `HasImages.facts_of`.
+        """
         ...
 
     @property

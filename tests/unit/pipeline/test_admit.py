@@ -220,13 +220,10 @@ class ReturningWall(FakeWall, HasImages):
         if self.comes_back:
             self.enforced, self.is_missing = self.required, False
 
-    async def until_known(self, image: str) -> None:
-        return None
-
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
         return f"{image}+{len(packages)}"
 
-    def facts_of(self, image: str | None) -> JsonObject:
+    async def facts_of(self, image: str) -> JsonObject:
         return {}
 
 

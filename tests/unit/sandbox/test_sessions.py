@@ -226,7 +226,7 @@ async def test_language_that_the_image_lacks_is_refused() -> None:
 
 async def test_refusal_for_a_missing_language_names_the_session_command() -> None:
     class WithImages(FakeWall, HasImages):
-        look_again = until_known = with_packages = facts_of = FakeWall.hold
+        look_again = with_packages = facts_of = FakeWall.hold
 
         def image_for(self, language: str) -> str:
             return {"javascript": "node"}[language]

@@ -520,6 +520,8 @@ class Supervisor:
         if self._check is None or not is_over:
             housekeeper = self._cleaner.keep_house(run, is_over=is_over)
         self._output_due = None
+        if run.is_left and state == "reset":
+            self._chain.end()  # the next call tells it, since nobody heard of this one
         if self._check is None and not run.is_left:
             self._reporter.ended(run, housekeeper.left_out, state)
         if not is_quick:

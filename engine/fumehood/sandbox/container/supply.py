@@ -405,6 +405,9 @@ class ContainerSupply:
             is_ours = found["Config"]["Labels"].get(LABEL_OWNER) == self._identity.owner_id
             if not is_ours or not found["State"].get("Running"):
                 return None
+            runtime = self._settings.runtime
+            if runtime is not None and found["HostConfig"].get("Runtime") != runtime:
+                raise ContainerFailed(f"It does not run on {runtime}, which is configured now.")
             if found["State"].get("Paused"):
                 await self._docker.unpause(name)
             spec = ContainerSpec(

@@ -244,24 +244,30 @@ class ContainerWall(HasImages):
         self._begin()
         await self._supply.look()
 
-    async def until_known(self, image: str) -> None:
-        """Query Docker for an image, unless it is already known.
+    async def facts_of(self, image: str) -> JsonObject:
+        """Return an image's name and digest, the runtime, and the packages that it has besides.
 
         Raises:
             ImageMissing: the image does not exist.
             SandboxUnavailable: Docker cannot be used.
         """
-        await self._find(image)
+        return self._facts(image, (await self._find(image)).id)
 
-    def facts_of(self, image: str | None) -> JsonObject:
-        """Return the runtime, and the image's digest if it is known."""
-        found = self._supply.images.get(image) if image is not None else None
-        lock = self._layers.lock_of(image) if image is not None else None
+    def _facts(self, image: str, digest: str) -> JsonObject:
+        lock = self._layers.lock_of(image)
         return {
-            "image_digest": found.id if found is not None else None,
+            "image": image,
+            "image_digest": digest,
             "runtime": self._runtime or "default",
             **({"packages": list(lock.pins)} if lock is not None else {}),
         }
+
+    async def facts_of_session(self, held: HeldContainer) -> JsonObject:
+        """Return the same about the image of a session's container, or of its next one."""
+        image = self._image_of(held)
+        if held.container is not None:
+            return self._facts(image, held.container.image_id)
+        return await self.facts_of(image)
 
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
         """Return the name of an image with these packages, as `PackageLayers.name_for`."""
@@ -310,7 +316,9 @@ class ContainerWall(HasImages):
                 f"fumehood-{domain.session_id}", disk_mb, kind, found, on_lost
             )
         entry = await self._pool.take(domain, kind, fresh=True)
-        held = HeldContainer(self, self._supply, entry.container.name, found.languages, on_lost)
+        held = HeldContainer(
+            self, self._supply, entry.container.name, image, found.languages, on_lost
+        )
         held.container, held.lock = entry.container, self._lock_text(image)
         if not self._pool.let_go(entry, held):
             raise try_later("The container was lost as it was taken. Repeat the call.")
@@ -333,11 +341,21 @@ class ContainerWall(HasImages):
             self._disks_in_use.discard(disk)
             self._start_soon(self._sweep_disks)
             raise
-        held = HeldContainer(self, self._supply, container.name, image.languages, on_lost)
+        held = HeldContainer(
+            self, self._supply, container.name, kind.image, image.languages, on_lost
+        )
         held.disk = SessionDisk(disk, disk_mb, kind, FIRST_EPOCH)
         held.lock = self._lock_text(kind.image)
         self._use(held, container)
         return held
+
+    def _image_of(self, held: HeldContainer) -> str:
+        """Return the name of a session's image. Its packages are registered again, because requests
+        of others may have displaced them.
+        """
+        if held.lock:
+            self._layers.add_text(held.image.partition(PLUS)[0], held.lock)
+        return held.image
 
     def _lock_text(self, image: str) -> str:
         lock = self._layers.lock_of(image)
@@ -355,9 +373,7 @@ class ContainerWall(HasImages):
         """Make a container for the disk of a stopped session. Raises SandboxUnavailable."""
         disk = held.disk
         assert disk is not None
-        if held.lock:  # requests of others may have displaced it
-            self._layers.add_text(disk.kind.image.partition(PLUS)[0], held.lock)
-        await self._find(disk.kind.image)
+        await self._find(self._image_of(held))
         self._is_disk_gone(held)
         while held.lost is None:
             try:
@@ -470,6 +486,7 @@ class ContainerWall(HasImages):
             self,
             self._supply,
             name,
+            image,
             record.languages,
             on_lost,
             lambda: self._supply.take_over(name, kind, home.epoch),
@@ -684,6 +701,7 @@ class HeldContainer:
         wall: ContainerWall,
         supply: ContainerSupply,
         name: str,
+        image: str,
         languages: tuple[str, ...],
         on_lost: Callable[[], None],
         take_over: Callable[[], Awaitable[Container | None]] | None = None,
@@ -692,6 +710,8 @@ class HeldContainer:
         self.name = name
         """Its name in Docker."""
         self.container: Container | None = None
+        self.image = image
+        """The name of its image, with its packages."""
         self.languages = languages
         self.lock = ""
         self.lost: str | None = None
@@ -794,6 +814,14 @@ class HeldContainer:
             async with self._changing:
                 await self._until_usable()
         await self._until_settled()
+
+    async def facts(self) -> JsonObject:
+        """Return the facts of the image in which the next run runs. An earlier engine's container
+        is taken over for it.
+        """
+        if not self.is_stopped and self.container is None:
+            await self.until_free()
+        return await self._wall.facts_of_session(self)
 
     async def _until_removed(self) -> None:
         """Wait until Docker has removed the container of a stopped session, which uses the disk."""
