@@ -41,9 +41,6 @@ from fumehood.sandbox.container.spec import (
 )
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
-TAKEOVER_DEADLINE_S = 10.0
-"""Seconds until a guest is ready for its next engine: it may have a run to end first."""
-
 START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
 
@@ -140,7 +137,7 @@ class Container:
         container._id = spec.name
         try:
             stream = await docker.launch_in(spec.name, relay_command(epoch))
-            await container._connect(stream, required, TAKEOVER_DEADLINE_S)
+            await container._connect(stream, required, START_DEADLINE_S)
         except BaseException:
             container.end("it was not taken over")
             raise

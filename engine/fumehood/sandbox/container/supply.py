@@ -83,6 +83,9 @@ GUEST_GRACE_S = 60.0
 GUEST_CPUS = 0.5
 """CPUs of the guest, which creates the next child while a program runs; added to the program's."""
 
+MAX_TAKEOVERS = 8
+"""Maximum number of containers that are taken over at once, so that each is ready in time."""
+
 TRIES = 2
 """Attempts to start a container if its guest does not become ready."""
 
@@ -161,6 +164,7 @@ class ContainerSupply:
         self._on_look = on_look
         self._on_event = on_event
         self._turn = anyio.Lock()
+        self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
         self._numbers = 0
         self.host_cpus = 0
         """Processors of Docker's host, the maximum for a container; 0 if unknown."""
@@ -422,9 +426,10 @@ class ContainerSupply:
                 deadline=0,
                 runtime=self._settings.runtime,
             )
-            container = await Container.take_over(
-                self._docker, spec, required=self.required, epoch=epoch
-            )
+            async with self._takeovers:
+                container = await Container.take_over(
+                    self._docker, spec, required=self.required, epoch=epoch
+                )
             container.keep(epoch, self._making.orphan_s)
             return container
         except (DockerNotFound, DockerConflict, ContainerFailed) as error:
