@@ -51,7 +51,7 @@ def _plan(permitted: PermittedCall) -> Plan:
 
 def _action(effect: Effect | None = None, **fields: Any) -> Action:
     permitted = _permitted(**fields)
-    return action_of(permitted, _plan(permitted), effect)
+    return action_of(permitted, _plan(permitted), None, effect)
 
 
 BASE = _action()
