@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.calculator import evaluate, preload, render, run
+from fumehood.guest.interpreter.calculator import evaluate, render, run
 from fumehood.guest.interpreter.node_table import MAX_DEPTH
 from fumehood.protocol.strict_json import MAX_INTEGER
 
@@ -95,12 +95,6 @@ def test_precision_rounds_decimals_half_even_and_nothing_else(
     assert _result(expression, precision) == (value, text)
 
 
-@pytest.mark.row("S4")
-def test_the_largest_integers_are_exact() -> None:
-    assert _result("10**4299") == (None, "1" + "0" * 4299)
-    assert _run("10**4300")["error"]["kind"] == "policy"
-
-
 ERRORS = [
     # invalid: the text is no expression
     ("", "invalid", ""),
@@ -122,6 +116,7 @@ ERRORS = [
     ("__import__(1)", "policy", "no function"),
     ("ｏｐｅｎ(1)", "policy", "no function"),
     ("sqrt", "policy", "call it"),
+    ("é" * 5000, "policy", "no name"),
     ("'a' * 10**10", "policy", "strings"),
     ("[x for x in [1]]", "policy", "comprehensions"),
     ("9**9**9", "policy", "digits"),
@@ -166,19 +161,6 @@ def test_each_failure_is_reported_with_its_kind(expression: str, kind: str, word
     assert words in error["message"]
     assert 0 < len(error["message"]) < 400
     assert "Traceback" not in error["message"]
-
-
-@pytest.mark.row("S2")
-@pytest.mark.parametrize("first", ["1/0", "9**9**9", "a.b", "(", "[1, 2]", "sqrt(-1)", "3 or 4"])
-def test_nothing_passes_from_one_expression_to_the_next(first: str) -> None:
-    _run(first)
-    assert _result("1 + 1") == (2, "2")
-    assert _run("1/0")["error"]["message"] == "division by zero"
-
-
-def test_warming_up_leaves_nothing_behind() -> None:
-    preload()
-    assert _result("2 * 3") == (6, "6")
 
 
 def test_long_list_is_cut_soon_after_the_limit() -> None:

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.names import CONSTANTS, FUNCTIONS, NameRefused, check, symbols
+from fumehood.guest.interpreter.names import CONSTANTS, FUNCTIONS, NameRefused, check
 
 
 def _check(text: str) -> None:
@@ -41,26 +41,12 @@ def test_builtins_outside_the_table_are_refused() -> None:
             _check(name)
 
 
-@pytest.mark.row("S2")
-@pytest.mark.parametrize("name", ["math", "sizes", "asteval", "_", "x", "print", "symtable"])
-def test_unknown_name_is_refused(name: str) -> None:
-    with pytest.raises(NameRefused):
-        _check(name)
-
-
 @pytest.mark.parametrize(
     ("text", "hint"), [("sqr(2)", "sqrt"), ("factoral(5)", "factorial"), ("taau", "tau")]
 )
 def test_misspelt_name_gets_a_hint(text: str, hint: str) -> None:
     with pytest.raises(NameRefused, match=f"did you mean {hint}"):
         _check(text)
-
-
-def test_refused_name_is_shown_shortened() -> None:
-    with pytest.raises(NameRefused) as caught:
-        _check("é" * 5000)
-    assert len(str(caught.value)) < 300
-    assert "é" not in str(caught.value)
 
 
 def test_functions_with_large_results_have_size_checks() -> None:
@@ -73,11 +59,3 @@ def test_functions_with_large_results_have_size_checks() -> None:
 def test_every_function_of_math_is_offered() -> None:
     public = {name for name in dir(math) if not name.startswith("_")}
     assert public - FUNCTIONS.keys() - CONSTANTS.keys() <= {"fma", "sumprod"}
-
-
-@pytest.mark.row("S2")
-def test_each_evaluator_gets_its_own_symbol_table() -> None:
-    mine = symbols()
-    mine["sqrt"] = None
-    assert symbols()["sqrt"] is math.sqrt
-    assert FUNCTIONS["sqrt"] is math.sqrt

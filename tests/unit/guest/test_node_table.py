@@ -9,20 +9,9 @@ import pytest
 from fumehood.guest.interpreter.node_table import ALLOWED, MAX_DEPTH, REFUSED, NodeRefused, check
 from support.ast_nodes import NODE_CLASSES
 
-NAMED_BY_AST = sorted(
-    name
-    for name, value in vars(ast).items()
-    if isinstance(value, type) and issubclass(value, ast.AST)
-)
-
 
 def _check(text: str) -> None:
     check(ast.parse(text, mode="eval"))
-
-
-def test_all_ast_node_classes_are_found() -> None:
-    assert len(NODE_CLASSES) > 100
-    assert set(NAMED_BY_AST) <= set(NODE_CLASSES)
 
 
 @pytest.mark.row("S2")
@@ -37,36 +26,6 @@ def test_unclassified_ast_node_is_refused() -> None:
 
     with pytest.raises(NodeRefused, match="Teleport"):
         check(ast.Expression(body=Teleport()))
-
-
-@pytest.mark.row("S2")
-def test_unknown_operator_node_is_refused() -> None:
-    class Entangle(ast.operator):
-        pass
-
-    tree = ast.parse("1 + 2", mode="eval")
-    assert isinstance(tree.body, ast.BinOp)
-    tree.body.op = Entangle()
-    with pytest.raises(NodeRefused, match="Entangle"):
-        check(tree)
-
-
-@pytest.mark.row("S2")
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1 + 2 - 3 * 4 / 5 // 6 % 7 ** 8",
-        "1 << 2 >> 3 & 4 | 5",
-        "+1 - -1 + ~1",
-        "not 1 and 2 or 3",
-        "1 < 2 <= 3 == 3 != 4 > 3 >= 2",
-        "1 in [1, 2] and 3 not in (1, 2)",
-        "sqrt(2) if True else [1, 2.5]",
-        "pi",
-    ],
-)
-def test_calculator_expression_is_allowed(text: str) -> None:
-    _check(text)
 
 
 @pytest.mark.row("S2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,14 @@ FITS: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
     (sizes.divide, (6, 3), 2),
     (sizes.divide, (DIGITS_4300, 10), 10**4298),
     (sizes.divide, (1, 4), 0.25),
+    (sizes.power, (1, 10**400), 1),
+    (sizes.power, (0, 10**400), 0),
+    (sizes.power, (-1, 10**400), 1),
+    # within the limit, and the estimate is never too high
+    (sizes.combinations, (14_000, 7000), math.comb(14_000, 7000)),
+    (sizes.combinations, (14_200, 7000), math.comb(14_200, 7000)),
+    (sizes.permutations, (5, 6), 0),
+    (sizes.combinations, (5, 6), 0),
 ]
 
 TOO_LARGE: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
@@ -128,71 +137,25 @@ def test_sum_and_product_of_non_numbers_are_refused(value: list[Any]) -> None:
         sizes.product(value)
 
 
-@pytest.mark.parametrize("value", [1.5, "5", [5], None])
-def test_factorial_needs_a_whole_number(value: Any) -> None:
-    with pytest.raises(TypeError, match="whole number"):
-        sizes.factorial(value)
+MATCHING: list[tuple[Callable[..., Any], Callable[..., Any], tuple[st.SearchStrategy[int], ...]]] = [
+    (sizes.power, operator.pow, (st.integers(-(10**40), 10**40), st.integers(0, 200))),
+    (sizes.shift_left, operator.lshift,
+     (st.integers(-(10**4200), 10**4200), st.integers(0, 15_000))),
+    (sizes.factorial, math.factorial, (st.integers(0, 1700),)),
+    (sizes.permutations, math.perm, (st.integers(0, 2000), st.integers(0, 2000))),
+    (sizes.combinations, math.comb, (st.integers(0, 5000), st.integers(0, 5000))),
+]  # fmt: skip
 
 
-@given(st.integers(-(10**40), 10**40), st.integers(0, 200))
-def test_power_matches_python_up_to_the_limit(base: int, exponent: int) -> None:
-    expected = base**exponent
-    if abs(expected) <= MAX_INTEGER:
-        assert sizes.checked(sizes.power(base, exponent)) == expected
-    else:
-        with pytest.raises(TooLarge):
-            sizes.checked(sizes.power(base, exponent))
-
-
-@given(st.integers(-(10**4200), 10**4200), st.integers(0, 15_000))
-def test_shift_matches_python_up_to_the_limit(value: int, count: int) -> None:
-    expected = value << count
-    if abs(expected) <= MAX_INTEGER:
-        assert sizes.checked(sizes.shift_left(value, count)) == expected
-    else:
-        with pytest.raises(TooLarge):
-            sizes.checked(sizes.shift_left(value, count))
-
-
-@given(st.integers(0, 1700))
-def test_factorial_matches_python_up_to_the_limit(number: int) -> None:
-    expected = math.factorial(number)
-    if expected <= MAX_INTEGER:
-        assert sizes.checked(sizes.factorial(number)) == expected
-    else:
-        with pytest.raises(TooLarge):
-            sizes.checked(sizes.factorial(number))
-
-
-@given(st.integers(0, 2000), st.integers(0, 2000))
-def test_permutations_match_python_up_to_the_limit(total: int, chosen: int) -> None:
-    expected = math.perm(total, chosen)
-    if expected <= MAX_INTEGER:
-        assert sizes.checked(sizes.permutations(total, chosen)) == expected
-    else:
-        with pytest.raises(TooLarge):
-            sizes.checked(sizes.permutations(total, chosen))
-
-
-@given(st.integers(0, 5000), st.integers(0, 5000))
-def test_combinations_match_python(total: int, chosen: int) -> None:
-    assert sizes.checked(sizes.combinations(total, chosen)) == math.comb(total, chosen)
-
-
-@given(st.integers(-(10**4299), 10**4299).filter(bool))
-def test_bit_estimate_is_close_to_the_bit_length(value: int) -> None:
-    assert value.bit_length() - 1 <= sizes.bits(value) <= value.bit_length()
-
-
-@pytest.mark.row("S4")
-@pytest.mark.parametrize("base", [1, 0, -1])
-def test_power_of_one_or_zero_is_computed_for_any_exponent(base: int) -> None:
-    assert sizes.power(base, 10**400) == base ** (10**400)
-
-
-@pytest.mark.row("S4")
-@pytest.mark.parametrize(("total", "chosen"), [(14_000, 7000), (14_200, 7000), (10_000, 5000)])
-def test_binomial_within_the_limit_is_never_refused_by_the_estimate(
-    total: int, chosen: int
+@pytest.mark.parametrize(("function", "python", "numbers"), MATCHING, ids=_id)
+@given(data=st.data())
+def test_result_matches_python_up_to_the_limit(
+    function: Callable[..., Any], python: Callable[..., Any], numbers: Any, data: st.DataObject
 ) -> None:
-    assert sizes.checked(sizes.combinations(total, chosen)) == math.comb(total, chosen)
+    arguments = [data.draw(number) for number in numbers]
+    expected = python(*arguments)
+    if abs(expected) <= MAX_INTEGER:
+        assert sizes.checked(function(*arguments)) == expected
+    else:
+        with pytest.raises(TooLarge):
+            sizes.checked(function(*arguments))

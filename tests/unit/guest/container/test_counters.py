@@ -53,12 +53,6 @@ def test_both_cgroup_versions_are_read_with_missing_counters_as_none(
     assert limits == ((167772160, 76) if files else (None, None))
 
 
-def test_cgroup_counter_is_read_on_each_access(tmp_path: Path) -> None:
-    found = _counters(tmp_path, V1)
-    (tmp_path / "pids/pids.current").write_text("9\n")
-    assert found.processes() == 9
-
-
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("text", ["max\n", "9223372036854771712\n", "-1\n x\n", ""])
 def test_unlimited_memory_is_none(tmp_path: Path, text: str) -> None:

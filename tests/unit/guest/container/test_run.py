@@ -95,12 +95,18 @@ def test_claim_cannot_hide_an_out_of_memory_kill(exit_code: int | None, number: 
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize(
-    ("number", "named"), [(24, {"open_files"}), (28, {"disk"}), (27, {"file_size"}), (2, set())]
+    ("claim", "named"),
+    [
+        ({"error": {"kind": "exception", "errno": 24}}, {"open_files"}),
+        ({"error": {"kind": "exception", "errno": 28}}, {"disk"}),
+        ({"error": {"kind": "exception", "errno": 27}}, {"file_size"}),
+        ({"error": {"kind": "exception", "errno": 2}}, set()),
+        ({"error": {"errno": [24]}}, set()),
+        ({"error": 3}, set()),
+        ({}, set()),
+        (None, set()),
+        (RESULT, set()),
+    ],
 )
-def test_uncaught_os_error_names_its_limit(number: int, named: set[str]) -> None:
-    assert claimed_limits({"error": {"kind": "exception", "errno": number}}) == named
-
-
-@pytest.mark.parametrize("claim", [None, {}, {"error": 3}, {"error": {"errno": [24]}}, RESULT])
-def test_malformed_claim_names_no_limit(claim: dict[str, Any] | None) -> None:
-    assert claimed_limits(claim) == set()
+def test_uncaught_os_error_names_its_limit(claim: dict[str, Any] | None, named: set[str]) -> None:
+    assert claimed_limits(claim) == named

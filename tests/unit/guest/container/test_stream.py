@@ -21,15 +21,6 @@ def pipe() -> Iterator[tuple[Stream, int]]:
         os.close(descriptor)
 
 
-def test_output_text_is_passed_on_unchanged(pipe: tuple[Stream, int]) -> None:
-    stream, writable = pipe
-    os.write(writable, "naïve ☃\n".encode())
-    assert stream.read(1000)
-    assert stream.take() == ["naïve ☃\n"]
-    assert stream.received_bytes == 11
-    assert stream.take() == []
-
-
 @given(st.text(max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=40))
 def test_characters_split_between_reads_are_reassembled(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", "replace")
@@ -48,15 +39,6 @@ def test_characters_split_between_reads_are_reassembled(text: str, cuts: list[in
         os.close(readable)
         os.close(writable)
     assert said == text.encode("utf-8", "replace").decode()
-
-
-def test_invalid_utf8_is_replaced_and_counted(pipe: tuple[Stream, int]) -> None:
-    stream, writable = pipe
-    os.write(writable, b"\xff\xfe\x00ok\xe2\x98")
-    stream.read(1000)
-    assert "".join(stream.take()) == "\ufffd\ufffd\x00ok"
-    assert stream.take(last=True) == ["\ufffd"]
-    assert stream.received_bytes == 7
 
 
 def test_output_over_the_limit_keeps_its_head_and_counts_the_rest(

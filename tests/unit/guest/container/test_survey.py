@@ -102,23 +102,6 @@ def test_deletion_survey_lists_everything_to_be_deleted(place: Path) -> None:
     assert base64.b64decode(found["d/\\xff"]["path_base64"]) == b"d/\xff"
 
 
-def test_survey_lists_every_path_component(place: Path) -> None:
-    (place / "a/b").mkdir(parents=True)
-    told = look(writing("a/b/c/d"))
-    assert outcomes(told) == {"a/b/c/d": None}
-    assert [(path, entry["kind"]) for path, entry in entries(told).items()] == [
-        ("a", "directory"), ("a/b", "directory"), ("a/b/c", "absent"), ("a/b/c/d", "absent"),
-    ]  # fmt: skip
-    assert os.listdir(place / "a/b") == []
-
-
-def test_survey_of_an_append_gives_the_resulting_hash(place: Path) -> None:
-    (place / "f").write_text("one")
-    told = look(writing("f", "append", b"two"))
-    assert told["appended"] == {"size": 6, "sha256": sha256(b"onetwo")}
-    assert (place / "f").read_text() == "one"
-
-
 @dataclass(frozen=True)
 class Change:
     """What happens to a workspace between the look and the deed."""
@@ -135,9 +118,9 @@ def replace_by_directory(place: Path) -> None:
     (place / "d/f").mkdir()
 
 
-def replace_by_link(place: Path, target: str = "/etc/passwd") -> None:
+def replace_by_link(place: Path) -> None:
     (place / "d/f").unlink()
-    (place / "d/f").symlink_to(target)
+    (place / "d/f").symlink_to("/etc/passwd")
 
 
 def same_size_and_times(place: Path) -> None:
@@ -162,9 +145,6 @@ CHANGES = [
     Change("a-directory-now", replace_by_directory),
     Change("a-link-now", replace_by_link),
     Change("a-link-above-now", swap_parent),
-]
-CHANGES_OF_A_TREE = [
-    *CHANGES,
     Change("one-more", lambda place: (place / "d/new").write_text("")),
     Change("one-more-hidden", lambda place: (place / "d/.fumehood-upload-x").write_text("")),
     Change("one-more-without-a-text-name",
@@ -184,22 +164,9 @@ def tree(place: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("change", CHANGES_OF_A_TREE, ids=str)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_deletion_after_a_change_is_refused_and_changes_nothing(tree: Path, change: Change) -> None:
     request = deleting("d")
-    expected = look(request)["base"]
-    change.make(tree)
-    before = snapshot(tree)
-    assert do({**request, "expected": expected})["fault"]["kind"] == "not_as_seen"
-    assert snapshot(tree) == before
-
-
-@pytest.mark.parametrize("mode", ["replace", "append"])
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_write_after_a_change_is_refused_and_changes_nothing(
-    tree: Path, change: Change, mode: str
-) -> None:
-    request = writing("d/f", mode)
     expected = look(request)["base"]
     change.make(tree)
     before = snapshot(tree)
@@ -214,43 +181,6 @@ def test_new_file_at_a_surveyed_path_is_not_overwritten(place: Path) -> None:
         (place / "d").mkdir()
         assert do({**request, "expected": expected})["fault"]["kind"] == "not_as_seen"
         (place / "d").rmdir()
-
-
-@pytest.mark.parametrize(
-    "request_", [deleting("d"), writing("d/f", "replace"), writing("d/f", "append")], ids=str
-)
-def test_approved_change_ignores_unrelated_changes(tree: Path, request_: Request) -> None:
-    """The twin: what the call does not look at may change."""
-    expected = look(request_)["base"]
-    (tree / "other-file").write_text("2")
-    (tree / "new").mkdir()
-    done = do({**request_, "expected": expected})
-    assert "fault" not in done
-    assert not (tree / "d").exists() or "new" in (tree / "d/f").read_text()
-
-
-def test_changed_file_is_overwritten_without_an_expected_hash(tree: Path) -> None:
-    """The control: it is the comparison that keeps it."""
-    look(writing("d/f", "replace"))
-    (tree / "d/f").write_text("longer text")
-    assert do(writing("d/f", "replace")) == {"size": 3}
-    assert (tree / "d/f").read_text() == "new"
-
-
-def test_wrong_or_foreign_survey_hash_is_refused(tree: Path) -> None:
-    other = look(deleting("d/f"))["base"]
-    for expected in ("", "0" * 64, other, other.upper(), None):
-        done = do({**deleting("d"), "expected": expected})
-        assert done["fault"]["kind"] == "not_as_seen"
-    assert (tree / "d/f").exists()
-
-
-def test_survey_follows_the_order_of_deletion(place: Path) -> None:
-    (place / "d").mkdir()
-    (place / "d/a").write_text("")
-    assert outcomes(look(deleting("d/a", "d", recursive=False))) == {"d/a": None, "d": None}
-    assert outcomes(look(deleting("d", "d/a", recursive=False))) == {"d": "not_empty", "d/a": None}
-    assert outcomes(look(deleting("d", "d/a"))) == {"d": None, "d/a": "not_found"}
 
 
 def test_directory_that_cannot_be_surveyed_whole_is_not_deleted(place: Path) -> None:
@@ -394,7 +324,7 @@ REQUESTS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(PATHS, KINDS), max_size=8), REQUESTS)
 def test_survey_predicts_the_deletion_exactly(
     ground: Path, made: list[tuple[str, str]], request_: Request

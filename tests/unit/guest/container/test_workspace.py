@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +47,6 @@ def test_plain_files_are_handed_over_in_order_and_then_removed(place: Path) -> N
     assert os.listdir(place) == []
 
 
-@pytest.mark.row("S5", "E7")
-def test_links_pipes_and_sockets_are_counted_but_not_handed_over(
-    place: Path, outside: Path
-) -> None:
-    (place / "file-link").symlink_to(outside / "secret")
-    (place / "directory-link").symlink_to(outside)
-    os.mkfifo(place / "pipe")
-    (place / "twin").write_text("plain")
-    assert _kept(place) == ({"twin": b"plain"}, 3)
-    assert (outside / "secret").read_text() == "secret"
-
-
 @pytest.mark.row("S5")
 def test_deep_and_unreadable_directories_are_removed(place: Path) -> None:
     here = os.open(place, os.O_RDONLY)
@@ -80,20 +67,6 @@ def test_deep_and_unreadable_directories_are_removed(place: Path) -> None:
     assert os.listdir(place) == []
 
 
-@pytest.mark.row("S6")
-@pytest.mark.parametrize("mode", [0o000, 0o200, 0o640, 0o4000, 0o2711, 0o1755], ids=oct)
-def test_file_modes_in_a_session_are_kept(place: Path, mode: int) -> None:
-    (place / "d").mkdir()
-    (place / "d" / "file").write_text("y")
-    (place / "d" / "file").chmod(mode)
-    (place / "d").chmod(mode)
-    told: list[dict[str, Any]] = []
-    assert workspace.keep_house(7, told.append, [str(place)], since_ns=1) == 0
-    assert [frame["path"] for frame in told if frame["op"] == "file"] == ["d/file"]
-    for path in (place / "d", place / "d" / "file"):
-        assert stat.S_IMODE(path.stat().st_mode) == mode
-
-
 @pytest.mark.row("S5")
 def test_names_used_by_the_cleaner_itself_are_removed(place: Path) -> None:
     for name in (".1", ".2", ".3"):
@@ -101,13 +74,6 @@ def test_names_used_by_the_cleaner_itself_are_removed(place: Path) -> None:
         (place / name / ".9").write_text("x")
     _kept(place)
     assert os.listdir(place) == []
-
-
-@pytest.mark.row("E7")
-def test_file_name_that_is_not_utf8_is_left_out(place: Path) -> None:
-    Path(os.fsdecode(os.fsencode(place) + b"/\xff\xfe")).write_text("x")
-    (place / "☃.txt").write_text("y")
-    assert _kept(place) == ({"☃.txt": b"y"}, 1)
 
 
 @pytest.mark.row("E7")

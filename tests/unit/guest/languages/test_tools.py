@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fumehood.guest.languages import tools
 from fumehood.guest.languages.tools import ABSENT, ToolCalls, ToolError, make_module
@@ -60,9 +58,6 @@ def test_only_given_arguments_of_a_tool_function_are_sent() -> None:
     assert sent_by(spec(), "a", 5, page=None)[1] == {"query": "a", "limit": 5, "page": None}
     assert sent_by(spec(), query="a", page=ABSENT)[1] == {"query": "a"}
     assert sent_by(spec(), "a", **{"from": "b"})[1] == {"query": "a", "from": "b"}
-
-
-def test_versioned_tool_name_is_sent_unchanged() -> None:
     assert sent_by(spec() | {"name": "search@1.2.0"}, "a")[0] == "search@1.2.0"
 
 
@@ -94,20 +89,6 @@ def test_hostile_definition_text_is_never_executed() -> None:
     assert inspect.signature(module.search).parameters["a"].default == HOSTILE
     assert HOSTILE in (module.search.__doc__ or "")
     assert "CANARY" not in os.environ
-
-
-@given(
-    st.dictionaries(st.text(max_size=8), st.one_of(st.none(), st.booleans(), st.integers())),
-    st.data(),
-)
-def test_function_of_any_schema_sends_exactly_its_arguments(
-    properties: dict[str, Any], data: st.DataObject
-) -> None:
-    required = data.draw(st.lists(st.sampled_from(sorted(properties)))) if properties else []
-    given_names = {*required, *data.draw(st.sets(st.sampled_from(sorted(properties) or ["x"])))}
-    arguments = dict.fromkeys(given_names & properties.keys(), 1)
-    made = spec(parameters={"properties": properties, "required": required})
-    assert sent_by(made, **arguments) == ("search", arguments)
 
 
 # -- calls ---------------------------------------------------------------------------------
@@ -154,16 +135,6 @@ def calls() -> ToolCalls:
     return made
 
 
-def test_out_of_order_answers_reach_the_calling_threads(
-    supervisor: Supervisor, calls: ToolCalls
-) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        asked = {n: pool.submit(calls.call, "t", {"n": n}) for n in range(8)}
-        for call in reversed(supervisor.calls(8)):
-            supervisor.answers(call, call["arguments"]["n"] * 10)
-        assert {n: one.result(10) for n, one in asked.items()} == {n: n * 10 for n in range(8)}
-
-
 def test_tool_calls_over_the_limit_of_open_calls_wait(
     supervisor: Supervisor, calls: ToolCalls
 ) -> None:
@@ -178,18 +149,6 @@ def test_tool_calls_over_the_limit_of_open_calls_wait(
         for call in (*first[1:], *supervisor.calls(1)):
             supervisor.answers(call, None)
         assert [one.result(10) for one in asked] == [None] * len(asked)
-
-
-def test_tool_error_carries_all_fields_of_the_engine_error(
-    supervisor: Supervisor, calls: ToolCalls
-) -> None:
-    told = {"code": "RATE_LIMITED", "message": "Wait.", "retryable": True, "retry_after_ms": 5}
-    supervisor.sends({"call": 1, "error": told})
-    with pytest.raises(ToolError, match=r"RATE_LIMITED: Wait\.") as raised:
-        calls.call("t", {})
-    error = raised.value
-    assert (error.code, error.message, error.retryable) == ("RATE_LIMITED", "Wait.", True)
-    assert error.error == told
 
 
 def test_unexpected_answer_is_dropped(supervisor: Supervisor, calls: ToolCalls) -> None:

@@ -135,13 +135,6 @@ def test_withheld_builtin_is_refused_with_a_remedy() -> None:
     _check("nobody_knows_this_name")  # an error when it is reached
 
 
-def test_annotations_are_dropped_and_never_evaluated() -> None:
-    tree = simplify(ast.parse("def f(a: open, *b: eval) -> exec: x: os = 1\ny: open"))
-    assert "open" not in ast.dump(tree)
-    assert "exec" not in ast.dump(tree)
-    check(tree)
-
-
 def test_bare_except_catches_exceptions_only() -> None:
     assert "except Exception" in ast.unparse(simplify(ast.parse("try: pass\nexcept: pass")))
 

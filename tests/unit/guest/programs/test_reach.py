@@ -258,9 +258,3 @@ def test_unknown_modules_are_empty_and_nothing_is_imported() -> None:
         assert not modules.import_module(name, {modules.FINDER: finder}).members
         assert not modules.import_module(name).members
     assert set(sys.modules) == before
-
-
-def test_members_missing_in_this_python_are_listed_as_newer() -> None:
-    for name, members in modules.NEWER.items():
-        module = importlib.import_module(name)
-        assert {member for member in members if hasattr(module, member)} <= modules.MODULES[name]
