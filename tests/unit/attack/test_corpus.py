@@ -6,12 +6,10 @@ import ast
 
 import pytest
 
-from fumehood.attack.attack import Harm, Language, Look, Topic, Value
+from fumehood.attack.attack import Harm, Language, Look, Topic
 from fumehood.attack.corpus import attacks_on
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdict_of
 from fumehood.attack.targets import WALLS
-from fumehood.core.errors import EndedBy
-from fumehood.core.limits import Limit
 
 ROWS = [(wall, attack) for wall in WALLS for attack in attacks_on(wall)]
 OF_PROGRAMS = [attack for _, attack in ROWS if attack.language is not Language.CALCULATOR]
@@ -27,13 +25,10 @@ def parsed(code: str) -> ast.Module:
     return ast.parse(code)
 
 
-@pytest.mark.parametrize("wall", WALLS)
-def test_attack_names_are_unique_per_wall(wall: str) -> None:
-    names = [attack.id for attack in attacks_on(wall)]
-    assert len(set(names)) == len(names) >= 20
-
-
 def test_corpus_covers_its_documented_topics() -> None:
+    for wall in WALLS:
+        names = [attack.id for attack in attacks_on(wall)]
+        assert len(set(names)) == len(names) >= 20
     assert {attack.topic for attack in attacks_on("container")} == CONTAINER_TOPICS
     assert {attack.harm for _, attack in ROWS} == set(Harm)
     assert {look for _, attack in ROWS for look in attack.looks} == set(Look)
@@ -44,20 +39,6 @@ def test_quick_attacks_cover_every_topic_of_their_wall(wall: str) -> None:
     every = {attack.topic for attack in attacks_on(wall)}
     quick = {attack.topic for attack in attacks_on(wall) if attack.is_quick}
     assert quick >= every - ({Topic.HOST, Topic.NETWORK} if wall == "interpreter" else set())
-
-
-def test_every_attack_row_is_well_formed() -> None:
-    for wall, attack in ROWS:
-        assert attack.twin != attack.code, attack.id
-        assert attack.tries, attack.id
-        assert 0 < attack.wall_s <= 15, attack.id
-        for gvisor in (False, True):
-            expected = attack.expected_on(is_gvisor=gvisor)
-            assert expected.ends, attack.id
-            assert {name.split(":")[0] for name in expected.ends} <= set(EndedBy), attack.id
-            assert expected.hits in {None, *(limit.value for limit in Limit)}, attack.id
-        if attack.on_gvisor is not None:
-            assert (wall, bool(attack.on_gvisor.why)) == ("container", True), attack.id
 
 
 def test_attack_programs_end_without_a_wall() -> None:
@@ -74,14 +55,6 @@ def test_attack_programs_use_only_loopback_or_unassigned_addresses() -> None:
                 parts = literal.value.split(".")
                 if len(parts) == 4 and all(part.isdecimal() for part in parts):
                     assert literal.value in ("127.0.0.1", "192.0.2.1")  # RFC 5737
-
-
-def test_reset_attack_plants_what_its_twin_finds() -> None:
-    resets = [attack for _, attack in ROWS if attack.topic is Topic.RESET]
-    assert len(resets) >= 6
-    for attack in resets:
-        assert attack.before
-        assert attack.by_stranger or attack.twin_gives is not Value.ANYTHING
 
 
 # -- The scorecard's verdict and its form for machines -------------------------------------

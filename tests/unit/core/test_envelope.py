@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fumehood import FumehoodError
 from fumehood.core.envelope import (
@@ -31,7 +28,6 @@ from fumehood.protocol.messages import decode_envelope, encode_envelope
 from support.answers import error_of
 
 GOLDEN = Path(__file__).parent / "golden"
-FIVE_KEYS = ["success", "status", "data", "error", "metadata"]
 
 
 def _metadata(**fields: Any) -> Metadata:
@@ -100,18 +96,6 @@ def test_envelope_equals_its_golden_file(name: str, envelope: Envelope) -> None:
     assert shown == golden
 
 
-def test_debug_info_is_an_optional_sixth_key() -> None:
-    assert list(_success(debug_info={"stages_ms": {}}).model_dump()) == [*FIVE_KEYS, "debug_info"]
-    assert list(_success(debug_info={}).model_dump()) == [*FIVE_KEYS, "debug_info"]
-    assert list(_success(debug_info=None).model_dump()) == FIVE_KEYS
-
-
-@pytest.mark.row("E1")
-def test_error_omits_fields_that_do_not_apply() -> None:
-    least = ErrorInfo(code="A_B", message="m", retryable=False, human_review=False)
-    assert list(least.model_dump()) == ["code", "message", "retryable", "human_review"]
-
-
 @pytest.mark.row("E1")
 @pytest.mark.parametrize(
     ("key", "value"),
@@ -160,22 +144,8 @@ def test_malformed_envelope_is_refused(body: bytes) -> None:
         decode_envelope(body)
 
 
-def test_unmeasured_figures_are_null() -> None:
-    assert Resources().model_dump() == {
-        "cpu_ms": None,
-        "peak_memory_mb": None,
-        "output_bytes": None,
-    }
-    performance = Performance(total_ms=1.0).model_dump()
-    assert {key for key, value in performance.items() if value is not None} == {"total_ms"}
-
-
-def test_raise_for_error_returns_a_successful_envelope() -> None:
-    envelope = _success()
-    assert envelope.raise_for_error() is envelope
-
-
 def test_raise_for_error_raises_a_failure_with_its_envelope() -> None:
+    assert (good := _success()).raise_for_error() is good
     envelope = _error()
     with pytest.raises(CallFailed, match="expression is required") as raised:
         envelope.raise_for_error()
@@ -253,6 +223,8 @@ def test_files_are_objects_without_image_display() -> None:
     first, lost = _success(data={"files": [text, LOST]}).files
     assert (first.data, first._repr_png_()) == (b"PNG", None)
     assert (lost.data, lost.url) == (None, None)
+    (broken,) = _success(data={"files": [{**text, "content_base64": "<no base64>"}]}).files
+    assert broken.data is None
 
 
 @pytest.mark.parametrize(
@@ -269,18 +241,7 @@ def test_malformed_figure_is_left_out(data: dict[str, Any]) -> None:
     assert _success(data=data).images == ()
 
 
-def test_figure_with_invalid_base64_has_no_data() -> None:
-    (image,) = _success(data={"images": [{**INLINE, "content_base64": "<no base64>"}]}).images
-    assert image.data is None
-
-
-def test_file_objects_add_no_key_to_the_envelope() -> None:
-    assert list(_success(data={"images": [INLINE]}).model_dump()) == FIVE_KEYS
-
-
 # -- Usage ---------------------------------------------------------------------------------
-
-PER_TOKEN = {"text": 4.0, "json": 3.5, "markdown": 3.5, "code": 2.0}
 
 
 @pytest.mark.row("E2")
@@ -302,17 +263,6 @@ def test_tokens_are_estimated_by_the_documented_ratios(
     kind: str, characters: int, tokens: int
 ) -> None:
     assert EstimatingCounter().count("x" * characters, TextKind(kind)) == tokens
-
-
-@pytest.mark.row("E2")
-@given(st.integers(0, 5000), st.sampled_from(TextKind))
-def test_estimates_are_rounded_up(characters: int, kind: TextKind) -> None:
-    expected = math.ceil(characters / PER_TOKEN[kind])
-    assert EstimatingCounter().count("x" * characters, kind) == expected
-
-
-@pytest.mark.row("E2")
-def test_token_estimates_are_marked_as_estimated() -> None:
     assert EstimatingCounter().estimated is True
 
 
@@ -331,9 +281,3 @@ def test_token_estimates_are_marked_as_estimated() -> None:
 )
 def test_money_has_six_decimal_places_and_no_exponent(amount: str, shown: str) -> None:
     assert money(Decimal(amount)) == shown
-
-
-@pytest.mark.row("E3")
-@given(st.decimals(0, 10**9, places=6))
-def test_money_below_a_millionth_is_shown_exactly(amount: Decimal) -> None:
-    assert Decimal(money(amount)) == amount

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os.path
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fumehood
-from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient, Engine
+from fumehood import AsyncClient, Client, Engine
 from fumehood.core import keyword_types, keywords
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.identity import TrustDomain
-from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
 from fumehood.core.tool import DECISION
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.sandbox.settings import LanguageImages
 
 
 @pytest.mark.parametrize(
@@ -46,12 +41,6 @@ def test_number_of_compared_names_is_bounded() -> None:
 
 
 # -- The keyword arguments of the public methods -------------------------------------------
-
-
-def test_known_keywords_are_returned_with_their_values() -> None:
-    given: dict[str, Any] = {"timeout_seconds": 1, "dry_run": True}
-    assert keywords.checked(keyword_types.CallKeywords, "call", given) == given
-    assert keywords.checked(keyword_types.CallKeywords, "call", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -96,37 +85,7 @@ def test_method_signature_lists_its_keywords(method: Any, kind: type, others: li
         assert str(parameter).endswith(" = ...")  # it may be left out
 
 
-def test_public_methods_list_their_keywords() -> None:
-    classes = (AsyncClient, AsyncControlClient, Client, ControlClient, Engine)
-    named = [method for cls in classes for _, method in inspect.getmembers(cls, inspect.isfunction)]
-    assert len(named) > 100
-    for method in named:
-        kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
-        assert inspect.Parameter.VAR_KEYWORD not in kinds, method
-
-
 # -- The host's table of languages, and the places that cannot import it -------------------
-
-CHILD = Path(fumehood.__file__).parent / "guest/container/child.py"
-
-
-def test_guest_has_a_runner_for_exactly_the_known_languages() -> None:
-    tables = [
-        node.value
-        for node in ast.walk(ast.parse(CHILD.read_text(encoding="utf-8")))
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "programs"
-    ]
-    (table,) = tables
-    assert isinstance(table, ast.Dict)
-    programs = {ast.literal_eval(key) for key in table.keys if key is not None}
-    assert programs == {*LANGUAGES, "files", "probe"}
-
-
-def test_every_language_has_a_configurable_image() -> None:
-    chosen = LanguageImages().model_dump()
-    assert {name: chosen[name] for name in LANGUAGES} == {
-        name: language.image for name, language in LANGUAGES.items()
-    }
 
 
 def test_every_registrable_executor_kind_has_an_executor() -> None:

@@ -40,12 +40,6 @@ def engine(home: Path) -> Engine:
     return Engine([words, one_word], config=Config(home=home), **walls)
 
 
-@pytest.mark.parametrize("limit", [1, 7, 25, 100])
-async def test_all_items_are_fetched_in_order_for_any_page_size(home: Path, limit: int) -> None:
-    async with engine(home) as running:
-        assert await running.fetch_all("words", {"limit": limit}) == WORDS
-
-
 async def test_number_of_fetched_items_is_limited(home: Path) -> None:
     async with engine(home) as running:
         assert await running.fetch_all("words", max_items=12) == WORDS[:12]
@@ -72,12 +66,9 @@ def test_repeated_or_missing_cursor_ends_the_list(cursor: object) -> None:
 
 
 def test_endless_list_of_empty_pages_ends() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Pages({}, 0)
     pages = Pages({}, 10)
     pages.add(page([], "more"))
     assert pages.is_over
     assert pages.is_cut
-
-
-def test_item_limit_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Pages({}, 0)

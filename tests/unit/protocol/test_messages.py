@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import EndedBy
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import Limit
 from fumehood.protocol import framing, strict_json
 from fumehood.protocol.container_frames import (
     OUTPUT_START,
@@ -21,10 +21,8 @@ from fumehood.protocol.container_frames import (
 from fumehood.protocol.framing import Decoder, FrameError, FrameTooLarge, encode
 from fumehood.protocol.messages import (
     GuestEnding,
-    GuestProgress,
     GuestReady,
     parse_guest_frame,
-    run_frame,
 )
 
 CAP = 1 << 16
@@ -66,14 +64,6 @@ def test_oversized_frame_length_is_refused_before_its_body() -> None:
         Decoder(CAP).feed(struct.pack("!I", CAP + 1))
 
 
-def test_frame_size_limit_can_change_between_frames() -> None:
-    decoder = Decoder(CAP)
-    assert decoder.feed(encode({"a": "b" * 100})) == [{"a": "b" * 100}]
-    decoder.max_bytes = 50
-    with pytest.raises(FrameTooLarge):
-        decoder.feed(encode({"a": "b" * 100}))
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -85,16 +75,13 @@ def test_frame_size_limit_can_change_between_frames() -> None:
         b'{"a": 1, "a": 2}',
         b'{"a": "\\ud800"}',
         b"[" * 100 + b"]" * 100,
+        b"[]",
+        b"1",
+        b"null",
     ],
 )
-def test_frame_without_strict_json_is_refused(body: bytes) -> None:
-    with pytest.raises(FrameError, match="a frame is"):
-        Decoder(CAP).feed(_frame(body))
-
-
-@pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null", b"true"])
-def test_frame_without_a_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(FrameError, match="holds no object"):
+def test_frame_without_a_strict_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(FrameError, match=r"a frame is|holds no object"):
         Decoder(CAP).feed(_frame(body))
 
 
@@ -106,11 +93,6 @@ def test_garbage_bytes_give_messages_or_a_frame_error(chunk: bytes) -> None:
     except FrameError:
         return
     assert all(isinstance(message, dict) for message in messages)
-
-
-def test_message_that_json_cannot_represent_is_not_encoded() -> None:
-    with pytest.raises(ValueError, match="JSON compliant"):
-        encode({"a": float("nan")})
 
 
 # -- Messages ------------------------------------------------------------------------------
@@ -129,64 +111,65 @@ ENDED: dict[str, Any] = {
 }
 READY: dict[str, Any] = {"op": "ready", "enforces": {"memory": True, "files": False}, "faults": []}
 
-WRONG: dict[str, list[Any]] = {
-    "id": ["7", 7.5, None, True, [7]],
-    "ended_by": ["OK", "victory", None, 0, ["ok"]],
-    "isolation": ["", "none", "resident\n", "session", None, 1],
-    "cpu_ms": [-1, -0.1, "1", True, [1]],
-    "peak_memory_bytes": [-1, 1.5, "1", True],
-    "output_bytes": [-1, None, 1.5, "12", True],
-    "exit_code": ["0", 1.5, [], False],
-    "signal": ["9", 1.5, {}, True],
-    "claim": ["text", [], 1, True],
-}
-WRONG_READY: dict[str, list[Any]] = {
-    "enforces": [None, [], {"memory": "yes"}, {"memory": 1}, True],
-    "faults": [None, "text", [1]],
-}
+PROGRESS = {"op": "progress", "id": 1, "percent": 50.0, "message": "half"}
+
+WRONG: list[tuple[dict[str, Any], dict[str, list[Any]]]] = [
+    (ENDED, {
+        "op": [None, "", "Ended", "run", 1, ["ended"], {}],
+        "id": ["7", 7.5, None, True, [7]],
+        "ended_by": ["OK", "victory", None, 0, ["ok"]],
+        "isolation": ["", "none", "resident\n", "session", None, 1],
+        "cpu_ms": [-1, -0.1, "1", True, [1]],
+        "peak_memory_bytes": [-1, 1.5, "1", True],
+        "output_bytes": [-1, None, 1.5, "12", True],
+        "exit_code": ["0", 1.5, [], False],
+        "signal": ["9", 1.5, {}, True],
+        "claim": ["text", [], 1, True],
+        "host_path": ["/"],
+    }),
+    (READY, {
+        "enforces": [None, [], {"memory": "yes"}, {"memory": 1}, True],
+        "faults": [None, "text", [1]],
+        "host_path": ["/"],
+    }),
+    (PROGRESS, {
+        "percent": [-1, 101, float("nan"), "5", None],
+        "message": ["x" * 201, 1],
+        "id": ["1"],
+        "run": ["os.system"],
+    }),
+]  # fmt: skip
+WRONG_FIELDS = [
+    (frame, field, value)
+    for frame, fields in WRONG
+    for field, values in fields.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("frame", "field", "value"), WRONG_FIELDS)
+def test_frame_with_a_wrong_or_unknown_field_is_refused(
+    frame: dict[str, Any], field: str, value: Any
+) -> None:
+    assert parse_guest_frame(frame) is not None
+    with pytest.raises(FrameError, match=r"wrong in|an unknown kind"):
+        parse_guest_frame({**frame, field: value})
 
 
 def test_ended_frame_is_parsed() -> None:
-    ending = parse_guest_frame(ENDED)
-    assert isinstance(ending, GuestEnding)
-    assert (ending.id, ending.ended_by, ending.cpu_ms) == (7, EndedBy.OK, 1.5)
-    assert ending.claim == {"result": {"value": 4}}
-
-
-@pytest.mark.parametrize("ended_by", list(EndedBy))
-def test_every_run_ending_can_be_parsed(ended_by: EndedBy) -> None:
-    ending = parse_guest_frame({**ENDED, "ended_by": ended_by.value})
-    assert isinstance(ending, GuestEnding)
-    assert ending.ended_by is ended_by
+    for ended_by in EndedBy:
+        ending = parse_guest_frame({**ENDED, "ended_by": ended_by.value})
+        assert isinstance(ending, GuestEnding)
+        assert (ending.id, ending.ended_by, ending.cpu_ms) == (7, ended_by, 1.5)
+        assert ending.claim == {"result": {"value": 4}}
 
 
 def test_ready_frame_lists_limits_seen_as_enforced() -> None:
-    ready = parse_guest_frame(READY)
+    ready = parse_guest_frame(
+        {**READY, "enforces": {"memory": True, "files": False, "gravity": True}}
+    )
     assert isinstance(ready, GuestReady)
     assert ready.enforced == {Limit.MEMORY}
-
-
-def test_unknown_limit_in_a_ready_frame_is_ignored() -> None:
-    ready = parse_guest_frame({**READY, "enforces": {"gravity": True}})
-    assert isinstance(ready, GuestReady)
-    assert ready.enforced == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field, values in WRONG.items() for value in values]
-)
-def test_ended_frame_with_an_invalid_field_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(FrameError, match="wrong in"):
-        parse_guest_frame({**ENDED, field: value})
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [(field, value) for field, values in WRONG_READY.items() for value in values],
-)
-def test_ready_frame_with_an_invalid_field_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(FrameError, match="wrong in"):
-        parse_guest_frame({**READY, field: value})
 
 
 @pytest.mark.parametrize("frame", [ENDED, READY])
@@ -196,58 +179,10 @@ def test_frame_with_a_missing_field_is_refused(frame: dict[str, Any]) -> None:
             parse_guest_frame({key: value for key, value in frame.items() if key != field})
 
 
-@pytest.mark.parametrize("frame", [ENDED, READY])
-def test_frame_with_an_unknown_field_is_refused(frame: dict[str, Any]) -> None:
-    with pytest.raises(FrameError, match="wrong in 1 places"):
-        parse_guest_frame({**frame, "host_path": "/"})
-
-
-@pytest.mark.parametrize("op", [None, "", "Ended", "run", 1, ["ended"], {}])
-def test_frame_of_an_unknown_kind_is_refused(op: Any) -> None:
-    with pytest.raises(FrameError, match="an unknown kind"):
-        parse_guest_frame({**ENDED, "op": op})
-
-
 def test_frame_error_repeats_no_guest_content() -> None:
     with pytest.raises(FrameError) as caught:
         parse_guest_frame({**ENDED, "isolation": "SECRET", "SECRET": "SECRET"})
     assert "SECRET" not in str(caught.value)
-
-
-def test_run_frame_has_limits_in_bytes_and_seconds() -> None:
-    frame = run_frame(3, "calculator", {"expression": "1"}, Limits(5.0, 2.0, 64, 1024))
-    assert frame["limits"] == {
-        "wall_s": 5.0,
-        "cpu_s": 2.0,
-        "memory_bytes": 64 * 1024 * 1024,
-        "output_bytes": 1024,
-    }
-    assert (frame["op"], frame["id"], frame["program"]) == ("run", 3, "calculator")
-
-
-def test_run_frame_without_a_memory_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="memory limit"):
-        run_frame(3, "calculator", {}, Limits(5.0, 2.0, None, 1024))
-
-
-PROGRESS = {"op": "progress", "id": 1, "percent": 50.0, "message": "half"}
-
-
-@pytest.mark.row("S8")
-def test_progress_frame_is_parsed() -> None:
-    report = parse_guest_frame(PROGRESS)
-    assert isinstance(report, GuestProgress)
-    assert (report.id, report.percent, report.message) == (1, 50.0, "half")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"percent": -1}, {"percent": 101}, {"percent": float("nan")}, {"percent": "5"}, {"percent": None},
-     {"message": "x" * 201}, {"message": 1}, {"id": "1"}, {"run": "os.system"}],
-)  # fmt: skip
-def test_malformed_progress_frame_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(FrameError):
-        parse_guest_frame({**PROGRESS, **change})
 
 
 # -- Output read in one step is what it would be in two, and what is wrong stays wrong -----
@@ -279,9 +214,3 @@ def test_fast_and_general_output_parsers_agree(text: str, stream: str) -> None:
 def test_malformed_output_frame_is_refused(rest: bytes) -> None:
     with pytest.raises(FrameError):
         parse_container_body(OUTPUT_START + rest)
-
-
-@pytest.mark.row("S8", "S4")
-def test_other_frames_are_parsed_strictly() -> None:
-    with pytest.raises(FrameError, match="twice"):
-        parse_container_body(b'{"op":"reset","id":1,"id":2,"clean":true,"why":null}')

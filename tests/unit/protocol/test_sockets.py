@@ -9,7 +9,7 @@ import pytest
 
 from fumehood import AsyncClient, AsyncControlClient, Client, ConfigError, ControlClient
 from fumehood.config import load_config
-from fumehood.protocol.engine_paths import config_file, read_engine_paths
+from fumehood.protocol.engine_paths import read_engine_paths
 from fumehood.protocol.sockets import find_sockets
 
 
@@ -35,6 +35,11 @@ PLACES = [
     ({"FUMEHOOD_SOCKET": ""}, "", "/state/fumehood/engine.sock", "/state/fumehood/control.sock"),
     ({}, 'home = "/file"', "/file/engine.sock", "/file/control.sock"),
     ({"FUMEHOOD_HOME": "/h"}, 'home = "/file"', "/h/engine.sock", "/h/control.sock"),
+    ({"FUMEHOOD_SOCKET": "/env.sock"}, 'socket = "/a/b.sock"', "/env.sock", "/control-env.sock"),
+    ({}, 'socket = "/a/b.sock"\nlog_level = "debug"', "/a/b.sock", "/a/control-b.sock"),
+    ({"fumehood_home": "/small"}, "", "/small/engine.sock", "/small/control.sock"),
+    ({}, 'mode = "service"\n[service]\nrun_directory = "/elsewhere"',
+     "/elsewhere/engine/engine.sock", "/elsewhere/control/control.sock"),
     ({}, 'mode = "service"', "/run/fumehood/engine/engine.sock", "/run/fumehood/control/control.sock"),
     ({"FUMEHOOD_SERVICE__RUN_DIRECTORY": "/r"}, 'mode = "service"',
      "/r/engine/engine.sock", "/r/control/control.sock"),
@@ -53,9 +58,15 @@ def test_client_and_engine_use_the_same_socket_path(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     _write(tmp_path, file)
-    found, config = find_sockets(), load_config()
+    found, config, quick = find_sockets(), load_config(), read_engine_paths(os.environ)
+    assert quick is not None
+    assert quick.state_directory == config.state_directory
     assert (str(found.socket_path), str(found.control_socket_path)) == (callers, control)
     assert (config.socket_path, config.control_socket_path) == (
+        found.socket_path,
+        found.control_socket_path,
+    )
+    assert (quick.socket_path, quick.control_socket_path) == (
         found.socket_path,
         found.control_socket_path,
     )
@@ -104,32 +115,6 @@ async def test_each_client_class_uses_its_own_socket(monkeypatch: pytest.MonkeyP
 
 # -- Who only looks for the socket finds it where the whole configuration says -------------
 
-FILES = [
-    "", 'socket = "/a/b.sock"', 'home = "/home"', 'mode = "service"', 'socket = "relative.sock"',
-    'mode = "service"\n[service]\nrun_directory = "/elsewhere"',
-    'home = "/home"\nsocket = "/s"\nlog_level = "debug"', 'socket = "/x/engine.sock-2"',
-]  # fmt: skip
-ENVIRONMENTS: list[dict[str, str]] = [
-    {}, {"FUMEHOOD_SOCKET": "/env.sock"}, {"FUMEHOOD_HOME": "/env"}, {"FUMEHOOD_MODE": "service"},
-    {"XDG_RUNTIME_DIR": "/run/user/7"}, {"FUMEHOOD_SOCKET": ""}, {"fumehood_home": "/small"},
-    {"FUMEHOOD_MODE": "service", "FUMEHOOD_SERVICE__RUN_DIRECTORY": "/env/run"},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", FILES)
-@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=str)
-def test_quick_and_full_configuration_readers_agree_on_paths(
-    text: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _write(tmp_path, text)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    paths, config = read_engine_paths(os.environ), load_config()
-    assert paths is not None
-    assert paths.state_directory == config.state_directory
-    assert paths.socket_path == config.socket_path
-    assert paths.control_socket_path == config.control_socket_path
-
 
 @pytest.mark.parametrize("text", ["socket =", "socket = 7", 'mode = "other"', "service = 1", "\\"])
 def test_unclear_configuration_is_left_to_the_full_reader(text: str, tmp_path: Path) -> None:
@@ -137,14 +122,6 @@ def test_unclear_configuration_is_left_to_the_full_reader(text: str, tmp_path: P
     assert read_engine_paths(os.environ) is None
     with pytest.raises(ConfigError):
         load_config()
-
-
-def test_named_configuration_must_exist_for_the_quick_reader(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FUMEHOOD_CONFIG", str(tmp_path / "nothing.toml"))
-    assert config_file(os.environ) == tmp_path / "nothing.toml"
-    assert read_engine_paths(os.environ) is None
 
 
 def test_too_long_socket_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

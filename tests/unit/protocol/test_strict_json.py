@@ -131,28 +131,11 @@ def test_nan_and_infinity_are_not_encoded(value: Any) -> None:
         dumps(value)
 
 
-def test_circular_value_is_not_encoded() -> None:
-    circle: list[Any] = []
-    circle.append(circle)
-    with pytest.raises(ValueError, match="Circular"):
-        dumps(circle)
-
-
-def test_encoded_json_is_compact_ascii() -> None:
-    assert dumps({"a": ["é", 1]}) == b'{"a":["\\u00e9",1]}'
-
-
 @given(JSON)
 def test_any_json_value_round_trips(value: Any) -> None:
     again = loads(dumps(value))
     assert again == value
     assert dumps(again) == dumps(value)
-
-
-@given(JSON, st.booleans())
-def test_parsed_json_can_be_encoded_as_utf8(value: Any, ascii_only: bool) -> None:
-    parsed = loads(json.dumps(value, ensure_ascii=ascii_only).encode())
-    assert json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8")) == value
 
 
 @given(st.binary(max_size=200) | st.text('{}[]",:\\ud8cNaN01eE.- \n').map(str.encode))
@@ -174,18 +157,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
-
-
-def _read(value: Any) -> Any:
-    """What a canonical form says, with every number as a float or an exact large integer."""
-    if isinstance(value, list):
-        return [_read(item) for item in value]
-    if isinstance(value, dict):
-        if "$integer" in value:
-            assert value.keys() == {"$integer"}
-            return ("integer", int(value["$integer"]))
-        return {name.removeprefix("$"): _read(item) for name, item in value.items()}
-    return _number(value)
 
 
 def _meant(value: Any) -> Any:
@@ -226,6 +197,7 @@ def test_different_values_have_different_canonical_forms(one: Any, other: Any) -
     [
         (2**53, 2**53 + 1),  # one and the same double
         (2**53, {"$integer": str(2**53)}),
+        (10**4299, 10**4299 + 1),
         ({"$integer": "1"}, {"$$integer": "1"}),
         (1, "1"),
         (True, 1),
@@ -237,14 +209,3 @@ def test_different_values_have_different_canonical_forms(one: Any, other: Any) -
 )
 def test_confusable_values_have_different_canonical_forms(one: Any, other: Any) -> None:
     assert canonical(one) != canonical(other)
-
-
-@pytest.mark.row("P3", "A2")
-@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (0, -0.0), (1e2, 100), ("/", "\u002f")])
-def test_equal_json_values_have_equal_canonical_forms(one: Any, other: Any) -> None:
-    assert canonical(one) == canonical(other)
-
-
-@pytest.mark.row("P3", "A2")
-def test_longest_integers_have_a_canonical_form() -> None:
-    assert canonical(10**4299) != canonical(10**4299 + 1)
