@@ -8,8 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import Match
@@ -179,19 +177,6 @@ async def test_preview_of_a_deletion_lists_removed_missing_and_kept_paths(
 
 
 @pytest.mark.row("A2")
-async def test_preview_of_a_large_deletion_is_counted_in_full_and_listed_in_part(
-    files: FakeFiles,
-) -> None:
-    (files.root / "d").mkdir()
-    for number in range(1200):
-        (files.root / f"d/{number:04}").write_text("x")
-    found = await shown("delete", files, paths=["d"], recursive=True)
-    assert (found["truncated"], len(found["removed"])) == (True, effects.MAX_LISTED)
-    assert found["counts"]["removed"] == 1201
-    assert found["counts"]["removed_bytes"] == 1200
-
-
-@pytest.mark.row("A2")
 async def test_preview_hash_identifies_the_affected_files(files: FakeFiles) -> None:
     for name in "ab":
         (files.root / name).write_text("same")
@@ -219,22 +204,6 @@ async def test_only_file_changing_tools_have_a_preview(files: FakeFiles) -> None
             tool("workspace:read"), {"path": "f"}, LIMITS, files, DOMAIN, CURSORS, expected="0" * 64
         )
     assert files.requests == []
-
-
-@pytest.mark.row("A2")
-@pytest.mark.row("A2")
-async def test_approved_write_is_checked_and_done_in_one_guest_request(
-    files: FakeFiles,
-) -> None:
-    arguments = {"path": "f", "content": "x"}
-    found = await effect("write", files, **arguments)
-    files.requests.clear()
-    written = await run_workspace(
-        tool("workspace:write"), arguments, LIMITS, files, DOMAIN, CURSORS, expected=found.base
-    )
-    assert written.data is not None
-    (request,) = files.requests
-    assert (request["do"], request["expected"]) == ("write", found.base)
 
 
 CONTENTS = st.one_of(st.text(max_size=40).filter(lambda text: "\0" not in text), st.just("a\nb\n"))
@@ -406,26 +375,6 @@ async def test_preview_with_false_file_content_is_rejected(files: FakeFiles, lie
     assert await effect("write", files, **arguments)  # the twin
 
 
-@pytest.mark.row("A2")
-async def test_container_lost_during_a_preview_is_an_error() -> None:
-    class Lost:
-        queue_ms = 0.0
-
-        async def run(self, *_: Any) -> RunEnding:
-            return RunEnding(EndedBy.SANDBOX_LOST, "session")
-
-    with pytest.raises(EngineError) as caught:
-        await effect("delete", Lost(), paths=["f"])
-    assert caught.value.code == "SANDBOX_UNAVAILABLE"
-
-
-@pytest.mark.row("A2")
-def test_guest_and_host_serialize_manifests_identically() -> None:
-    value = {"b": "é\u202e\n", "a": None, "mode": 0o644}
-    assert survey._line(value) == effects.manifest_line(value)
-    assert survey.FORMAT == effects.SURVEY_FORMAT
-
-
 # -- Diffs ---------------------------------------------------------------------------------
 
 TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "\n", "d\u2028d\n", "x"]), max_size=30)
@@ -483,18 +432,6 @@ def test_coarse_diff_is_correct(before: str, after: str) -> None:
         marks = re.sub(r"@@.*\n", "", diff.text).splitlines()
         changed = "".join(line[0] for line in marks if line[0] in "+-")
         assert re.fullmatch(r"-+\++", changed), "more than one part is shown as changed"
-
-
-def test_patch_program_applies_the_diff(tmp_path: Path) -> None:
-    before = "".join(f"line {n}\n" for n in range(60))
-    after = before.replace("line 7\n", "seven\n").replace("line 40\n", "") + "end"
-    diff = unified(before, after).text
-    assert applied(before, diff) == after
-    if shutil.which("patch") is not None:  # a reader that is not ours, where there is one
-        (tmp_path / "f").write_text(before)
-        command = ["patch", "--silent", "f"]
-        subprocess.run(command, input=diff.encode(), cwd=tmp_path, check=True, timeout=60)
-        assert (tmp_path / "f").read_text() == after
 
 
 def test_long_diff_is_truncated_and_marked() -> None:

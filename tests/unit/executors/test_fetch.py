@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.fetch import _CODECS, fetch_request, file_name, page_data, readable_text
+from fumehood.executors.fetch import fetch_request, file_name, page_data, readable_text
 from fumehood.executors.upstreams import UpstreamAnswer
 
 pytestmark = [pytest.mark.row("T5", "E7")]
@@ -46,11 +46,6 @@ def test_response_becomes_json_or_text_by_its_content_type(
 ) -> None:
     found = read(body, kind)
     assert found == {"url": URL, "status": 200, "content_type": kind, **expected}
-
-
-def test_every_offered_charset_is_known_to_python() -> None:
-    for name in _CODECS:
-        assert read(b"plain", f"text/plain; charset={name}")["status"] == 200, name
 
 
 def test_long_json_response_is_returned_as_text() -> None:
@@ -112,9 +107,7 @@ def test_text_of_a_hostile_page_has_no_tags_and_no_script(parts: list[str]) -> N
     assert "<b>" not in text
 
 
-@pytest.mark.parametrize(
-    "part", ["<script", "<p>", "<a '", "<", "&#", "<!--", "<p", '<a "', "</", "<a b=c"]
-)
+@pytest.mark.parametrize("part", ["<script", "<a '", "&#", "<!--", "</"])
 def test_any_page_of_one_megabyte_is_converted(part: str) -> None:
     page = part * ((1 << 20) // len(part))
     assert len(readable_text(page)) <= len(page)

@@ -35,7 +35,7 @@ async def whole(blobs: BlobStore, url: str) -> str:
     return (await read_blob(blobs, url)).decode()
 
 
-@pytest.mark.parametrize("size", [1, 7, 299, 999, 5000])
+@pytest.mark.parametrize("size", [7, 299, 5000])
 async def test_long_output_stream_is_stored_as_a_blob(blobs: BlobStore, size: int) -> None:
     text = "".join(f"ä{number:04}" for number in range(1000))
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
@@ -84,7 +84,3 @@ async def test_discarded_streams_leave_no_files(blobs: BlobStore) -> None:
     streams.discard()
     blobs.room.close()  # waits for its thread
     assert [path.name for path in blobs.room.directory.iterdir()] == []
-
-
-async def test_wall_without_output_streams_yields_no_streams(blobs: BlobStore) -> None:
-    assert await KeptStreams(blobs, OWNER, 10, Redactor()).finish() == {}

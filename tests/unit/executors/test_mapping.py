@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fumehood.core.errors import ExecutionError, InvalidParams, OutputLimitExceeded
 from fumehood.core.json_types import JsonObject
@@ -164,9 +162,3 @@ def test_cursor_is_valid_only_for_its_tool_arguments_and_owner() -> None:
         with pytest.raises(InvalidParams):
             whose.with_position(of, given_)
     assert MINE.with_position(definition, arguments) == {"q": "x", "after": "2"}  # twin
-
-
-@given(st.text())
-def test_forged_cursor_is_refused_before_the_upstream_is_called(cursor: str) -> None:
-    with pytest.raises(InvalidParams):
-        MINE.with_position(tool(**BY_CURSOR), {"cursor": cursor})

@@ -36,63 +36,6 @@ def _failed(ended_by: EndedBy, **fields: Any) -> RunEnding:
 
 
 @pytest.mark.anyio
-@pytest.mark.row("S1", "S2")
-@pytest.mark.parametrize("isolation", [None, "call"])
-async def test_restricted_program_always_gets_a_fresh_process(home, isolation) -> None:
-    options = {} if isolation is None else {"isolation": isolation}
-    envelope, wall = await _call(home, RunEnding(EndedBy.OK, "call", result=GOOD), **options)
-    assert envelope.data == GOOD
-    (run,) = wall.runs
-    assert run.fresh is True
-    assert (run.program, run.arguments) == ("restricted_python", {"code": "1"})
-
-
-@pytest.mark.anyio
-@pytest.mark.row("E1", "S4")
-async def test_program_exception_has_the_printed_output_and_its_traceback(home) -> None:
-    said = {"value": None, "value_repr": None, "stdout": "so far", "exception": EXCEPTION}
-    ending = _failed(
-        EndedBy.EXCEPTION,
-        claimed_kind="exception",
-        claimed_message="KeyError: 'a' (line 3)",
-        claimed_error={"details": said},
-    )
-    envelope, _ = await _call(home, ending)
-    assert envelope.error.code == "EXECUTION_ERROR"
-    assert envelope.error.message == "The program failed: KeyError: 'a' (line 3)."
-    assert envelope.error.details == {"ended_by": "exception", **said}
-    assert envelope.error.retryable is False
-
-
-@pytest.mark.anyio
-@pytest.mark.row("E1", "S4")
-@pytest.mark.parametrize(
-    ("ended_by", "code", "limit"),
-    [
-        (EndedBy.WALL_TIME, "TIMEOUT", {"timeout_seconds": 5.0}),
-        (EndedBy.CPU_TIME, "TIMEOUT", {"cpu_seconds": 5.0}),
-        (EndedBy.MEMORY, "MEMORY_LIMIT_EXCEEDED", {"memory_mb": 64}),
-        (EndedBy.OUTPUT, "OUTPUT_LIMIT_EXCEEDED", {"output_bytes": 65536}),
-    ],
-)
-async def test_exceeded_limit_is_named_and_unknown_details_are_null(
-    home, ended_by, code, limit
-) -> None:
-    envelope, _ = await _call(home, _failed(ended_by))
-    assert envelope.error.code == code
-    assert envelope.error.details == {"ended_by": ended_by.value, **NOTHING, "limit": limit}
-    assert "program" in envelope.error.message
-
-
-@pytest.mark.anyio
-@pytest.mark.row("E1")
-async def test_forbidden_system_call_is_a_sandbox_violation(home) -> None:
-    envelope, _ = await _call(home, _failed(EndedBy.POLICY, signal=31))
-    assert envelope.error.code == "SANDBOX_VIOLATION"
-    assert "forbidden system call" in envelope.error.message
-
-
-@pytest.mark.anyio
 async def test_program_that_crashed_its_process_is_an_execution_error(home) -> None:
     envelope, _ = await _call(home, _failed(EndedBy.SIGNAL, signal=11))
     assert envelope.error.code == "EXECUTION_ERROR"
@@ -107,14 +50,11 @@ FORGED_RESULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.anyio
 @pytest.mark.row("S2", "E1")
 @pytest.mark.parametrize("result", FORGED_RESULTS, ids=str)
-async def test_malformed_program_result_makes_the_sandbox_unavailable(home, result) -> None:
+def test_malformed_program_result_is_none(result: Any) -> None:
+    assert is_program_result(GOOD)
     assert not is_program_result(result)
-    envelope, _ = await _call(home, RunEnding(EndedBy.OK, "call", result=result))
-    assert envelope.error.code == "SANDBOX_UNAVAILABLE"
-    assert envelope.data == {}
 
 
 FORGED_DETAILS = [

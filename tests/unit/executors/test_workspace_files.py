@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fumehood.core.limits import CONTAINER_FILES_OUT
 from fumehood.core.returned_file import parse_blob_url
 from fumehood.executors.program import SentFile
 from fumehood.executors.program_output import (
@@ -105,15 +104,7 @@ async def test_unchanged_input_files_are_not_returned(store: BlobStore, size: in
     assert store.room.taken == (3 * size + 1 if size >= MAX_INLINE_BYTES else 0)
 
 
-async def test_files_beyond_the_list_limit_are_counted(store: BlobStore) -> None:
-    files = taker(store)
-    for number in range(CONTAINER_FILES_OUT + 3):
-        put(files, str(number))
-    assert len(await files.entries()) == CONTAINER_FILES_OUT
-    assert files.left_out == 3
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../a", "a/../../b", "", "a\0", "a//b", "n" * 256])
+@pytest.mark.parametrize("path", ["/etc/passwd", "../a", "n" * 256])
 async def test_file_with_an_invalid_path_is_left_out(store: BlobStore, path: str) -> None:
     files = taker(store)
     put(files, path, b"x" * 2 * MAX_INLINE_BYTES)
@@ -131,8 +122,11 @@ async def test_duplicate_file_name_is_left_out(store: BlobStore) -> None:
     assert files.left_out == 1
 
 
-@pytest.mark.parametrize("size", [2, 4, 0, 10 * MAX_INLINE_BYTES])
-@pytest.mark.parametrize("text", [b"abc", b"x" * 2 * MAX_INLINE_BYTES], ids=len)
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(b"abc", 2), (b"abc", 4), (b"x" * 2 * MAX_INLINE_BYTES, 10 * MAX_INLINE_BYTES)],
+    ids=["longer", "shorter", "large"],
+)
 async def test_file_shorter_than_declared_is_left_out(
     store: BlobStore, text: bytes, size: int
 ) -> None:
@@ -140,12 +134,6 @@ async def test_file_shorter_than_declared_is_left_out(
     put(files, "a", text, size=size)
     assert await files.entries() == []
     assert files.left_out == 1
-
-
-async def test_file_bytes_before_the_first_file_are_ignored(store: BlobStore) -> None:
-    files = taker(store)
-    files.write(b"x")
-    assert await files.entries() == []
 
 
 async def test_file_that_cannot_be_stored_has_a_note(home: Path) -> None:

@@ -198,14 +198,6 @@ async def test_session_of_another_principal_is_not_found() -> None:
         assert made.state(record) == ("active", None)
 
 
-async def test_ended_session_of_another_principal_is_not_found() -> None:
-    async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        await made.keeper.end(ALICE, record.id)
-        with pytest.raises(ResourceNotFound, match="no such session"):
-            made.keeper.find(BOB, record.id)
-
-
 async def test_session_is_not_found_for_another_agent() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE, agent_id="writer")
@@ -213,15 +205,6 @@ async def test_session_is_not_found_for_another_agent() -> None:
             with pytest.raises(ResourceNotFound, match="no such session"):
                 made.keeper.examine(ALICE, agent_id, record.id)
         made.keeper.examine(ALICE, "writer", record.id)
-
-
-async def test_language_that_the_image_lacks_is_refused() -> None:
-    async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        with pytest.raises(InvalidParams, match="no javascript, only python, shell") as caught:
-            made.keeper.examine(ALICE, None, record.id, language="javascript")
-        assert caught.value.fields == ("options.session_id",)
-        assert str(caught.value).endswith("Make a session with another image, or call without one.")
 
 
 async def test_refusal_for_a_missing_language_names_the_session_command() -> None:
@@ -269,18 +252,6 @@ async def test_calls_of_one_session_run_first_in_first_out() -> None:
         assert order == [0, 1, 2, 3, 4]
         assert made.keeper.find(ALICE, record.id).calls == 5
         assert not made.keeper.find(ALICE, record.id).is_busy
-
-
-async def test_two_sessions_of_one_principal_run_at_once() -> None:
-    async with bench() as made:
-        first, second = [await made.keeper.create(ALICE) for _ in range(2)]
-        made.wall.held[0].may_run.clear()
-        waiting = made.runs(first)
-        await settle()
-        assert (await made.run(second)).ended_by is EndedBy.OK
-        assert not waiting.done()
-        made.wall.held[0].may_run.set()
-        await waiting
 
 
 async def test_call_of_a_busy_session_is_refused_after_the_queue_time() -> None:
@@ -700,18 +671,6 @@ async def test_sessions_being_created_count_towards_the_limits() -> None:
         }  # fmt: skip
 
 
-async def test_session_container_counts_until_it_is_removed() -> None:
-    async with bench(max=1, max_per_principal=1) as made:
-        record = await made.keeper.create(ALICE)
-        made.wall.held[0].may_go.clear()
-        await made.keeper.end(ALICE, record.id)
-        making = asyncio.ensure_future(made.keeper.create(ALICE))
-        await settle()
-        assert len(made.wall.held) == 1
-        made.wall.held[0].may_go.set()
-        assert (await making).state is SessionStatus.ACTIVE
-
-
 async def test_refused_session_does_not_count_towards_the_limits() -> None:
     async with bench(max=1, max_per_principal=1) as made:
         with pytest.raises(SandboxUnavailable):
@@ -897,15 +856,6 @@ async def test_file_access_takes_a_turn_but_is_not_counted_as_a_call() -> None:
         after = made.keeper.find(ALICE, record.id)
         assert after.calls == 1
         assert after.last_used_at == made.clock.now()
-
-
-async def test_run_with_another_size_than_its_lease_is_an_internal_error() -> None:
-    async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        lease = made.keeper.lease(ALICE, None, record.id, language=None, memory_mb=None)
-        with pytest.raises(InternalError):
-            async with lease as place:
-                await place.run("python", {}, Limits(5, 5, 1024, 1000))
 
 
 async def test_sessions_without_a_container_wall_are_unavailable() -> None:

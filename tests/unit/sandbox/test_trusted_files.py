@@ -51,15 +51,6 @@ def test_directory_writable_by_others_is_refused_with_a_remedy(
 
 
 @pytest.mark.row("R4")
-@pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
-def test_directory_that_others_cannot_write_is_opened(
-    definitions: DefinitionDirectory, mode: int
-) -> None:
-    definitions.path.chmod(mode)
-    os.close(open_directory(definitions.path, OWNERS))
-
-
-@pytest.mark.row("R4")
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_directory_below_one_that_others_can_write_is_refused(
     definitions: DefinitionDirectory, mode: int

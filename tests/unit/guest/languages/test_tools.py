@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fumehood.guest.core.pipes import MAX_CLAIM_BYTES
 from fumehood.guest.languages import tools
 from fumehood.guest.languages.tools import ABSENT, ToolCalls, ToolError, make_module
 from fumehood.protocol import framing
@@ -167,7 +168,7 @@ UNFIT = {
     "surrogate": ({"a": "\ud800"}, "INVALID_PARAMS"),
     "deep": ({"a": DEEP}, "INVALID_PARAMS"),
     "one-key-twice": ({1: "a", "1": "b"}, "INVALID_PARAMS"),
-    "large": ({"a": "x" * (100 << 20)}, "REQUEST_TOO_LARGE"),
+    "large": ({"a": "x" * MAX_CLAIM_BYTES}, "REQUEST_TOO_LARGE"),
 }
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import EndedBy, InternalError
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import Limits
 from fumehood.protocol import framing
 from fumehood.sandbox.container.channel import (
     MAX_COMPLAINT_BYTES,
@@ -21,7 +21,6 @@ from fumehood.sandbox.container.channel import (
     MAX_UNSENT_BYTES,
     Demultiplexer,
     Lost,
-    NotMultiplexed,
     needs_preloaded,
 )
 from fumehood.sandbox.wall import NO_SINKS, CallPort, RunEnding, RunSinks
@@ -76,13 +75,6 @@ async def test_next_run_waits_for_the_guest_to_be_reset() -> None:
     guest.says(ended(2), reset(2))
     assert (await again).ended_by is EndedBy.OK
     assert guest.heard.ends == []
-
-
-async def test_ready_message_reports_enforced_limits_and_faults() -> None:
-    guest = ScriptedGuest(ready=False)
-    guest.says({"op": "ready", "enforces": {"memory": True, "disk": False}, "faults": ["a mount"]})
-    assert guest.channel.enforced == {Limit.MEMORY}
-    assert guest.channel.faults == ("a mount",)
 
 
 BEFORE_ANY_RUN = {
@@ -227,19 +219,6 @@ async def test_guest_that_reports_an_incomplete_reset_is_ended_as_dirty() -> Non
     assert guest.heard.ends == ["it is not clean: a file is left"]
 
 
-async def test_cancelled_run_raises_only_after_the_guest_ended_it() -> None:
-    guest, task = await begun()
-    task.cancel()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert guest.wire.messages[-1] == {"op": "cancel", "id": 1}
-    assert not task.done()
-    guest.says(ended(ended_by="cancelled"), reset())
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert guest.channel.is_free
-
-
 @pytest.mark.row("S8", "P8")
 @pytest.mark.parametrize("how", ["ended", "at_once", "silent", "dead"])
 async def test_cancelled_run_reports_its_ending_before_it_raises(how: str) -> None:
@@ -268,31 +247,6 @@ async def test_cancelled_run_reports_its_ending_before_it_raises(how: str) -> No
     assert guest.channel.dead.is_set() is (how in ("silent", "dead"))
 
 
-async def test_closed_stream_loses_the_run_but_keeps_its_output() -> None:
-    guest, task = await begun()
-    guest.says(output("so far"))
-    guest.channel.connection_lost(None)
-    with pytest.raises(Lost) as lost:
-        await task
-    assert lost.value.run.cut_off(EndedBy.MEMORY).stdout == "so far"
-    assert guest.heard.ends == ["its stream ended"]
-
-
-async def test_long_request_is_sent_in_parts_before_the_run() -> None:
-    guest = ScriptedGuest()
-    code = "#" * (1 << 20)
-    task = asyncio.ensure_future(
-        guest.channel.run("python", {"code": code}, LIMITS, NO_SINKS, "call")
-    )
-    await asyncio.sleep(0)
-    *parts, run = guest.wire.messages
-    assert {part["op"] for part in parts} == {"part"}
-    assert (run["op"], run["arguments"]) == ("run", None)
-    assert len("".join(part["text"] for part in parts)) > len(code)
-    guest.says(ended())
-    await task
-
-
 # -- Docker's multiplexed stream -----------------------------------------------------------
 
 
@@ -314,18 +268,6 @@ def test_docker_streams_are_reassembled_from_any_chunks(
         position, turn = position + step, turn + 1
     for stream in (1, 2):
         assert got[stream] == b"".join(payload for which, payload in records if which == stream)
-
-
-@pytest.mark.parametrize("header", [b"\x00\0\0\0\0\0\0\x01", b"\x03\0\0\0\0\0\0\x01", b"HTTP/1.1"])
-def test_unknown_docker_stream_number_is_refused(header: bytes) -> None:
-    with pytest.raises(NotMultiplexed):
-        list(Demultiplexer().feed(header))
-
-
-def test_partial_record_is_passed_on_before_it_is_complete() -> None:
-    demultiplexer = Demultiplexer()
-    head = b"\x01\0\0\0" + (1 << 20).to_bytes(4, "big")
-    assert list(demultiplexer.feed(head + b"abc")) == [(1, b"abc")]
 
 
 # -- the choice between two processes ------------------------------------------------------

@@ -53,7 +53,3 @@ def test_host_with_all_limits_is_accepted(other: dict[str, Any]) -> None:
 )
 def test_host_without_a_limit_is_refused_with_the_reason(other: dict[str, Any], fault: str) -> None:
     assert fault in (check(**other) or "")
-
-
-def test_docker_with_empty_info_is_refused() -> None:
-    assert why_unfit({}, runtime=None, has_swap=False) is not None

@@ -83,14 +83,6 @@ async def bench(**rules: Any) -> AsyncIterator[Bench]:
         group.cancel_scope.cancel()
 
 
-async def test_container_is_kept_for_its_domain_and_used_again() -> None:
-    async with bench() as made:
-        first = made.run(await made.take("a"))
-        second = await made.take("a")
-        assert second.container is first
-        assert len(made.maker.made) == 1
-
-
 async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room() -> None:
     async with bench() as made:
         oldest = made.run(await made.take("a"))
@@ -123,17 +115,6 @@ async def test_taken_warm_container_is_replaced() -> None:
         assert (await made.take("a")).container is warm
         await settle()
         assert len(made.maker.made) == 2
-
-
-async def test_next_call_of_a_domain_waits_for_its_own_container_to_reset() -> None:
-    async with bench(pool_min=1) as made:
-        container = made.run(await made.take("a"), clean=False)
-        await settle()
-        waiting = made.waits("a")
-        await settle()
-        assert not waiting.done()
-        container.is_reset()
-        assert (await waiting).container is container
 
 
 async def test_only_one_call_waits_for_a_container_being_reset() -> None:
@@ -174,13 +155,6 @@ async def test_lease_left_during_a_run_destroys_its_container() -> None:
         place.container.begins("a")
         made.pool.give_back(place, ran=True, fresh=False)
         assert place.container.is_dead
-
-
-async def test_unused_container_returns_to_the_shared_pool() -> None:
-    async with bench(pool_max=1) as made:
-        place = await made.take("a")
-        made.pool.give_back(place, ran=False, fresh=False)
-        assert (await made.take("b")).container is place.container
 
 
 async def test_container_that_ran_out_of_memory_is_destroyed() -> None:
@@ -264,24 +238,6 @@ async def test_queue_is_bounded_per_domain_per_principal_and_in_total() -> None:
         assert made.pool.counts()["waiting"] == 0
 
 
-async def test_calls_of_one_domain_are_served_first_in_first_out() -> None:
-    async with bench(pool_max=1) as made:
-        place = await made.take("a")
-        order: list[int] = []
-
-        async def call(number: int) -> None:
-            mine = await made.take("a")
-            order.append(number)
-            made.run(mine)
-
-        async with anyio.create_task_group() as calls:
-            for number in range(20):
-                calls.start_soon(call, number)
-            await settle()
-            made.run(place)
-        assert order == list(range(20))
-
-
 async def test_domain_with_one_call_is_not_starved_by_a_busy_domain() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
@@ -337,40 +293,6 @@ async def test_one_principal_cannot_occupy_all_containers() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_alternating_domains_do_not_recreate_the_container_for_each_call() -> None:
-    async with bench(pool_max=1) as made:
-
-        async def call(domain: str) -> None:
-            made.run(await made.take(domain))
-            made.seconds += 0.1
-
-        async with anyio.create_task_group() as calls:
-            for _ in range(10):
-                for domain in ("a", "b", "c"):
-                    calls.start_soon(call, domain)
-        assert len(made.maker.made) <= 5
-
-
-async def test_idle_container_serves_its_domain_while_another_is_being_made() -> None:
-    async with bench(pool_max=3) as made:
-        idle = made.run(await made.take("a", 128))
-        made.maker.may_make.clear()
-        first = made.waits("a", 512)
-        await settle()
-        assert (await made.take("a", 128)).container is idle
-        made.maker.may_make.set()
-        await first
-
-
-async def test_failed_container_start_is_reported_to_the_waiting_call() -> None:
-    async with bench() as made:
-        made.maker.failure = SandboxUnavailable("No container could be started.")
-        with pytest.raises(SandboxUnavailable, match="No container"):
-            await made.take("a")
-        made.maker.failure = None
-        assert await made.take("a")
-
-
 async def test_waiting_calls_are_refused_when_docker_fails_and_later_calls_are_served() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
@@ -398,28 +320,6 @@ async def test_container_that_becomes_ready_after_the_pool_was_closed_is_destroy
         assert made.maker.alive == 0
         with pytest.raises(SandboxUnavailable, match="closed"):
             await made.take("a")
-
-
-async def test_idle_container_that_ended_is_replaced() -> None:
-    async with bench(pool_max=1) as made:
-        container = made.run(await made.take("a"))
-        container.end("its stream ended")
-        assert (await made.take("a")).container is not container
-
-
-async def test_lost_container_is_examined_before_it_is_removed() -> None:
-    async with bench() as made:
-        place = await made.take("a")
-        container = place.container
-        assert isinstance(container, FakeContainer)
-        container.begins("a")
-        container.examined.clear()
-        container.end("its stream ended")
-        await settle()
-        assert made.maker.removed == []
-        container.examined.set()
-        await settle()
-        assert made.maker.removed == [container.name]
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -470,41 +370,6 @@ async def test_containers_are_reused_only_for_the_same_image() -> None:
         assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
         assert (await made.take("a", image="shell")).container is shell
         assert (await made.take("a")).container is python
-
-
-async def test_warm_containers_use_the_first_image_only() -> None:
-    async with bench(pool_min=1, pool_max=4) as made:
-        await settle()
-        made.run(await made.take("a", image="shell"))
-        await settle()
-        assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
-
-
-async def test_container_handed_to_a_holder_leaves_the_pool() -> None:
-    async with bench(pool_max=1) as made:
-        place = await made.take("a", fresh=True)
-        container = place.container
-        assert isinstance(container, FakeContainer)
-        holder = Holder()
-        assert made.pool.let_go(place, holder)
-        assert made.pool.names == []
-        made.maker.held += 1
-        assert (await made.take("b")).container is not container
-        container.begins("a")
-        container.ends_its_run()
-        container.is_reset()
-        container.end("it ended")
-        assert holder.heard == ["clean", "it ended"]
-        assert made.events == []
-        assert made.maker.removed == []
-
-
-async def test_warm_container_handed_to_a_holder_is_replaced() -> None:
-    async with bench(pool_min=1) as made:
-        await settle()
-        assert made.pool.let_go(await made.take("a", fresh=True), Holder())
-        await settle()
-        assert made.pool.counts()["warm"] == 1
 
 
 async def test_ended_container_cannot_be_handed_to_a_holder() -> None:

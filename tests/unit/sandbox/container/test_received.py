@@ -85,16 +85,6 @@ def test_output_is_kept_up_to_the_limit_of_each_stream() -> None:
     assert kept.stdout_bytes == 6000
 
 
-def test_received_files_are_passed_on_in_order() -> None:
-    sink = Sink()
-    received = run(sink)
-    received.on_file(file("a", 5))
-    received.on_data(data(b"he"))
-    received.on_data(data(b"llo"))
-    received.on_file(file("d/empty", 0))
-    assert sink.files == [("a", 5, b"hello"), ("d/empty", 0, b"")]
-
-
 def test_failing_sink_is_not_used_again_and_the_run_continues() -> None:
     class Broken(Sink):
         def write(self, data: bytes) -> None:
@@ -163,8 +153,3 @@ def test_interrupted_run_keeps_its_partial_output() -> None:
     received.on_output(output("größe"))
     kept = received.cut_off(EndedBy.WALL_TIME)
     assert (kept.ended_by, kept.stdout, kept.stdout_bytes) == (EndedBy.WALL_TIME, "größe", 7)
-
-
-def test_each_exceeded_limit_is_named_once() -> None:
-    received = run().on_ended(ending(limits_hit=["disk", "disk", "processes"]))
-    assert received.limits_hit == ("disk", "processes")

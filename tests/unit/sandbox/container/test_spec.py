@@ -95,10 +95,6 @@ def test_create_request_is_exactly_the_expected_body() -> None:
     assert create_body(SPEC) == WHOLE
 
 
-def test_runtime_is_set_only_if_configured() -> None:
-    assert create_body(replace(SPEC, runtime="runsc"))["HostConfig"]["Runtime"] == "runsc"
-
-
 @pytest.mark.parametrize("memory_mb", CONTAINER_MEMORY_CLASSES)
 def test_writable_mounts_take_half_of_the_memory_in_every_size_class(memory_mb: int) -> None:
     spec = replace(SPEC, memory_mb=memory_mb)
@@ -120,10 +116,6 @@ def test_disk_takes_the_place_of_the_workspace_in_memory() -> None:
     guest = json.loads(body["Cmd"][0])
     assert guest["disk_bytes"] == guest["fsize_bytes"] == 1024 * MB
     assert config["Memory"] == create_body(SPEC)["HostConfig"]["Memory"]
-
-
-def test_fraction_of_a_cpu_is_converted_to_nanoseconds() -> None:
-    assert create_body(replace(SPEC, cpus=0.5))["HostConfig"]["NanoCpus"] == 500_000_000
 
 
 @pytest.mark.row("S3", "S4")

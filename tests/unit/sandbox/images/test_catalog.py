@@ -27,14 +27,6 @@ def test_newest_image_of_this_engine_is_found() -> None:
     assert (image.id, image.packages, image.size_bytes) == ("sha256:new", 114, 117_000_000)
 
 
-def test_guest_languages_and_memory_are_read_from_image_labels() -> None:
-    row = image_row(
-        "sha256:x", recipe=RECIPE, guest=GUEST, languages="python,javascript", guest_mb="96"
-    )
-    (image,) = list_images(ListedImages(row))
-    assert (image.languages, image.guest_mb) == (("python", "javascript"), 96)
-
-
 @pytest.mark.row("S10")
 @pytest.mark.parametrize(
     ("rows", "words"),
@@ -85,12 +77,6 @@ def test_layer_of_packages_is_not_taken_for_its_image() -> None:
     layer["Labels"][catalog.LAYER_BASE] = "sha256:ours"
     ours = image_row("sha256:ours", recipe=RECIPE, guest=GUEST)
     assert find_image(ListedImages(layer, ours), "python").id == "sha256:ours"
-
-
-def test_image_built_from_a_named_base_is_recognized() -> None:
-    recipe = read_recipe("python", base=BASE).digest
-    row = image_row("sha256:x", recipe=recipe, guest=GUEST, base=BASE)
-    assert find_image(ListedImages(row), "python").base == BASE
 
 
 @pytest.mark.parametrize(

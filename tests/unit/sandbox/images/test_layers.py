@@ -46,7 +46,7 @@ def test_wheel_is_unpacked_by_a_process_with_limits(
         build.unpack([wheel, bad], SITE, tmp_path / "site.tar", 60)
     many = tmp_path / "many-1.0-py3-none-any.whl"
     with zipfile.ZipFile(many, "w") as archive:
-        for number in range(150_000):
+        for number in range(30_000):
             archive.writestr(f"{number:0200}", "")
     with pytest.raises(PackagesRefused, match="within the limits"):
         build.unpack([many] * 20, SITE, tmp_path / "site.tar", 0.5)
@@ -76,18 +76,6 @@ def test_wheel_scripts_and_headers_are_left_out_of_the_image(tmp_path: Path) -> 
     names = members(tmp_path / "site.tar").keys()
     assert {f"{SITE}/native.so", f"{SITE}/pure/a.py"} <= names
     assert not [name for name in names if "data" in name or name.endswith(("/run", "a.h", "etc/a"))]
-
-
-def test_tests_of_large_packages_are_left_out_of_the_image(tmp_path: Path) -> None:
-    pandas = write_wheel(
-        tmp_path, "pandas", files={"pandas/tests/a.py": "", "pandas/core/tests/b.py": "",
-                                   "pandas/testing/c.py": ""}
-    )  # fmt: skip
-    other = write_wheel(tmp_path, "other", files={"other/tests/a.py": ""})
-    unpack([pandas, other], tmp_path / "site.tar")
-    names = members(tmp_path / "site.tar").keys()
-    assert not [name for name in names if "pandas" in name and "tests" in name]
-    assert {f"{SITE}/pandas/testing/c.py", f"{SITE}/other/tests/a.py"} <= names
 
 
 @pytest.mark.parametrize(

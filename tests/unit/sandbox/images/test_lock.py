@@ -13,7 +13,6 @@ from fumehood.sandbox.images.recipe import (
     WrongRequirements,
     lock_of,
     merged,
-    normalized,
     parse_lock,
     parse_requirements,
 )
@@ -112,10 +111,6 @@ def test_wheel_whose_version_no_lock_can_hold_is_refused(tmp_path: Path) -> None
     wheel.write_bytes(b"one")
     with pytest.raises(WrongRequirements, match="must be a hash"):
         lock_of([wheel])
-
-
-def test_package_names_are_normalized_for_comparison() -> None:
-    assert {normalized(name) for name in ("A_b", "a.B", "a--b", "a-b")} == {"a-b"}
 
 
 def test_own_requirement_overrides_the_one_of_the_parent_image() -> None:

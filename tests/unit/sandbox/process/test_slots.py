@@ -37,25 +37,6 @@ async def test_one_principal_takes_at_most_three_quarters_of_the_slots() -> None
     assert await has_place(places, "alice")
 
 
-async def test_waiting_call_gets_the_released_slot() -> None:
-    places = Slots(1, "the wall")
-    await places.take("alice")
-    took = anyio.Event()
-
-    async def wait() -> None:
-        await places.take("alice")
-        took.set()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        assert not took.is_set()
-        places.leave("alice")
-        await took.wait()
-    places.leave("alice")
-    assert await has_place(places, "bob")
-
-
 async def test_cancelled_wait_leaves_no_slot_taken() -> None:
     places = Slots(2, "the wall")
     await places.take("alice")
