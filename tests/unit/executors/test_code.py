@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +21,6 @@ from fumehood.executors.base import ToolRun
 from fumehood.executors.claims import NO_VALUE, read_failure, read_value
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.program import (
-    SentFile,
-    program_arguments,
-    sent_files,
-)
 from fumehood.pipeline.plan import executor_of
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 from fumehood.redaction.redactor import Redactor
@@ -409,14 +403,6 @@ def test_shell_command_is_a_text_or_an_argument_list() -> None:
         assert faults(argv=argv) == {"argv": "names no program"}
 
 
-def test_guest_request_has_every_key_and_exact_file_bytes() -> None:
-    content = base64.b64encode(b"\0\xff").decode()
-    arguments = {"code": "1", "files": [_file("a", "ä"), {"path": "b", "content_base64": content}]}
-    assert program_arguments(arguments) == {**arguments, "stdin": None}
-    assert program_arguments({"code": "1"}) == {"code": "1", "stdin": None, "files": []}
-    assert sent_files(arguments) == [SentFile("a", "ä".encode()), SentFile("b", b"\0\xff")]
-
-
 # -- Claims of a program -------------------------------------------------------------------
 
 VALUE = {"value": [1, {"a": None}], "has_value": True, "value_repr": "[1, {'a': None}]"}
@@ -466,9 +452,7 @@ def test_well_formed_claimed_failure_is_used() -> None:
     claim = read_failure(FAILURE)
     assert claim is not None
     assert claim.model_dump() == {**FAILURE, "errno": None}
-    for said in ({"exception": None}, {"errno": 28}, {"errno": None}):
-        assert read_failure({**FAILURE, **said}) is not None
-    assert read_failure({"kind": "memory", "message": "m"}) is not None
+    assert read_failure({"kind": "memory", "message": "m", "errno": 28}) is not None
 
 
 @pytest.mark.row("S7", "E1")

@@ -51,15 +51,6 @@ async def test_long_output_stream_is_stored_as_a_blob(blobs: BlobStore, size: in
     assert await whole(blobs, cut.link["resource_url"]) == text
 
 
-async def test_output_stream_within_the_bound_stays_inline(blobs: BlobStore) -> None:
-    streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
-    for _ in range(1000):
-        streams.hear("stdout", "x")
-    kept = await streams.finish()
-    assert (kept["stdout"].text, kept["stdout"].cut) == ("x" * 1000, None)
-    assert blobs.room.taken == 0
-
-
 async def test_output_stream_is_kept_and_reported_up_to_its_limit(blobs: BlobStore) -> None:
     told: list[str] = []
     streams = KeptStreams(blobs, OWNER, 10, Redactor(), lambda stream, text: told.append(text))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.executors import parts as module
-from fumehood.executors.parts import Parts, Pieces, TooManyParts
+from fumehood.executors.parts import Parts, TooManyParts
 from fumehood.protocol import strict_json
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T3")]
@@ -61,23 +60,3 @@ async def test_generators_are_always_closed() -> None:
     with pytest.raises(TooManyParts):
         await Parts(100).collect_async(waiting())
     assert closed == ["plain", "waiting"]
-
-
-def test_small_parts_are_batched_into_events_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    heard: list[str] = []
-    pieces = Pieces(heard.append)
-    for _ in range(module.PROMPT_PIECES + 100):
-        pieces.add("x")
-    assert heard == ["x"] * module.PROMPT_PIECES
-    pieces.add("y" * module.MAX_HELD_CHARACTERS)
-    assert len(heard[-1]) == 100 + module.MAX_HELD_CHARACTERS
-    pieces.add("z")
-    now[0] += module.PAUSE_S  # pieces that come slowly do not wait
-    pieces.add("z")
-    assert heard[-1] == "zz"
-    pieces.add("end")
-    pieces.flush()
-    pieces.flush()
-    assert heard[-1] == "end"

@@ -108,16 +108,6 @@ def test_over_long_url_is_not_sent(arguments: JsonObject) -> None:
     assert ask(of_length(17_000), endpoint="https://api.example/v1", method="POST").body
 
 
-@pytest.mark.parametrize(
-    ("city", "sent"),
-    [("a.b", "a.b"), ("...", "..."), ("..a", "..a"), ("a/b", "a%2Fb"), (True, "true"), (1.5, "1.5"),
-     ("100%", "100%25"), ("{day}", "%7Bday%7D")],
-)  # fmt: skip
-def test_path_argument_is_percent_encoded(city: Any, sent: str) -> None:
-    url = ask({"city": city, "day": "1"}).url
-    assert url.startswith(f"https://api.example/v1/cities/{sent}/days-1?")
-
-
 QUERY = "https://api.example/v1?q={city}&n={day}&v=1"
 
 

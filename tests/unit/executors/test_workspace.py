@@ -15,14 +15,13 @@ from fumehood.core.arguments import argument_faults
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
-    InvalidParams,
 )
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
+from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.session_files import Download, FileChanged, SessionFiles
+from fumehood.executors.session_files import SessionFiles
 from fumehood.executors.workspace import run_workspace
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
@@ -294,11 +293,10 @@ ANN = Principal("ann")
 
 
 class Keeper:
-    """One session of 128 MB, whose turns are taken one after the other."""
+    """One session of 128 MB."""
 
     def __init__(self, lease: Any) -> None:
         self.lease = lease
-        self.turns = 0
 
     def find(self, principal: Principal, session_id: str) -> Any:
         assert (principal, session_id) == (ANN, "sess_1")
@@ -307,70 +305,14 @@ class Keeper:
     async def files(self, principal: Principal, session_id: str) -> Any:
         @asynccontextmanager
         async def turn() -> AsyncIterator[Any]:
-            self.turns += 1
             yield self.lease
 
         return turn()
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeFiles:
-    return FakeFiles(tmp_path, room=40 * MB)
-
-
 def files_of(lease: Any) -> SessionFiles:
     keeper: Any = Keeper(lease)
     return SessionFiles(keeper, Cursors(b"k" * 32), ANN, "sess_1")
-
-
-@pytest.mark.row("S6")
-async def test_each_upload_piece_takes_a_session_turn(fake: FakeFiles) -> None:
-    """A call in the session need not wait for a client."""
-    keeper: Any = Keeper(fake)
-    files = SessionFiles(keeper, Cursors(b"k" * 32), ANN, "sess_1")
-    await files.write("a", b"x" * (2 * MB + 1))
-    assert keeper.turns == 4  # three pieces and the end
-
-
-@pytest.mark.row("S6")
-async def test_upload_to_a_full_workspace_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
-    fake = FakeFiles(tmp_path, room=MB)
-    with pytest.raises(InvalidParams, match="is full"):
-        await files_of(fake).write("a", b"x" * 2 * MB)
-    assert os.listdir(fake.root) == []
-
-
-async def taken(download: Download, between: Callable[[], object], got: list[bytes]) -> None:
-    async for piece in download.pieces():
-        got.append(piece)
-        between()
-
-
-@pytest.mark.row("S6")
-async def test_download_of_a_deleted_file_is_broken_off(fake: FakeFiles) -> None:
-    file = fake.root / "a"
-    file.write_bytes(b"1" * MB)
-    download = await files_of(fake).download("a")
-    with pytest.raises(FileChanged):
-        await taken(download, lambda: file.unlink(missing_ok=True), [])
-
-
-@pytest.mark.row("S6")
-@pytest.mark.parametrize("path", ["", "/a", "../a"])
-async def test_path_outside_the_workspace_is_not_sent_to_the_guest(
-    fake: FakeFiles, path: str
-) -> None:
-    files = files_of(fake)
-    with pytest.raises(InvalidParams):
-        await files.read(path)
-    with pytest.raises(InvalidParams):
-        await files.write(path, b"")
-    with pytest.raises(InvalidParams):
-        await files.delete(path)
-    if path:
-        with pytest.raises(InvalidParams):
-            await files.page(path)
-    assert fake.requests == []
 
 
 class Lies(FakeFiles):

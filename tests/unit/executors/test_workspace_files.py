@@ -52,17 +52,6 @@ async def content(store: BlobStore, entry: dict[str, Any]) -> bytes:
         return file.read()
 
 
-async def test_small_file_is_inline_in_the_answer(store: BlobStore, home: Path) -> None:
-    files = taker(store)
-    put(files, "out/a.csv", b"1,2\n")
-    put(files, "empty", b"")
-    assert await files.entries() == [
-        {"filename": "out/a.csv", "content_type": "text/csv", "size": 4, "content_base64": "MSwyCg=="},
-        {"filename": "empty", "content_type": "application/octet-stream", "size": 0, "content_base64": ""},
-    ]  # fmt: skip
-    assert os.listdir(home / "blobs") == []
-
-
 async def test_file_of_one_megabyte_or_more_is_stored_as_a_blob(store: BlobStore) -> None:
     files = taker(store)
     below, at = os.urandom(MAX_INLINE_BYTES - 1), os.urandom(MAX_INLINE_BYTES)

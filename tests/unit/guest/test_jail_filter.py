@@ -75,52 +75,44 @@ def test_system_calls_that_reach_outside_are_not_listed(name: str) -> None:
     assert name not in LISTED  # so it kills the process, as above
 
 
-@pytest.mark.row("S1")
-@pytest.mark.parametrize("machine", MACHINES)
-def test_files_can_be_opened_for_reading_only(machine: str) -> None:
-    for flags in (os.O_RDONLY, os.O_CLOEXEC, os.O_DIRECTORY, os.O_PATH, os.O_NOFOLLOW):
-        assert _decide(machine, "openat", 0, 0, flags) == ALLOW
-    for flags in (os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_TRUNC, os.O_TMPFILE, 0o100 | HIGH):
-        assert _decide(machine, "openat", 0, 0, flags) == EACCES
+READING = (os.O_RDONLY, os.O_CLOEXEC, os.O_DIRECTORY, os.O_PATH, os.O_NOFOLLOW)
+WRITING = (os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_TRUNC, os.O_TMPFILE, 0o100 | HIGH)
+UNIX, STREAM = socket.AF_UNIX, socket.SOCK_STREAM
+FCNTL = {0, 1, 2, 3, 4, 1030}
+CONDITIONS: dict[str, tuple[str, int, list[tuple[int, ...]]]] = {
+    "reading files": ("openat", ALLOW, [(0, 0, flags) for flags in READING]),
+    "writing files": ("openat", EACCES, [(0, 0, flags) for flags in WRITING]),
+    "pairs of streams": ("socketpair", ALLOW, [
+        (UNIX, kind, 0)
+        for kind in (STREAM, STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, STREAM | HIGH)
+    ]),
+    "other pairs": ("socketpair", KILL, [
+        (UNIX, socket.SOCK_DGRAM, 0), (UNIX, socket.SOCK_SEQPACKET, 0), (UNIX, STREAM | 0o20, 0),
+        (socket.AF_INET, STREAM, 0), (0, STREAM, 0),
+    ]),
+    "sending": ("sendto", ALLOW, [(5, 1, 1, 0, 0, 0)]),
+    "sending to an address": ("sendto", KILL, [
+        (5, 1, 1, 0, address, 2) for address in (1, HIGH, HIGH | 1, 2**64 - 1)
+    ]),
+    "harmless commands": ("fcntl", ALLOW, [(5, command) for command in FCNTL]),
+    "owners of signals": ("fcntl", EPERM, [(5, command) for command in {*range(1100)} - FCNTL]),
+    "harmless codes": ("ioctl", ALLOW, [(5, code) for code in (0x5421, 0x5450, 0x5451)]),
+    "signals and the terminal": ("ioctl", EPERM, [
+        (5, code) for code in (0x8901, 0x8902, 0x5401, 0x5412, 0x541B)
+    ]),
+    "memory": ("mmap", ALLOW, [(0, 0, protection) for protection in range(6)]),
+    "writable code": ("mmap", EPERM, [(0, 0, 6), (0, 0, 7)]),
+    "protecting memory": ("mprotect", ALLOW, [(0, 0, protection) for protection in range(4)]),
+    "making code of memory": ("mprotect", EPERM, [(0, 0, protection) for protection in range(4, 8)]),
+}  # fmt: skip
 
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_only_stream_socket_pairs_are_allowed_and_no_addressed_send(machine: str) -> None:
-    stream = socket.SOCK_STREAM
-    for kind in (stream, stream | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, stream | HIGH):
-        assert _decide(machine, "socketpair", socket.AF_UNIX, kind, 0) == ALLOW
-    for family, kind in (
-        (socket.AF_UNIX, socket.SOCK_DGRAM),
-        (socket.AF_UNIX, socket.SOCK_SEQPACKET),
-        (socket.AF_UNIX, stream | 0o20),
-        (socket.AF_INET, stream),
-        (0, stream),
-    ):
-        assert _decide(machine, "socketpair", family, kind, 0) == KILL
-    assert _decide(machine, "sendto", 5, 1, 1, 0, 0, 0) == ALLOW
-    for address in (1, HIGH, HIGH | 1, 2**64 - 1):
-        assert _decide(machine, "sendto", 5, 1, 1, 0, address, 2) == KILL
-
-
-@pytest.mark.row("S1")
-@pytest.mark.parametrize("machine", MACHINES)
-def test_fcntl_and_ioctl_cannot_send_signals(machine: str) -> None:
-    assert {_decide(machine, "fcntl", 5, command) for command in (0, 1, 2, 3, 4, 1030)} == {ALLOW}
-    others = [command for command in range(1100) if command not in (0, 1, 2, 3, 4, 1030)]
-    assert {_decide(machine, "fcntl", 5, command) for command in others} == {EPERM}
-    assert {_decide(machine, "ioctl", 5, code) for code in (0x5421, 0x5450, 0x5451)} == {ALLOW}
-    for code in (0x8901, 0x8902, 0x5401, 0x5412, 0x541B):  # owners of signals, the terminal
-        assert _decide(machine, "ioctl", 5, code) == EPERM
-
-
-@pytest.mark.row("S1")
-@pytest.mark.parametrize("machine", MACHINES)
-def test_memory_is_never_writable_and_executable(machine: str) -> None:
-    answers = [_decide(machine, "mmap", 0, 0, protection) for protection in range(8)]
-    assert answers == [ALLOW] * 6 + [EPERM] * 2
-    answers = [_decide(machine, "mprotect", 0, 0, protection) for protection in range(8)]
-    assert answers == [ALLOW] * 4 + [EPERM] * 4
+@pytest.mark.parametrize("what", CONDITIONS)
+def test_conditional_system_call_is_decided_by_its_arguments(machine: str, what: str) -> None:
+    call, answer, given = CONDITIONS[what]
+    assert {_decide(machine, call, *one) for one in given} == {answer}
 
 
 @pytest.mark.row("S1")

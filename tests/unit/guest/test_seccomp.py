@@ -48,26 +48,25 @@ def test_listed_system_call_gets_its_verdict_and_any_other_kills_the_process(mac
             assert _decide(machine, number, 99, 0, 0) == expected, name
 
 
-@pytest.mark.row("S2")
-@pytest.mark.parametrize("machine", MACHINES)
-def test_only_the_two_channel_descriptors_can_be_read_and_written(machine: str) -> None:
-    read, write = _number(machine, "read"), _number(machine, "write")
-    assert _decide(machine, read, REQUEST_FD) == ALLOW
-    assert _decide(machine, write, REPLY_FD) == ALLOW
-    for descriptor in (0, 1, 2, 5, 2**32 + 3, 2**32 + 4, 2**64 - 1):
-        assert _decide(machine, read, descriptor) == KILL
-        assert _decide(machine, write, descriptor) == KILL
-    assert _decide(machine, read, REPLY_FD) == KILL
-    assert _decide(machine, write, REQUEST_FD) == KILL
+OTHERS = (0, 1, 2, 5, 2**32 + 3, 2**32 + 4, 2**64 - 1)
+CONDITIONS: dict[str, tuple[str, int, list[tuple[int, ...]]]] = {
+    "reading requests": ("read", ALLOW, [(REQUEST_FD,)]),
+    "reading anything else": ("read", KILL, [(descriptor,) for descriptor in (*OTHERS, REPLY_FD)]),
+    "writing replies": ("write", ALLOW, [(REPLY_FD,)]),
+    "writing elsewhere": ("write", KILL, [(descriptor,) for descriptor in (*OTHERS, REQUEST_FD)]),
+    "memory": ("mmap", ALLOW, [(0, 0, protection) for protection in range(4)]),
+    "code": ("mmap", KILL, [(0, 0, protection) for protection in range(4, 8)]),
+    "protecting memory": ("mprotect", ALLOW, [(0, 0, protection) for protection in range(4)]),
+    "making code of memory": ("mprotect", KILL, [(0, 0, protection) for protection in range(4, 8)]),
+}
 
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("name", ["mmap", "mprotect"])
-def test_memory_never_becomes_executable(machine: str, name: str) -> None:
-    number = _number(machine, name)
-    assert {_decide(machine, number, 0, 0, protection) for protection in range(4)} == {ALLOW}
-    assert {_decide(machine, number, 0, 0, protection | 4) for protection in range(4)} == {KILL}
+@pytest.mark.parametrize("what", CONDITIONS)
+def test_conditional_system_call_is_decided_by_its_arguments(machine: str, what: str) -> None:
+    call, answer, given = CONDITIONS[what]
+    assert {_decide(machine, _number(machine, call), *one) for one in given} == {answer}
 
 
 @pytest.mark.row("S2")

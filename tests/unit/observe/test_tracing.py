@@ -18,7 +18,6 @@ from fumehood.observe.tracing import (
     CallSpans,
     EndedStage,
     EndedTrace,
-    close_provider,
     context_of,
     otlp_provider,
     read_traceparent,
@@ -85,32 +84,6 @@ def ended(call_id: str = "call_1", parent: TraceParent | None = None, **more: ob
         stages=[EndedStage("resolve", 10, 11), EndedStage("execute", 11, 14, {"a": "b"})],
     )
     return replace(trace, **more)  # type: ignore[arg-type]
-
-
-def test_call_has_one_span_with_a_child_per_stage() -> None:
-    exported = Exported()
-    exported.spans.record(ended(parent=read_traceparent(PARENT)))
-    resolve, execute, call = exported.exporter.get_finished_spans()
-    assert call.name == "execute_tool calculator"
-    assert dict(call.attributes or {}) == {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": "calculator",
-        "gen_ai.tool.type": "function",
-        "gen_ai.tool.call.id": "call_1",
-        "fumehood.retries": 1,
-    }
-    assert call.context is not None
-    assert call.parent is not None
-    assert (call.context.trace_id, call.parent.span_id) == (int(TRACE, 16), 0xB7AD6B7169203331)
-    assert call.context.span_id == int(span_id_of("call_1"), 16)
-    assert (call.start_time, call.end_time) == (10 * 10**9, 14 * 10**9)
-    assert [resolve.name, execute.name] == ["resolve", "execute"]
-    for stage in (resolve, execute):
-        assert stage.parent is not None
-        assert stage.parent.span_id == call.context.span_id
-        assert stage.context is not None
-        assert stage.context.trace_id == int(TRACE, 16)
-    assert (execute.start_time, dict(execute.attributes or {})) == (11 * 10**9, {"a": "b"})
 
 
 def test_call_without_a_parent_starts_the_propagated_trace() -> None:
@@ -190,15 +163,3 @@ def test_missing_otlp_extra_is_logged_with_a_remedy(monkeypatch: pytest.MonkeyPa
     (call,) = log.calls
     assert (call.method_name, call.args) == ("warning", ("traces.not_sent",))
     assert "fumehood[otel]" in call.kwargs["remedy"]
-
-
-def test_otlp_provider_shuts_down_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-    for name, value in endpoint.items():
-        monkeypatch.setenv(name, value)
-    log = CapturingLogger()
-    provider = otlp_provider(endpoint, log)
-    assert provider is not None
-    assert provider.resource.attributes["service.name"] == "fumehood"  # type: ignore[attr-defined]
-    close_provider(provider)
-    assert log.calls == []

@@ -64,30 +64,24 @@ def test_foreign_architecture_or_numbering_kills_the_process(machine: str) -> No
     assert _answer(machine, 0x40000000 | NUMBERS[machine]["read"]) == KILL
 
 
-CLONE_NEW = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+NAMESPACES = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+SOCKETS = {1, 2, 10}  # of this host, and of IP
+CONDITIONS: dict[str, tuple[str, int, list[tuple[int, ...]]]] = {
+    "new namespaces": ("clone", EPERM, [(17 | flag,) for flag in NAMESPACES]),
+    "processes and threads": ("clone", ALLOW, [(17,), (0x3D0F00,)]),
+    "a structure that nobody can look into": ("clone3", ENOSYS, [()]),
+    "sockets": ("socket", ALLOW, [(family, 1) for family in SOCKETS]),
+    "other sockets": ("socket", EPERM, [(family, 1) for family in {*range(64)} - SOCKETS]),
+    "socket pairs": ("socketpair", ALLOW, [(family, 1) for family in SOCKETS]),
+    "other pairs": ("socketpair", EPERM, [(family, 1) for family in {*range(64)} - SOCKETS]),
+    "reading the personality": ("personality", ALLOW, [(0,), (0xFFFFFFFF,)]),
+    "no address space randomisation": ("personality", EPERM, [(0x0040000,)]),
+}
 
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_clone_cannot_create_namespaces(machine: str) -> None:
-    clone = NUMBERS[machine]["clone"]
-    assert {_answer(machine, clone, 17 | flag) for flag in CLONE_NEW} == {EPERM}
-    thread = 0x3D0F00
-    assert {_answer(machine, clone, flags) for flags in (17, thread)} == {ALLOW}
-    assert _answer(machine, NUMBERS[machine]["clone3"]) == ENOSYS
-
-
-@pytest.mark.row("S3")
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("call", ["socket", "socketpair"])
-def test_only_unix_and_ip_sockets_are_allowed(machine: str, call: str) -> None:
-    opened = {f for f in range(64) if _answer(machine, NUMBERS[machine][call], f, 1) == ALLOW}
-    assert opened == {1, 2, 10}
-
-
-@pytest.mark.row("S3")
-@pytest.mark.parametrize("machine", MACHINES)
-def test_personality_can_be_read_but_not_changed(machine: str) -> None:
-    personality = NUMBERS[machine]["personality"]
-    assert [_answer(machine, personality, value) for value in (0, 0xFFFFFFFF)] == [ALLOW, ALLOW]
-    assert _answer(machine, personality, 0x0040000) == EPERM  # no address space randomisation
+@pytest.mark.parametrize("what", CONDITIONS)
+def test_conditional_system_call_is_decided_by_its_arguments(machine: str, what: str) -> None:
+    call, answer, given = CONDITIONS[what]
+    assert {_answer(machine, NUMBERS[machine][call], *one) for one in given} == {answer}

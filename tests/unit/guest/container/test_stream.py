@@ -70,11 +70,3 @@ def test_output_pieces_fit_into_frames(pipe: tuple[Stream, int]) -> None:
     os.write(writable, b"z" * (FRAME_CHARACTERS + 10))
     stream.read(1 << 20)
     assert [len(piece) for piece in stream.take()] == [FRAME_CHARACTERS, 10]
-
-
-def test_output_left_by_a_dead_program_is_read(pipe: tuple[Stream, int]) -> None:
-    stream, writable = pipe
-    os.write(writable, b"last words")
-    stream.drain(1000)
-    assert stream.take(last=True) == ["last words"]
-    assert stream.read(1000) is False

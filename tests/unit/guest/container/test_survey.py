@@ -272,18 +272,6 @@ def test_survey_never_leaves_the_workspace(place: Path, path: str) -> None:
         assert sha256(b"secret") not in str(told)
 
 
-def test_survey_follows_no_symbolic_link(place: Path, outside: Path) -> None:
-    (place / "file").symlink_to(outside / "secret")
-    (place / "dir").symlink_to(outside)
-    assert outcomes(look(writing("file", "append"))) == {"file": "link"}
-    assert outcomes(look(writing("file", "create"))) == {"file": "exists"}
-    assert outcomes(look(writing("dir/secret", "replace"))) == {"dir/secret": "link"}
-    told = look(deleting("dir", "dir/secret", "file"))
-    assert outcomes(told) == {"dir": None, "dir/secret": "not_found", "file": None}
-    assert sha256(b"secret") not in str(told)
-    assert [entry["kind"] for entry in told["entries"]] == ["link", "link"]
-
-
 NAMES = st.sampled_from(["a", "b", "c"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 KINDS = st.sampled_from(["file", "directory", "link", "pipe"])

@@ -34,19 +34,6 @@ def _kept(place: Path) -> tuple[dict[str, bytes], int]:
     return files, left_out
 
 
-@pytest.mark.row("S5", "E7")
-def test_plain_files_are_handed_over_in_order_and_then_removed(place: Path) -> None:
-    (place / "b.txt").write_text("second")
-    (place / "a").mkdir()
-    (place / "a" / "x.bin").write_bytes(bytes(range(256)) * 500)
-    (place / "empty").touch()
-    files, left_out = _kept(place)
-    assert list(files) == ["a/x.bin", "b.txt", "empty"]
-    assert files["a/x.bin"] == bytes(range(256)) * 500
-    assert (files["b.txt"], files["empty"], left_out) == (b"second", b"", 0)
-    assert os.listdir(place) == []
-
-
 @pytest.mark.row("S5")
 def test_deep_and_unreadable_directories_are_removed(place: Path) -> None:
     here = os.open(place, os.O_RDONLY)

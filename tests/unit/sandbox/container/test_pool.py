@@ -117,15 +117,6 @@ async def test_taken_warm_container_is_replaced() -> None:
         assert len(made.maker.made) == 2
 
 
-async def test_only_one_call_waits_for_a_container_being_reset() -> None:
-    async with bench() as made:
-        container = made.run(await made.take("a"), clean=False)
-        first, second = made.waits("a"), made.waits("a")
-        assert (await second).container is not container
-        container.is_reset()
-        assert (await first).container is container
-
-
 async def test_dirty_container_is_destroyed_and_its_waiter_gets_a_new_one() -> None:
     async with bench() as made:
         container = made.run(await made.take("a"), clean=False)
@@ -157,27 +148,18 @@ async def test_lease_left_during_a_run_destroys_its_container() -> None:
         assert place.container.is_dead
 
 
-async def test_container_that_ran_out_of_memory_is_destroyed() -> None:
-    async with bench() as made:
-        place = await made.take("a")
+async def test_used_up_container_is_destroyed_on_return() -> None:
+    async with bench(max_uses=2, lifetime_seconds=10) as made:
+        container = made.run(await made.take())
+        assert made.run(await made.take()) is container
+        assert made.why(container) == ["it has served enough"]
+        place = await made.take()
+        made.seconds = 10
+        assert made.why(made.run(place)) == ["it is old"]
+        place = await made.take()
         assert isinstance(place.container, FakeContainer)
         place.container.ran_out_of_memory = True
         assert made.why(made.run(place)) == ["memory ran out in it"]
-
-
-async def test_container_is_destroyed_after_its_maximum_number_of_uses() -> None:
-    async with bench(max_uses=2) as made:
-        container = made.run(await made.take("a"))
-        assert not container.is_dead
-        assert made.run(await made.take("a")) is container
-        assert made.why(container) == ["it has served enough"]
-
-
-async def test_container_over_its_lifetime_is_destroyed_on_return() -> None:
-    async with bench(lifetime_seconds=10) as made:
-        place = await made.take("a")
-        made.seconds = 10
-        assert made.why(made.run(place)) == ["it is old"]
 
 
 async def test_idle_container_is_destroyed_but_warm_containers_stay() -> None:
@@ -236,27 +218,6 @@ async def test_queue_is_bounded_per_domain_per_principal_and_in_total() -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         assert made.pool.counts()["waiting"] == 0
-
-
-async def test_domain_with_one_call_is_not_starved_by_a_busy_domain() -> None:
-    async with bench(pool_max=1) as made:
-        place = await made.take("a")
-        order: list[str] = []
-
-        async def call(domain: str) -> None:
-            mine = await made.take(domain)
-            order.append(domain)
-            made.seconds += 0.3  # each call takes a while
-            made.run(mine)
-
-        async with anyio.create_task_group() as calls:
-            for _ in range(20):
-                calls.start_soon(call, "a")
-            await settle()
-            calls.start_soon(call, "b")
-            await settle()
-            made.run(place)
-        assert order.index("b") <= 4  # one turn of a second
 
 
 async def test_principal_with_many_sessions_gets_no_more_turns_than_others() -> None:
@@ -348,18 +309,6 @@ async def test_call_cancelled_while_it_is_served_returns_its_container() -> None
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert (await made.take("a")).container is container
-
-
-async def test_container_made_for_a_cancelled_call_serves_the_next_call() -> None:
-    async with bench() as made:
-        made.maker.may_make.clear()
-        waiting = made.waits("a")
-        await settle()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        made.maker.may_make.set()
-        await settle()
-        assert (await made.take("b")).container is made.maker.made[0]
 
 
 async def test_containers_are_reused_only_for_the_same_image() -> None:

@@ -32,19 +32,6 @@ def make(wish: ImageRequest, home: Path) -> Path:
         return publish(folder, wish.name)
 
 
-def test_image_directory_holds_everything_the_image_is_built_from(
-    asked: list[str], tmp_path: Path
-) -> None:
-    home = tmp_path / "images"
-    make(ImageRequest("mine", "Tool\n", ("cowsay",), "python"), home)
-    recipe = read_recipe("mine", own=home)
-    assert recipe.lock == LOCK
-    assert set(recipe.packages) == {*read_recipe("python").packages, "cowsay"}
-    assert recipe.settings.languages == read_recipe("python").settings.languages
-    assert asked == ["Tool\n"]
-    assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
-
-
 def test_packages_and_preloads_of_the_parent_image_are_kept(
     asked: list[str], tmp_path: Path
 ) -> None:
@@ -77,21 +64,6 @@ def test_invalid_image_request_is_refused_before_anything_is_written(
         check_request(wish, tmp_path / "images")
     check_request(ImageRequest("mine", "tool"), tmp_path / "images")
     assert not (tmp_path / "images").exists()
-
-
-def test_existing_image_is_replaced_only_on_request(asked: list[str], tmp_path: Path) -> None:
-    home = tmp_path / "images"
-    first, second = (
-        ImageRequest("mine", "tool", (), "python"),
-        ImageRequest("mine", "other", (), "python"),
-    )
-    make(first, home)
-    with pytest.raises(WrongRecipe, match="already: --replace"):
-        check_request(second, home)
-    check_request(second, home, replace=True)
-    folder = make(second, home)
-    assert (folder / "requirements.in").read_text() == "other\n"
-    assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
 
 
 def test_interrupted_image_request_leaves_the_old_directory(
