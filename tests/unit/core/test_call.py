@@ -22,7 +22,7 @@ from fumehood.core.events import (
     RetryingEvent,
     event_of,
 )
-from fumehood.core.limits import Limit, smallest
+from fumehood.core.limits import smallest
 from support.answers import envelope_bytes
 
 MISSION_DEFAULTS: dict[str, Any] = {
@@ -217,18 +217,3 @@ def test_smallest_of_any_requests_is_the_smallest_number_among_them(
 ) -> None:
     requests = [wish for wish in wished if wish is not None] or [default]
     assert smallest(default, ceiling, *wished) == min(ceiling, *requests)
-
-
-def test_limit_names_match_the_specification() -> None:
-    assert {limit.value for limit in Limit} == {
-        "wall_time",
-        "cpu_time",
-        "memory",
-        "output",
-        "processes",
-        "files",
-        "network",
-        "open_files",
-        "file_size",
-        "disk",
-    }

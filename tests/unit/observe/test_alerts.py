@@ -135,13 +135,6 @@ def test_number_of_tools_with_a_window_is_bounded() -> None:
     assert len(watched.alerts._windows) == MAX_TOOLS + 1
 
 
-def test_unknown_tool_names_have_no_alert_window() -> None:
-    watched = Watched()
-    watched.calls(30, tool=None, code="TOOL_NOT_FOUND")
-    assert watched.firing() == {"success_rate"}
-    assert list(watched.alerts._windows) == [None]
-
-
 def test_disabled_alerts_count_nothing() -> None:
     watched = Watched(enabled=False)
     watched.calls(100, **FAILED)

@@ -94,11 +94,6 @@ def test_named_configuration_file_must_exist(monkeypatch: pytest.MonkeyPatch) ->
         Client()
 
 
-def test_explicit_socket_path_needs_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUMEHOOD_CONFIG", "/nonexistent/config.toml")
-    Client("/s/engine.sock").close()
-
-
 @pytest.mark.anyio
 async def test_each_client_class_uses_its_own_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_HOME", "/h")

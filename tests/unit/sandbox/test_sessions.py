@@ -93,24 +93,6 @@ async def bench(rows: SessionRows | None = None, **rules: Any) -> AsyncIterator[
         yield made
 
 
-async def test_session_is_stored_before_it_is_returned() -> None:
-    async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        kept = made.rows.kept[record.id]
-        assert (kept.principal_id, kept.record) == ("alice", record)
-        assert record.id.startswith("sess_")
-        assert len(record.id) == 37
-        assert (record.state, record.why, record.calls, record.is_busy) == (
-            "active",
-            None,
-            0,
-            False,
-        )
-        assert (record.image, record.languages) == ("python", ("python", "shell"))
-        assert record.memory_mb == 512
-        assert record.expires_at == made.clock.now() + timedelta(seconds=1800)
-
-
 async def test_session_that_cannot_be_stored_leaves_no_container() -> None:
     async with bench() as made:
         made.rows.failure = InternalError("the disk is full")
@@ -292,15 +274,10 @@ async def test_idle_session_is_paused_until_its_next_call() -> None:
         assert (await made.run(record)).ended_by is EndedBy.OK
         assert made.state(record) == ("active", None)
         assert made.keeper.counts["active"] == 1
-
-
-async def test_paused_session_still_ends_after_its_idle_time() -> None:
-    async with bench(pause_seconds=60, idle_seconds=100) as made:
-        record = await made.keeper.create(ALICE)
-        assert (await made.keeper.pause(ALICE, record.id)).state.value == "paused"
-        made.clock.advance(100)
+        await made.keeper.pause(ALICE, record.id)
+        made.clock.advance(1800)
         made.keeper.tidy()
-        assert made.state(record) == ("ended", "It was not used for 100 s.")
+        assert made.state(record) == ("ended", "It was not used for 1800 s.")
 
 
 async def test_session_is_paused_after_its_calls_and_resumed_by_hand() -> None:
@@ -741,26 +718,6 @@ async def test_failed_write_of_a_session_end_is_repeated() -> None:
         made.rows.failure = None
         await made.keeper.create(ALICE)
         assert made.rows.kept[record.id].record.state is SessionStatus.ENDED
-
-
-async def test_file_access_takes_a_turn_but_is_not_counted_as_a_call() -> None:
-    async with bench() as made:
-        record = await made.keeper.create(ALICE)
-        made.clock.advance(10)
-        lease = await made.keeper.files(ALICE, record.id)
-        async with lease as place:
-            limits = Limits(wall_s=5, cpu_s=5, memory_mb=None, output_bytes=1000)
-            for number in range(3):
-                await place.run("files", {"do": "list", "path": str(number)}, limits)
-            waiting = made.runs(record)
-            await settle()
-            assert not waiting.done()
-        await waiting
-        assert [run.program for run in made.wall.runs] == ["files"] * 3 + ["python"]
-        assert made.wall.runs[0].limits.memory_mb == 512
-        after = made.keeper.find(ALICE, record.id)
-        assert after.calls == 1
-        assert after.last_used_at == made.clock.now()
 
 
 async def test_sessions_without_a_container_wall_are_unavailable() -> None:

@@ -45,8 +45,10 @@ def test_directory_writable_by_others_is_refused_with_a_remedy(
     definitions: DefinitionDirectory, mode: int
 ) -> None:
     definitions.path.chmod(mode)
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(Untrusted, match="chmod go-w"):
         open_directory(definitions.path, OWNERS)
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.row("R4")

@@ -16,12 +16,3 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (walk, workspace):
         monkeypatch.setattr(module, "WORKSPACE", str(place))
     return place
-
-
-@pytest.fixture
-def outside(place: Path) -> Path:
-    """A directory beside the workspace, with a file."""
-    outside = place.parent / "outside"
-    outside.mkdir()
-    (outside / "secret").write_text("secret")
-    return outside

@@ -41,20 +41,6 @@ def test_characters_split_between_reads_are_reassembled(text: str, cuts: list[in
     assert said == text.encode("utf-8", "replace").decode()
 
 
-def test_output_over_the_limit_keeps_its_head_and_counts_the_rest(
-    pipe: tuple[Stream, int],
-) -> None:
-    stream, writable = pipe
-    os.write(writable, b"x" * 100)
-    assert stream.read(100)
-    assert not stream.is_over
-    os.write(writable, b"y" * 50)
-    stream.read(100)
-    assert stream.is_over
-    assert "".join(stream.take(last=True)) == "x" * 100
-    assert stream.received_bytes == 150
-
-
 def test_character_cut_by_the_limit_is_left_out(
     pipe: tuple[Stream, int],
 ) -> None:

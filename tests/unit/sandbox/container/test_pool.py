@@ -179,15 +179,6 @@ async def test_idle_container_is_destroyed_but_warm_containers_stay() -> None:
         assert [one.name for one in made.maker.living] == ["c3"]  # old, and replaced
 
 
-async def test_idle_containers_of_an_older_image_are_destroyed() -> None:
-    async with bench() as made:
-        container = made.run(await made.take("a"))
-        made.pool.retire(lambda one: one.image_id != "sha256:1")
-        assert not container.is_dead
-        made.pool.retire(lambda one: one.image_id != "sha256:2")
-        assert container.is_dead
-
-
 async def test_queue_timeout_is_refused_with_a_retry_time() -> None:
     async with bench(pool_max=1, queue_seconds=0.02) as made:
         await made.take("a")

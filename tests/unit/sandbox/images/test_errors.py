@@ -31,7 +31,4 @@ def test_unknown_build_error_shows_the_last_lines() -> None:
     error = build_error("It failed", [*(f"line {n}" for n in range(9)), "", "dpkg: error 7"])
     assert "dpkg: error 7" in error.found
     assert "line 4" not in error.found
-
-
-def test_build_error_without_output_is_reported() -> None:
     assert "printed nothing" in build_error("It failed", []).found

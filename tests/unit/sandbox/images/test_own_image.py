@@ -71,6 +71,8 @@ def test_interrupted_image_request_leaves_the_old_directory(
 ) -> None:
     home = tmp_path / "images"
     make(ImageRequest("mine", "tool", (), "python"), home)
+    with pytest.raises(WrongRecipe, match="already: --replace"):
+        check_request(ImageRequest("mine", "other", (), "python"), home)
     with (
         pytest.raises(KeyboardInterrupt),
         make_aside(ImageRequest("mine", "other", (), "python"), home, tmp_path, lambda _: None),
