@@ -108,15 +108,6 @@ async def test_new_container_waits_for_the_removal_of_the_old_one() -> None:
         assert made.maker.most_alive == 1
 
 
-async def test_taken_warm_container_is_replaced() -> None:
-    async with bench(pool_min=1) as made:
-        await settle()
-        (warm,) = made.maker.made
-        assert (await made.take("a")).container is warm
-        await settle()
-        assert len(made.maker.made) == 2
-
-
 async def test_dirty_container_is_destroyed_and_its_waiter_gets_a_new_one() -> None:
     async with bench() as made:
         container = made.run(await made.take("a"), clean=False)

@@ -142,10 +142,3 @@ def test_wheel_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> N
     wheel.write_bytes(content.replace(said, lie))
     with pytest.raises(Refused, match="cannot be unpacked"):
         unpack([wheel], tmp_path / "site.tar")
-
-
-def test_file_in_two_packages_is_written_once(tmp_path: Path) -> None:
-    wheels = [write_wheel(tmp_path, name, files={"both.py": name}) for name in ("a", "b")]
-    unpack(wheels, tmp_path / "site.tar")
-    with tarfile.open(tmp_path / "site.tar") as archive:
-        assert archive.getnames().count(f"{SITE}/both.py") == 1
