@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,9 +21,11 @@ from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.workspace_path import MAX_PATH_BYTES, path_fault
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.session_files import SessionFiles
 from fumehood.executors.workspace import run_workspace
+from fumehood.guest.container import walk
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from support.answers import code_of, details_of, error_of
@@ -131,6 +134,32 @@ async def test_workspace_list_names_the_kind_of_each_entry(files: FakeFiles) -> 
     kinds = {entry["path"]: (entry["kind"], entry["size"]) for entry in page["items"]}
     assert kinds == {"d": ("directory", 0), "d/f": ("file", 3), "l": ("link", 0), "p": ("other", 0)}
     assert page["items"][1]["modified_at"] == "1969-12-31T23:59:59.000Z"
+
+
+@pytest.mark.row("S6")
+@pytest.mark.parametrize("name", ["a" * 255, "日" * 85, "😀" * 63])
+async def test_list_leaves_out_paths_that_nobody_can_name_and_stays_small(
+    files: FakeFiles, name: str
+) -> None:
+    """A program makes longer and longer paths, step by step."""
+    directory = os.open(files.root, os.O_RDONLY)
+    for _ in range(40):
+        os.mkdir(name, dir_fd=directory)
+        inner = os.open(name, os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = inner
+    os.close(directory)
+    answer = files.answer(
+        {"do": "list", "path": "", "recursive": True, "most": 1000, "after": None}
+    )
+    assert len(json.dumps(answer)) <= walk.MAX_ANSWER_BYTES + 100
+    page = await data("list", files, recursive=True)
+    assert page["items"][-1]["path"] == "/".join([name] * len(page["items"]))
+    assert not path_fault(page["items"][-1]["path"])
+
+
+def test_guest_and_host_allow_equally_long_paths() -> None:
+    assert walk.MAX_PATH_BYTES == MAX_PATH_BYTES
 
 
 @pytest.mark.row("S6")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import json
 import os
 import re
 import stat
@@ -22,13 +23,12 @@ from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     MAX_ANSWER_BYTES,
     MAX_DEPTH,
-    MAX_PATH_CHARACTERS,
     NEW_FLAGS,
     WORKSPACE,
     Refused,
     directory_at,
     empty,
-    is_text,
+    is_nameable,
     open_plain,
     parent_of,
     status_of,
@@ -83,7 +83,7 @@ def _list(arguments: Result) -> Result:
     for entry in _found(path, bool(arguments["recursive"])):
         if entry["path"] <= after:
             continue
-        room -= 2 * len(entry["path"]) + 120
+        room -= len(json.dumps(entry)) + 2
         if len(entries) >= most or room < 0:
             return {"entries": entries, "has_more": True}
         entries.append(entry)
@@ -105,10 +105,8 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 def _below(directory: int, prefix: str, depth: int) -> Iterator[Result]:
     for name in os.listdir(directory):
-        if name.startswith(UPLOAD_PREFIX) or not is_text(name):
+        if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
             continue
-        if len(prefix + name) > MAX_PATH_CHARACTERS:
-            continue  # nobody could name it
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except PermissionError:  # the directory's owner has closed it to itself
@@ -316,8 +314,7 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
         if path not in ("", ".") and (
             any(part in ("", ".", "..") for part in names)
             or len(names) > MAX_DEPTH
-            or len(path) > MAX_PATH_CHARACTERS
-            or not is_text(path)
+            or not is_nameable(path)
             or "\0" in path
         ):
             raise Refused("archive", f"{shown} is no plain relative path")

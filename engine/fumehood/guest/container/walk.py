@@ -16,8 +16,10 @@ from contextlib import contextmanager, suppress
 WORKSPACE = "/workspace"
 
 MAX_DEPTH = 64
-MAX_PATH_CHARACTERS = 4096
-"""Length of a path. Programs can create longer ones step by step."""
+MAX_PATH_BYTES = 4096 - len(f"{WORKSPACE}/") - 1
+"""Bytes of a path below the workspace, as for the host. Programs can create longer ones step by
+step, which nobody can name.
+"""
 
 MAX_ANSWER_BYTES = 200 * 1024
 """Size limit of the entries in one answer."""
@@ -133,10 +135,9 @@ def is_directory(name: str, directory: int) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
 
-def is_text(name: str) -> bool:
-    """Whether a name is UTF-8."""
+def is_nameable(path: str) -> bool:
+    """Whether the host can name a path: it is UTF-8, and not too long."""
     try:
-        name.encode("utf-8")
+        return len(path.encode("utf-8")) <= MAX_PATH_BYTES
     except UnicodeEncodeError:
         return False
-    return True

@@ -20,10 +20,9 @@ from typing import Any
 from fumehood.guest.container.files import UPLOAD_PREFIX
 from fumehood.guest.container.walk import (
     MAX_DEPTH,
-    MAX_PATH_CHARACTERS,
     WORKSPACE,
     empty,
-    is_text,
+    is_nameable,
 )
 from fumehood.guest.languages.figures import DIRECTORY
 
@@ -177,8 +176,7 @@ class _Handing:
                 stat.S_ISREG(found.st_mode)
                 and self._files < MAX_FILES
                 and self._bytes + found.st_size <= MAX_TOTAL_BYTES
-                and len(path) <= MAX_PATH_CHARACTERS
-                and is_text(path)
+                and is_nameable(path)
             )
             if wanted and self._one(path, directory, name, found, kind):
                 self._files += 1
