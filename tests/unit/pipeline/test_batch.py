@@ -9,18 +9,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fumehood import Envelope, tool
-from fumehood.core.call import CallBody
 from fumehood.core.errors import InvalidParams
-from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import batch as module
 from fumehood.pipeline.incoming import parse_batch
-from fumehood.protocol.messages import decode_envelope
 from fumehood.registry.declare import FunctionTool
-from support.answers import code_of, envelope_bytes
+from support.answers import code_of
 from support.recording import bench
 
 pytestmark = pytest.mark.anyio
@@ -75,50 +70,6 @@ def waits(count: int) -> list[dict[str, Any]]:
     return [called("wait", number=number) for number in range(count)]
 
 
-@settings(max_examples=25)
-@given(
-    turns=st.lists(st.integers(0, 9), min_size=1, max_size=30),
-    width=st.integers(1, 32),
-    parallel=st.booleans(),
-)
-def test_answers_keep_call_order_regardless_of_completion_order(
-    turns: list[int], width: int, parallel: bool
-) -> None:
-    answers = [decode_envelope(envelope_bytes({})) for _ in turns]
-
-    async def check() -> None:
-        running = most = 0
-
-        async def run(name: str, body: CallBody, live: CallHandle) -> Any:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            for _ in range(body.arguments["turns"]):
-                await anyio.lowlevel.checkpoint()
-            running -= 1
-            return answers[int(name)]
-
-        members = [called(str(place), turns=count) for place, count in enumerate(turns)]
-        found = await made(members, run, max_parallel=width, parallel_tool_calls=parallel).run()
-        assert [id(answer) for answer in found] == [id(answer) for answer in answers]
-        assert most <= (width if parallel else 1)
-
-    anyio.run(check)
-
-
-def made(members: list[Any], run: Any, **options: Any) -> module.Batch:
-    """A batch over a fake pipeline, without an engine."""
-    parsed = parse_batch({"calls": members, "options": options})
-    return module.Batch(
-        parsed.calls, parsed.options, parse=parse_freely, run=run, refuse=lambda *_: None,  # type: ignore[arg-type, return-value]
-        delivered=lambda _: None, log=None,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def parse_freely(member: Any) -> tuple[str, CallBody]:
-    return member["tool"], CallBody(arguments=member["arguments"])
-
-
 @pytest.mark.parametrize(
     ("options", "most"),
     [({"max_parallel": 3}, 3), ({}, 8), ({"parallel_tool_calls": False}, 1)],
@@ -128,17 +79,14 @@ async def test_concurrent_batch_calls_are_limited_to_max_parallel(
 ) -> None:
     gate = Gate()
     gate.full = most
-    async with bench(home, [gate.tool()]) as b, anyio.create_task_group() as group:
-
-        async def make() -> None:
-            assert codes(await b.engine.batch(waits(20), **options)) == ["OK"] * 20
-
-        group.start_soon(make)
+    async with bench(home, [gate.tool()]) as b:
+        task = asyncio.create_task(b.engine.batch(waits(20), **options))
         with anyio.fail_after(10):
             await gate.reached.wait()
-        await anyio.wait_all_tasks_blocked()
-        assert (gate.running, gate.begun) == (most, list(range(most)))
-        gate.opened.set()
+            await anyio.wait_all_tasks_blocked()
+            assert (gate.running, gate.begun) == (most, list(range(most)))
+            gate.opened.set()
+            assert codes(await task) == ["OK"] * 20
     assert gate.most == most
     assert gate.begun == list(range(20))
 
@@ -172,21 +120,6 @@ async def test_cancelled_batch_returns_an_answer_for_every_call(home: Path) -> N
     assert codes(answers) == ["CANCELLED"] * 4
     assert gate.begun == [0, 1]
     assert ["not begun" in str(answer.error) for answer in answers] == [False, False, True, True]
-
-
-async def test_single_batch_call_can_be_cancelled_by_its_id(home: Path) -> None:
-    gate = Gate()
-    gate.full = 2
-    async with bench(home, [gate.tool(), echo]) as b:
-        task = asyncio.create_task(
-            b.engine.batch([*waits(2), called("echo", number=3)], max_parallel=2)
-        )
-        with anyio.fail_after(10):
-            await gate.reached.wait()
-            first, _ = list(b.engine._made.calls.running._calls)
-            await b.engine.cancel(first)
-            gate.opened.set()
-            assert codes(await task) == ["CANCELLED", "OK", "OK"]
 
 
 HOSTILE: list[Any] = [

@@ -14,7 +14,6 @@ import pytest
 from fumehood import Envelope, ToolError, ToolResult, tool
 from fumehood.core.call import CallBody
 from fumehood.core.identity import Principal
-from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import run as run_module
 from fumehood.registry.declare import FunctionTool
 from support.answers import code_of, error_of
@@ -88,30 +87,18 @@ def hit(envelope: Envelope) -> bool | None:
     return None if cache is None else cache.hit
 
 
-async def test_cache_hit_keeps_its_warnings_if_serialized_without_defaults(home: Path) -> None:
-    """A program may store an envelope without the fields that have their defaults."""
-    async with case(home) as c:
-        await c.look({"city": "Rome"})
-        second = await c.look({"city": "Rome", "cyti": "Rome"})
-    assert hit(second)
-    warned = ("unknown parameter 'cyti' was dropped",)
-    assert second.metadata.warnings == warned
-    assert second.model_dump(exclude_unset=True)["metadata"]["warnings"] == warned
-    assert second.metadata.performance.model_fields_set == {"total_ms", "validation_ms"}
-
-
 async def test_second_equal_call_gets_cached_result_at_no_cost(home: Path) -> None:
     counted = Counted(lambda run: ToolResult({"run": run}, tokens_used=5))
     config = {"budgets": [{"name": "b", "calls": 1}]}
-    async with case(home, counted, cost_per_use="0.25", config=config) as c:
-        first = await c.look({"city": "Rome"}, trace_id="one")
+    async with case(home, counted, cost_per_use="0.25", cache_ttl=100, config=config) as c:
+        first = await c.look({"city": "Rome"})
         c.bench.clock.advance(1.5)
-        second = await c.look({"city": "Rome"}, trace_id="two")
+        second = await c.look({"city": "Rome"})
         third = await c.look({"city": "Oslo"})
         standing = c.bench.engine.budgets.standings()[0]
     assert first.metadata.model_dump()["cache"] == {"hit": False}
     assert second.metadata.model_dump()["cache"] == {
-        "hit": True, "cached_at": first.metadata.timestamp, "ttl_remaining": 298.5,
+        "hit": True, "cached_at": first.metadata.timestamp, "ttl_remaining": 98.5,
     }  # fmt: skip
     assert second.success
     assert second.data == first.data == {"run": 1}
@@ -122,23 +109,9 @@ async def test_second_equal_call_gets_cached_result_at_no_cost(home: Path) -> No
     }  # fmt: skip
     assert second.metadata.sandbox is None
     assert second.metadata.resources.output_bytes is None
-    assert second.metadata.call_id != first.metadata.call_id
-    assert (first.metadata.trace_id, second.metadata.trace_id) == ("one", "two")
     assert second.metadata.timestamp == "2026-01-01T00:00:01.500Z"
     assert (c.runs, standing.left) == (1, 0)  # the budget is used up, and a hit needs none
     assert code_of(third) == "QUOTA_EXCEEDED"
-
-
-async def test_cache_hit_is_recorded_in_call_log_and_log(home: Path) -> None:
-    async with case(home) as c:
-        for _ in range(2):
-            last = await c.look()
-        page = await c.bench.engine.calls()
-        record = await c.bench.engine.call_record(last.metadata.call_id or "")
-    assert [item.cache_hit for item in page.items] == [True, False]
-    assert (record.code, record.cost, record.ended_by) == ("OK", "0.000000", None)
-    told = c.bench.log.named("call.ended")
-    assert [values["cache_hit"] for values in told] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -163,16 +136,6 @@ async def test_cache_is_bypassed_by_uncacheable_tool_debug_or_idempotency_key(
     assert hit(plain) is (None if fields else False)
     assert "cache" not in other.metadata.model_dump()
     assert c.runs == (2 if "idempotency_key" in options else 3)
-
-
-async def test_idempotency_key_takes_precedence_over_cached_answer(home: Path) -> None:
-    async with case(home) as c:
-        await c.look()
-        keyed = await c.look(idempotency_key="k")
-        replayed = await c.look(idempotency_key="k")
-    assert keyed.data == {"run": 2}
-    assert replayed.data == {"run": 2}
-    assert replayed.metadata.idempotent_replay
 
 
 @pytest.mark.parametrize(
@@ -212,17 +175,6 @@ async def test_fixed_arguments_are_always_part_of_the_cache_key(
         assert hit(await c.look({"unit": "C"}, agent_id="a")) is True
 
 
-async def test_cache_key_uses_only_the_chosen_parameters_in_any_order(home: Path) -> None:
-    async with case(home, cache_key_params=["unit", "city"]) as c:
-        await c.look({"city": 1, "unit": "C"})
-        assert hit(await c.look({"unit": "C", "city": 1.0})) is True
-        assert hit(await c.look({"unit": "C", "city": True})) is False
-    async with case(home, cache_key_params=["city"]) as c:
-        await c.look({"city": "Rome", "unit": "C"})
-        assert hit(await c.look({"city": "Rome", "unit": "F"})) is True
-        assert hit(await c.look({"city": "Oslo", "unit": "C"})) is False
-
-
 async def test_cached_answer_has_the_argument_warnings_of_its_own_call(home: Path) -> None:
     document = expression_document(read_only=True, cacheable=True)
     async with bench(home, [document]) as b:
@@ -235,6 +187,9 @@ async def test_cached_answer_has_the_argument_warnings_of_its_own_call(home: Pat
     assert hit(other) is True
     assert len(other.metadata.warnings) == 1
     assert "size" in other.metadata.warnings[0]
+    # As a program may store it.
+    stored = other.model_dump(exclude_unset=True)["metadata"]
+    assert stored["warnings"] == other.metadata.warnings
 
 
 async def test_modifying_a_cached_answer_does_not_affect_later_ones(home: Path) -> None:
@@ -244,16 +199,6 @@ async def test_modifying_a_cached_answer_does_not_affect_later_ones(home: Path) 
             assert answer.data == {"list": [1]}
             answer.data["list"].append("poison")
             answer.data["more"] = 1
-
-
-async def test_cached_answer_expires_after_the_tools_ttl(home: Path) -> None:
-    async with case(home, cache_ttl=10) as c:
-        await c.look()
-        c.bench.clock.advance(9)
-        assert hit(await c.look()) is True
-        c.bench.clock.advance(1)
-        assert hit(await c.look()) is False
-    assert c.runs == 2
 
 
 # What is never kept
@@ -269,22 +214,6 @@ async def test_error_is_not_cached(home: Path, result: Any) -> None:
     assert not failed.success
     assert hit(failed) is False
     assert (hit(again), again.data) == (False, {"run": 2})
-
-
-async def test_cancelled_call_is_not_cached(home: Path) -> None:
-    counted = Counted()
-    counted.may_end.clear()
-    async with case(home, counted) as c:
-        handle = CallHandle()
-        body = CallBody()
-        call = asyncio.create_task(c.bench.engine.run("look", body, c.bench.engine.owner, handle))
-        await counted.begun.wait()
-        assert handle.cancel()
-        cancelled = await call
-        assert code_of(cancelled) == "CANCELLED"
-        counted.may_end.set()
-        assert hit(await c.look()) is False
-        assert c.bench.engine.cache.status().running == 0
 
 
 @pytest.mark.parametrize(
@@ -336,11 +265,3 @@ async def test_internal_error_releases_the_cache_claim(
                 await c.look()
         assert c.bench.engine.cache.status().running == 0
         assert (await c.look()).success
-
-
-async def test_streamed_cache_hit_is_a_single_result_event(home: Path) -> None:
-    async with case(home) as c:
-        await c.look()
-        events = [event async for event in c.bench.engine.stream("look", {})]
-    assert [event.type for event in events] == ["tool_result"]
-    assert c.runs == 1

@@ -24,8 +24,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import child_calls
-from fumehood.pipeline.child_calls import MAX_OPEN_CALLS, MAX_RESULT_BYTES
-from fumehood.protocol.framing import MAX_CALLS
+from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
 from fumehood.sandbox.wall import RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
 from support.answers import code_of, error_of
@@ -179,44 +178,6 @@ def failure(envelope: Envelope) -> tuple[str, str, tuple[str, ...] | None]:
 # -- a call is a call -------------------------------------------------------------------------
 
 
-async def test_program_call_is_answered_and_recorded_as_child_call(home: Path) -> None:
-    async with stage(home) as on:
-        envelope = await on.run(lambda guest: guest.call("note", {"text": "a"}), trace_id="t")
-        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery())
-    assert on.seen == {"call": 1, "data": {"noted": "a"}}
-    assert envelope.data["tool_calls"] == {"made": 1, "failed": 0}
-    parent, child = page.items
-    assert (parent.tool_name, parent.parent_id) == ("run_python", None)
-    assert (child.tool_name, child.parent_id) == ("note", parent.call_id)
-    assert (child.trace_id, child.call_id) == ("t", f"{parent.call_id}_1")
-    ended = [values.get("parent_id") for values in on.log.named("call.ended")]
-    assert ended == [parent.call_id, None]
-
-
-async def test_program_without_tools_has_no_call_channel(home: Path) -> None:
-    async with stage(home) as on:
-        for arguments in ({"code": "1"}, {"code": "1", "tools": []}):
-
-            async def look(guest: Guest) -> Any:
-                return guest.sinks.call
-
-            on.play = look
-            envelope = await on.engine.call("run_python", arguments)
-            assert on.seen is None
-            assert "tools" not in on.wall.runs[-1].arguments
-            assert "tool_calls" not in envelope.data
-
-
-async def test_guest_receives_only_tool_names_descriptions_and_schemas(home: Path) -> None:
-    async with stage(home) as on:
-        await on.run(_nothing, "note", "calculator@1.0.0")
-        note, calculator = on.wall.runs[0].arguments["tools"]
-    assert note.keys() == {"name", "function", "description", "parameters"}
-    assert (note["name"], note["description"]) == ("note", "Write a line down.")
-    assert note["parameters"]["required"] == ["text"]
-    assert (calculator["name"], calculator["function"]) == ("calculator@1.0.0", "calculator")
-
-
 async def test_invalid_python_names_are_mangled_and_duplicates_refused(home: Path) -> None:
     names = ("a-b", "class", "ToolError", "__doc__")
     async with stage(home, *(expression_document(name=name) for name in names)) as on:
@@ -242,21 +203,6 @@ async def test_program_with_unavailable_tool_is_refused_before_it_runs(
         assert on.wall.runs == []
     assert failure(refused)[0::2] == ("INVALID_PARAMS", ("tools.1",))
     assert failure(planned)[0] == "INVALID_PARAMS"
-
-
-@pytest.mark.parametrize(
-    "name", ["send", "run_python", "calculator", "note@1.0.0", "", "../note", "x" * 5000]
-)
-async def test_attack_call_of_unlisted_tool_is_refused(name: str, home: Path) -> None:
-    async with stage(home) as on:
-
-        async def attack(guest: Guest) -> Any:
-            twin = await guest.code("note", {"text": "twin"})
-            return await guest.code(name, {"text": "x"}), twin
-
-        await on.run(attack)
-        assert on.seen == ("TOOL_NOT_FOUND", "OK")
-    assert on.noted == ["twin"]
 
 
 async def test_fallback_to_code_tool_is_refused_within_a_program(
@@ -302,30 +248,34 @@ async def test_agents_program_has_only_its_tools_and_no_fixed_arguments(home: Pa
         refused = await on.run(attack, "much", agent_id="writer", principal=caller)
     assert on.seen == ("OK", "INVALID_PARAMS")
     assert on.noted == ["ann: hi"]
+    assert spec.keys() == {"name", "function", "description", "parameters"}
     assert list(spec["parameters"]["properties"]) == ["text"]
     assert failure(refused)[0] == "INVALID_PARAMS"
     assert "much" in failure(refused)[1]
 
 
-async def test_fixed_tools_argument_determines_program_tools_of_agent(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("tools", "code", "has_tools"),
+    [([], "OK", False), (["note"], "OK", True), (["much"], "TOOL_DISABLED", None)],
+)
+async def test_fixed_tools_argument_determines_program_tools_of_agent(
+    home: Path, tools: list[str], code: str, has_tools: bool | None
+) -> None:
+    async def look(guest: Guest) -> Any:
+        return guest.sinks.call is not None
+
     async with stage(home) as on:
         agents, me = on.engine.agents, on.engine.owner.id
         await make_agent(agents, "a", me)
         await bind(agents, "a", ["note"])
-        for tools, code in (([], "OK"), (["note"], "OK"), (["much"], "TOOL_DISABLED")):
-            await bind(agents, "a", ["run_python"], fixed={"tools": tools})
-            caller = on.engine.principal_of_uid(int(me.removeprefix("uid:")))
-
-            async def look(guest: Guest) -> Any:
-                return guest.sinks.call is not None
-
-            on.play, on.seen = look, None
-            body = CallBody(arguments={"code": "1"}, options=CallOptions(agent_id="a"))
-            envelope = await on.engine.run("run_python", body, caller)
-            assert (envelope.error.code if envelope.error else "OK") == code
-            assert on.seen is (bool(tools) if code == "OK" else None)
-            body = CallBody(arguments={"code": "1", "tools": ["note"]}, options=body.options)
-            assert failure(await on.engine.run("run_python", body, caller))[2] == ("tools",)
+        await bind(agents, "a", ["run_python"], fixed={"tools": tools})
+        caller, on.play = on.engine.principal_of_uid(int(me.removeprefix("uid:"))), look
+        body = CallBody(arguments={"code": "1"}, options=CallOptions(agent_id="a"))
+        envelope = await on.engine.run("run_python", body, caller)
+        overriding = await on.run(look, "note", agent_id="a", principal=caller)
+    assert code_of(envelope) == code
+    assert on.seen is has_tools
+    assert failure(overriding)[2] == ("tools",)
 
 
 async def test_policy_is_applied_to_each_program_call(home: Path) -> None:
@@ -389,30 +339,6 @@ async def test_dangerous_program_call_without_wait_gets_pending_error(
     assert on.noted == []
 
 
-async def test_program_is_paused_until_its_call_is_approved_and_has_run(
-    home: Path,
-) -> None:
-    async with stage(home) as on:
-        await on.approver()
-
-        async def wait(guest: Guest) -> Any:
-            number = guest.begin("send", {"text": "a"})
-            await guest.until(lambda: guest.pauses == [True])
-            (approval,) = await on.pending()
-            await on.engine.approvals.decide(approval.id, YES, ALICE, channel="test")
-            await guest.until(lambda: number in guest.answers)
-            return guest.answers[number], guest.pauses
-
-        await on.run(wait, "send", wait_for_approval=60)
-        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="send"))
-        (parent,) = (
-            await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="run_python"))
-        ).items
-    assert on.seen == ({"call": 1, "data": {"sent": "a"}}, [True, False])
-    assert [call.parent_id for call in page.items] == [parent.call_id]
-    assert on.noted == ["a"]
-
-
 async def test_total_approval_wait_of_program_is_bounded(home: Path) -> None:
     async with stage(home) as on:
         await on.approver()
@@ -431,20 +357,6 @@ async def test_total_approval_wait_of_program_is_bounded(home: Path) -> None:
 
         await on.run(wait, "send", wait_for_approval=59.05)
     assert on.seen == ("REQUIRES_HUMAN_APPROVAL", [True, False, True, False])
-
-
-async def test_program_end_cancels_its_pending_approval(home: Path) -> None:
-    async with stage(home) as on:
-        await on.approver()
-
-        async def leave(guest: Guest) -> Any:
-            guest.begin("send", {"text": "a"})
-            await guest.until(lambda: guest.pauses == [True])
-
-        await on.run(leave, "send", wait_for_approval=60)
-        page = await on.engine.approvals.list(ApprovalQuery())
-    assert [one.state for one in page.items] == [ApprovalState.CANCELLED]
-    assert on.noted == []
 
 
 async def send_directly(on: Stage, **options: Any) -> Envelope:
@@ -535,60 +447,6 @@ async def test_cancelled_program_cancels_its_calls(home: Path) -> None:
 
 
 # -- bounds ------------------------------------------------------------------------------------
-
-
-async def test_number_of_open_program_calls_is_limited(home: Path) -> None:
-    async with stage(home) as on:
-
-        async def attack(guest: Guest) -> Any:
-            for _ in range(MAX_OPEN_CALLS):
-                guest.begin("wait")
-            return await guest.code("note", {"text": "a"})
-
-        await on.run(attack, "wait", "note")
-        assert on.seen == "RATE_LIMITED"
-        twin = await on.run(lambda guest: guest.code("note", {"text": "twin"}))
-        assert twin.success
-    assert on.noted == ["twin"]
-
-
-async def test_total_number_of_program_calls_is_limited(home: Path) -> None:
-    async with stage(home) as on:
-
-        async def attack(guest: Guest) -> Any:
-            codes = [await guest.code("other") for _ in range(MAX_CALLS)]
-            return set(codes), await guest.code("note", {"text": "a"})
-
-        await on.run(attack)
-        assert on.seen == ({"TOOL_NOT_FOUND"}, "QUOTA_EXCEEDED")
-        await on.run(lambda guest: guest.code("note", {"text": "another program"}))
-        assert on.seen == "OK"
-    assert on.noted == ["another program"]
-
-
-async def test_repeated_call_number_is_answered_and_recorded_separately(home: Path) -> None:
-    async with stage(home) as on:
-
-        async def attack(guest: Guest) -> Any:
-            guest.number = 41
-            first = await guest.call("note", {"text": "a"})
-            guest.number, guest.answers = 41, {}
-            return first, await guest.call("note", {"text": "b"})
-
-        await on.run(attack)
-        assert [(one["call"], one["data"]["noted"]) for one in on.seen] == [(42, "a"), (42, "b")]
-        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="note"))
-    assert len({call.call_id for call in page.items}) == 2
-
-
-async def test_long_text_is_not_truncated_for_a_program(home: Path) -> None:
-    async with stage(home) as on:
-        before = await on.engine.call("much", {"size": 100_000})
-        await on.run(lambda guest: guest.call("much", {"size": 100_000}), "much")
-        after = await on.engine.call("much", {"size": 100_000})
-    assert before.data["truncated"] is after.data["truncated"] is True
-    assert len(on.seen["data"]["text"]) == 100_000
-    assert "truncated" not in on.seen["data"]
 
 
 async def test_result_over_program_size_limit_is_an_error(

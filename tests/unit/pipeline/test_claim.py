@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from fumehood import Config, Engine, tool
 from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
@@ -29,7 +28,6 @@ from fumehood.pipeline.claim import (
     Claim,
     Keys,
     Replay,
-    Waiting,
     fingerprint,
     key_made_of,
     key_of,
@@ -43,7 +41,7 @@ from fumehood.testing import FakeWall, ManualClock
 from support.answers import code_of
 from support.definitions import function_definition
 from support.keyed import KEYED, NOW, Driver, answer, failure, permitted, principal
-from support.recording import RecordingLog
+from support.recording import bench
 from support.state import put, set_full, set_roomy, writer_held
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("P3")]
@@ -181,29 +179,6 @@ async def test_key_reused_for_different_call_conflicts_in_every_state(
     assert driver.acted == ["call_1"]
 
 
-async def test_repeat_of_waiting_call_names_its_approval(
-    driver: Driver, keys: Keys, database: Database
-) -> None:
-    call = permitted({"text": "a"}, idempotency_key="k")
-    held = await claimed(keys, call)
-    await database.write(lambda c: rows.hand_over(c, held.principal_id, held.key, "apr_1"))
-    held.handed_over("apr_1")
-    assert await driver.call(call, "call_2") == Waiting("apr_1")
-    refused = answer(error=failure("REQUIRES_HUMAN_APPROVAL"))
-    assert await held.settle(refused, acted=False) == refused  # does nothing any more
-    await held.abandon(acted=True)
-    assert await driver.call(call, "call_3") == Waiting("apr_1")
-    assert driver.acted == []
-
-
-async def test_repeat_of_running_call_gets_retry_after(keys: Keys) -> None:
-    await claimed(keys)
-    with pytest.raises(CallInProgress) as caught:
-        await keys.claim(permitted(idempotency_key="k"), "call_2", NOW)
-    assert (caught.value.may_retry, caught.value.details) == (True, {"call_id": "call_1"})
-    assert caught.value.retry_after_ms == claim_module.RETRY_AFTER_MS
-
-
 async def test_unreadable_stored_answer_is_outcome_unknown_and_not_rerun(
     driver: Driver, keys: Keys, database: Database
 ) -> None:
@@ -275,27 +250,15 @@ async def test_abandoned_call_may_be_repeated_only_if_harmless(
         assert driver.acted == ["call_2"]
 
 
-async def test_only_the_first_ending_is_stored(keys: Keys) -> None:
-    held = await claimed(keys)
-    await held.settle(answer(data={"a": 1}), acted=True)
-    await held.abandon(acted=True)
-    late = answer(data={"a": 2})
-    assert await held.settle(late, acted=True) == late  # and without a warning
-    found = await keys.claim(permitted(idempotency_key="k"), "call_2", NOW)
-    assert isinstance(found, Replay)
-    assert found.envelope.data == {"a": 1}
-
-
 # Many at once
 
 
 async def test_exactly_one_of_many_concurrent_equal_keys_runs(driver: Driver) -> None:
     call = permitted({"text": "a"}, idempotency_key="k")
-    begun, go = asyncio.Event(), asyncio.Event()
+    go = asyncio.Event()
     heard: list[Any] = []
 
     async def act() -> Envelope:
-        begun.set()
         await go.wait()
         return answer("the one")
 
@@ -308,7 +271,6 @@ async def test_exactly_one_of_many_concurrent_equal_keys_runs(driver: Driver) ->
         async with anyio.create_task_group() as group:
             for number in range(20):
                 group.start_soon(one, number)
-    assert begun.is_set()
     assert len(driver.acted) == 1
     assert heard[:19] == ["CALL_IN_PROGRESS"] * 19
     assert heard[19] == answer("the one")
@@ -530,130 +492,66 @@ def test_fingerprint_of_arguments_not_representable_in_json_is_refused(value: An
 # -- Calls with keys through a whole engine ------------------------------------------------
 
 
-class Counter:
-    """Records a tool's runs and controls its next one."""
+async def test_replay_is_recorded_at_no_cost_and_dry_run_takes_no_key(home: Path) -> None:
+    deeds: list[int] = []
 
-    def __init__(self) -> None:
-        self.deeds: list[str] = []
-        self.begun = asyncio.Event()
-        self.go = asyncio.Event()
-        self.waits = False
-        self.error: Exception | None = None
+    @tool(sandboxed=False, description="Act.", cost_per_use="0.5")
+    async def act() -> None:
+        deeds.append(1)
 
-    def tools(self) -> list[Any]:
-        @tool(sandboxed=False, description="Act.", cost_per_use="0.5")
-        async def act(text: str = "", idempotency_key: str | None = None) -> dict[str, int]:
-            self.deeds.append(text)
-            self.begun.set()
-            if self.waits:
-                await self.go.wait()
-            if self.error is not None:
-                raise self.error
-            return {"deeds": len(self.deeds)}
-
-        @tool(sandboxed=False, description="Look.", read_only=True)
-        async def look(text: str = "") -> dict[str, int]:
-            return await act.function({"text": text})  # type: ignore[no-any-return]
-
-        return [act, look]
-
-
-@pytest.fixture
-def counter() -> Counter:
-    return Counter()
-
-
-Opened = Callable[[], AbstractAsyncContextManager[Engine]]
-
-
-@pytest.fixture
-def opened(home: Path, counter: Counter) -> Opened:
-    """An engine with persistent state."""
-
-    @asynccontextmanager
-    async def life() -> AsyncIterator[Engine]:
-        database = open_database(home / "state.db")
-        engine = Engine(
-            counter.tools(), config=Config(home=home), interpreter=FakeWall(),
-            log=RecordingLog(), clock=ManualClock(), database=database,
-        )  # fmt: skip
-        try:
-            async with engine:
-                yield engine
-        finally:
-            database.close()
-
-    return life
-
-
-async def test_replay_is_recorded_in_the_call_log_at_no_cost(
-    opened: Opened, counter: Counter
-) -> None:
-    async with opened() as engine:
+    async with bench(home, [act]) as b:
+        planned = await b.engine.call("act", idempotency_key="k", dry_run=True)
         for _ in range(3):
-            await engine.call("act", {"text": "a"}, idempotency_key="k")
-        page = await engine.calls()
-    costs = [record.cost for record in page.items]
-    assert costs == ["0.000000", "0.000000", "0.500000"]
+            await b.engine.call("act", idempotency_key="k")
+        again = await b.engine.call("act", idempotency_key="k", dry_run=True)
+        page = await b.engine.calls()
+    for rehearsed in (planned, again):
+        assert rehearsed.data["dry_run"] is True
+        assert rehearsed.metadata.idempotent_replay is False
+    assert deeds == [1]
+    assert [record.cost for record in page.items] == ["0.000000", "0.000000", "0.500000"]
     assert len({record.call_id for record in page.items}) == 3
     assert {record.code for record in page.items} == {"OK"}
 
 
-@pytest.mark.parametrize(
-    ("name", "deeds", "heard"), [("act", 1, "OUTCOME_UNKNOWN"), ("look", 2, "OK")]
-)
+@pytest.mark.parametrize(("read_only", "heard"), [(False, "OUTCOME_UNKNOWN"), (True, "OK")])
 @pytest.mark.parametrize("by", ["its caller", "the task's end"])
 async def test_cancelled_keyed_call_is_rerun_only_if_read_only(
-    opened: Opened, counter: Counter, name: str, deeds: int, heard: str, by: str
+    home: Path, read_only: bool, heard: str, by: str
 ) -> None:
-    counter.waits = True
-    async with opened() as engine:
-        body = CallBody.model_validate({"options": {"idempotency_key": "k"}})
-        live = CallHandle()
+    begun, deeds = asyncio.Event(), []
+
+    @tool(sandboxed=False, description="Act.", read_only=read_only)
+    async def act() -> None:
+        deeds.append(1)
+        if len(deeds) == 1:
+            begun.set()
+            await asyncio.Event().wait()
+
+    async with bench(home, [act]) as b:
+        body, live = CallBody(options=CallOptions(idempotency_key="k")), CallHandle()
+        running = asyncio.create_task(b.engine.run("act", body, b.engine.owner, live))
         with anyio.fail_after(20):
-            running = asyncio.create_task(engine.run(name, body, engine.owner, live))
-            await counter.begun.wait()
-            if by == "its caller":
-                live.cancel()
-                assert code_of(await running) == "CANCELLED"
-            else:
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-        counter.waits = False
-        assert code_of(await engine.call(name, idempotency_key="k")) == heard
-    assert len(counter.deeds) == deeds
+            await begun.wait()
+            (live if by == "its caller" else running).cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert code_of(await b.engine.call("act", idempotency_key="k")) == heard
+    assert len(deeds) == (2 if read_only else 1)
 
 
-async def test_dry_run_takes_no_key_and_replays_nothing(opened: Opened, counter: Counter) -> None:
-    async with opened() as engine:
-        rehearsed = await engine.call("act", idempotency_key="k", dry_run=True)
-        assert rehearsed.data["dry_run"] is True
-        await engine.call("act", idempotency_key="k")
-        rehearsed = await engine.call("act", idempotency_key="k", dry_run=True)
-        assert rehearsed.data["dry_run"] is True
-        assert rehearsed.metadata.idempotent_replay is False
-    assert len(counter.deeds) == 1
-
-
-async def test_engine_prunes_expired_keys_at_start(home: Path, counter: Counter) -> None:
+async def test_engine_prunes_expired_keys_at_start(home: Path) -> None:
     database, clock = open_database(home / "state.db"), ManualClock()
 
-    def count(connection: Connection) -> int:
-        return connection.execute(select(func.count()).select_from(IDEMPOTENCY)).scalar_one()
-
     def engine() -> Engine:
-        return Engine(
-            counter.tools(), config=Config(home=home), interpreter=FakeWall(), clock=clock,
-            database=database,
-        )  # fmt: skip
+        config = Config(home=home)
+        return Engine(config=config, interpreter=FakeWall(), clock=clock, database=database)
 
     async with engine() as first:
-        await first.call("act", idempotency_key="k")
-        assert await database.read(count) == 1
+        await first.call("calculator", {"expression": "1"}, idempotency_key="k")
+        assert await states(database) == [KeyState.DONE]
     clock.advance(KEY_LIFETIME.total_seconds())
     async with engine():
         with anyio.fail_after(20):
-            while await database.read(count):
+            while await states(database):
                 await anyio.lowlevel.checkpoint()
     database.close()

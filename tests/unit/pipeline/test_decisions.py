@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,11 +21,9 @@ from fumehood.approvals.model import (
 )
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
-from fumehood.core.decision import Decision
 from fumehood.core.envelope import CallFailed
 from fumehood.core.errors import InvalidParams
 from fumehood.core.identity import Principal, Scope
-from fumehood.policy.model import PolicyError
 from fumehood.registry.settings import ExternalToolSettings
 from fumehood.testing import FakeWall, ManualClock
 from support.answers import code_of
@@ -87,7 +86,7 @@ async def deciding(tmp_path: Path, rules: str = RULES, **config: Any) -> AsyncIt
         yield Deciding(engine, clock)
 
 
-async def test_policy_rules_decide_with_their_reason(tmp_path: Path) -> None:
+async def test_policy_rules_decide_with_their_reason_and_are_logged(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         allowed = await here.engine.decide("Bash", LS)
         assert (allowed.decision, allowed.tool, allowed.code) == ("allow", "external:Bash", None)
@@ -96,6 +95,8 @@ async def test_policy_rules_decide_with_their_reason(tmp_path: Path) -> None:
             "deny", "PERMISSION_DENIED", "no-force",
         )  # fmt: skip
         assert "Nobody forces." in denied.reason
+        page = await here.engine.calls(tool="external:Bash")
+        assert [one.code for one in page.items] == ["PERMISSION_DENIED", "OK"]
 
 
 async def test_approval_record_shows_no_sandbox_for_external_tool(tmp_path: Path) -> None:
@@ -110,17 +111,6 @@ async def test_approval_record_shows_no_sandbox_for_external_tool(tmp_path: Path
         envelope = await here.engine.approvals.answer_of(ended.call_id, here.engine.owner)
         assert envelope is not None
         assert (envelope.success, envelope.metadata.sandbox) == (True, None)
-
-
-async def test_undeclared_external_tool_is_dangerous_and_pending(tmp_path: Path) -> None:
-    async with deciding(tmp_path) as here:
-        decision = await here.engine.decide("Write", {"file_path": "a"}, context={"cwd": "/w"})
-        assert (decision.decision, decision.code) == ("pending", "REQUIRES_HUMAN_APPROVAL")
-        assert decision.expires_at is not None
-        (approval,) = (await here.engine.approvals.list(ApprovalQuery())).items
-        assert (approval.tool, approval.arguments) == ("external:Write", {"file_path": "a"})
-        assert approval.preview == {"context": {"cwd": "/w"}}
-        assert approval.dangerous
 
 
 async def test_allow_pattern_covers_only_harmless_external_tools(
@@ -202,18 +192,13 @@ async def test_unused_approval_expires(tmp_path: Path) -> None:
 
 async def test_only_one_of_several_waiting_equal_calls_is_allowed(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
-        heard: list[Decision] = []
-
-        async def ask() -> None:
-            heard.append(await here.engine.decide("Bash", RM, wait_for_approval=10))
-
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(ask)
-            with anyio.fail_after(10):
-                while not (page := await here.engine.approvals.list(ApprovalQuery())).items:
-                    await anyio.sleep(0.01)
+        decide = here.engine.decide
+        calls = [asyncio.create_task(decide("Bash", RM, wait_for_approval=10)) for _ in range(3)]
+        with anyio.fail_after(10):
+            while not (page := await here.engine.approvals.list(ApprovalQuery())).items:
+                await anyio.sleep(0.01)
             await here.say(page.items[0].id)
+            heard = await asyncio.gather(*calls)
         assert sorted(one.decision for one in heard) == ["allow", "deny", "deny"]
         assert {one.code for one in heard} == {None, "APPROVAL_EXPIRED"}
 
@@ -247,23 +232,6 @@ async def test_only_allowed_external_calls_count_against_budgets(
         over = await here.engine.decide("Bash", LS, session_id="s")
         assert (over.decision, over.code) == ("deny", "QUOTA_EXCEEDED")
         assert (await here.engine.decide("Bash", LS, session_id="t")).decision == "allow"
-
-
-async def test_rate_limited_external_tool_is_denied_with_retry_after(tmp_path: Path) -> None:
-    declared = {"Read": ExternalToolSettings(dangerous=False, rate_limit=1)}
-    async with deciding(tmp_path, external_tools=declared) as here:
-        assert (await here.engine.decide("Read")).decision == "allow"
-        over = await here.engine.decide("Read")
-        assert (over.decision, over.code) == ("deny", "RATE_LIMITED")
-        assert over.retry_after_ms
-
-
-async def test_decisions_are_in_the_call_log_and_in_the_audit_chain(tmp_path: Path) -> None:
-    async with deciding(tmp_path) as here:
-        await here.engine.decide("Bash", LS)
-        await here.engine.decide("Bash", {"command": "x --force"})
-        page = await here.engine.calls(tool="external:Bash")
-        assert [one.code for one in page.items] == ["PERMISSION_DENIED", "OK"]
 
 
 @pytest.mark.parametrize(
@@ -310,15 +278,3 @@ async def test_definition_cannot_use_an_external_name_or_executor(tmp_path: Path
                     {"type": "REST", "description": "x", "endpoint": "https://e.example/", **document},
                     by=admin, now=here.engine.now(),
                 )  # fmt: skip
-
-
-async def test_rule_with_an_invalid_tool_name_is_refused(tmp_path: Path) -> None:
-    rules = '[[rules]]\nid = "a"\ndecision = "allow"\ntools = ["externa:Bash"]\n'
-    with pytest.raises(PolicyError):
-        async with deciding(tmp_path, rules):
-            pass
-
-
-def test_unknown_decision_value_is_rejected() -> None:
-    with pytest.raises(ValueError, match="decision"):
-        Decision(decision="maybe", tool="external:x", reason="")  # type: ignore[arg-type]

@@ -10,16 +10,15 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood import Engine, ToolError
+from fumehood import ToolError
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import ERROR_CODES, EngineError, RateLimited, UpstreamTimeout
-from fumehood.core.events import ProgressEvent, ResultEvent
 from fumehood.executors.base import ToolRun
 from fumehood.executors.handle import CallHandle
 from support.answers import code_of, error_of
-from support.asking import ALICE, YES, add_approvers, approve, reaches
+from support.asking import add_approvers, approve
 from support.identities import bind, make_agent
 from support.upstreams import UpstreamBench, gone, unsent, upstream_bench, weather
 
@@ -48,12 +47,6 @@ def fails(made: UpstreamBench, error: EngineError | None = None, **others: Any) 
     made.upstream.scripts.update({"weather": [error or gone()], **others})
 
 
-async def codes(engine: Engine) -> dict[str, str]:
-    """The code of each tool's call in the log."""
-    page = await engine.call_log.page(engine.owner.id, CallQuery())
-    return {call.tool_name: call.code for call in page.items}
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -71,7 +64,6 @@ async def test_fallback_answers_and_envelope_names_both_tools(
         fails(made, error, archive=["an old answer"])
         envelope = await made.call(idempotency_key="k")
         again = await made.call(idempotency_key="k")
-        log = await codes(made.bench.engine)
         assert made.upstream.runs[1].arguments == {"city": "Oslo"}
         assert made.upstream.asked("archive") == 1
     assert (envelope.success, envelope.error) == (True, None)
@@ -84,7 +76,6 @@ async def test_fallback_answers_and_envelope_names_both_tools(
     assert told.call_id == f"{metadata.call_id}_fallback"
     assert again.metadata.idempotent_replay
     assert again.metadata.fallback == told
-    assert log == {"weather": "OK", "archive": "OK"}
 
 
 async def test_fallback_answers_if_the_circuit_is_open(
@@ -190,21 +181,6 @@ async def test_fallback_of_a_fallback_is_not_called(
     assert envelope.metadata.fallback.error.code == "NETWORK_ERROR"
 
 
-@pytest.mark.row("E4")
-async def test_fallback_counts_against_its_own_budget(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budget = {"name": "b", "calls": 1, "period": "total", "tools": ["archive"]}
-    async with upstream_bench(home, monkeypatch, first(), archive(), budgets=[budget]) as made:
-        fails(made)
-        assert (await made.call()).success
-        fails(made)
-        envelope = await made.call()
-        assert made.upstream.asked("archive") == 1
-    assert envelope.error is not None
-    assert envelope.metadata.fallback.error.code == "QUOTA_EXCEEDED"
-
-
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("idempotent", [True, False])
 async def test_keyed_call_is_not_rerun_if_its_fallback_may_have_acted(
@@ -237,31 +213,6 @@ async def test_approved_call_never_uses_a_fallback(
     assert answer.metadata.fallback is None
 
 
-@pytest.mark.row("A5")
-async def test_approval_stays_valid_while_the_circuit_is_open(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The approval is not consumed, and the call runs when the service is tried again."""
-    tools = (first(), first(name="danger", dangerous=True))
-    config = {"circuits": {"min_failures": 1}}
-    async with upstream_bench(home, monkeypatch, *tools, **config) as made:
-        engine = made.bench.engine
-        await add_approvers(engine)
-        fails(made)
-        await made.call()
-        asked = await made.call("danger")
-        approval_id = asked.error.approval_id
-        await engine.approvals.decide(approval_id, YES, ALICE, channel="test")
-        with anyio.fail_after(10):
-            while not made.bench.log.named("approval.not_carried_out"):
-                await anyio.lowlevel.checkpoint()
-        assert (await engine.approvals.show(approval_id)).state is ApprovalState.APPROVED
-        assert made.upstream.asked("danger") == 0
-        made.bench.clock.advance(30)
-        await reaches(engine, approval_id, ApprovalState.DONE)
-        assert made.upstream.asked("danger") == 1
-
-
 @pytest.mark.row("P8")
 async def test_cancelled_call_cancels_its_fallback(
     home: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,24 +236,7 @@ async def test_cancelled_call_cancels_its_fallback(
             assert handle.cancel()
             envelope = await task
         assert ended.is_set()
-        log = await codes(engine)
+        page = await engine.call_log.page(engine.owner.id, CallQuery())
     assert code_of(envelope) == "CANCELLED"
-    assert log == {"weather": "CANCELLED", "archive": "CANCELLED"}
-
-
-@pytest.mark.row("D2")
-async def test_fallback_events_are_streamed_as_events_of_the_call(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with upstream_bench(home, monkeypatch, first(), archive()) as made:
-
-        async def report(run: ToolRun) -> str:
-            run.handle.report(50, "half")
-            return "fine"
-
-        fails(made, archive=[report])
-        events = [event async for event in made.bench.engine.stream("weather", {"city": "Oslo"})]
-    told = [event.message for event in events if isinstance(event, ProgressEvent)]
-    assert told == ["started", "half"]
-    assert isinstance(events[-1], ResultEvent)
-    assert events[-1].envelope.metadata.fallback is not None
+    log = {(call.tool_name, call.code) for call in page.items}
+    assert log == {("weather", "CANCELLED"), ("archive", "CANCELLED")}

@@ -9,11 +9,8 @@ import anyio
 import pytest
 
 from fumehood import tool
-from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody
 from fumehood.core.call_log import CallRecord
-from fumehood.core.errors import EndedBy
-from fumehood.sandbox.wall import RunEnding
-from fumehood.testing import FakeWall
 from support.answers import code_of
 from support.recording import Bench, bench
 
@@ -47,25 +44,6 @@ async def test_refused_call_is_recorded(home: Path, case: str) -> None:
     assert record.call_id == envelope.metadata.call_id
 
 
-async def test_failed_run_is_recorded_with_its_ending(home: Path) -> None:
-    wall = FakeWall(answer=lambda run: RunEnding(EndedBy.WALL_TIME, "call", cpu_ms=7.0))
-    async with bench(home, wall=wall) as b:
-        await b.engine.call("calculator", {"expression": "1"})
-        record = await only(b)
-    assert (record.code, record.ended_by, record.cpu_ms) == ("TIMEOUT", "wall_time", 7.0)
-
-
-async def test_internal_error_is_recorded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_: Any) -> None:
-        raise LookupError(PRIVATE)
-
-    monkeypatch.setattr("fumehood.pipeline.run.execute", fail)
-    async with bench(home) as b:
-        await b.engine.call("calculator", {"expression": "1"})
-        record = await only(b)
-    assert record.code == "INTERNAL_ERROR"
-
-
 async def test_dry_run_and_unauthenticated_call_are_not_recorded(home: Path) -> None:
     async with bench(home) as b:
         await b.engine.call("calculator", {"expression": "1"}, dry_run=True)
@@ -88,16 +66,6 @@ async def test_call_record_contains_no_argument_or_result_values(home: Path) -> 
         page = await b.engine.calls()
     assert len(page.items) == 3
     assert PRIVATE not in page.model_dump_json()
-
-
-async def test_requested_agent_and_session_are_recorded(home: Path) -> None:
-    body = CallBody(
-        arguments={"expression": "1"}, options=CallOptions(agent_id="a", session_id="s")
-    )
-    async with bench(home) as b:
-        await b.engine.run("calculator", body, b.engine.owner)
-        record = await only(b, agent="a")
-    assert (record.agent_id, record.session_id) == ("a", "s")
 
 
 async def test_call_log_is_pruned_to_configured_count_while_running(home: Path) -> None:

@@ -34,21 +34,6 @@ async def outcome(made: UpstreamBench, principal: Principal, tool: str = "weathe
     return code_of(envelope)
 
 
-async def test_requires_auth_refuses_bare_uid_but_not_token_or_embedding_program(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tools = weather(requires_auth=True), weather(name="open")
-    async with upstream_bench(home, monkeypatch, *tools) as made:
-        engine = made.bench.engine
-        peer = engine.principal_of_uid(1000)
-        assert await outcome(made, peer) == "UNAUTHORIZED"
-        assert made.upstream.asked() == 0
-        assert await outcome(made, await token_of(made)) == "OK"
-        assert (await made.call()).success
-        assert made.upstream.asked() == 2
-        assert await outcome(made, peer, "open") == "OK"  # control
-
-
 async def test_requires_auth_applies_to_a_fallback(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from fumehood.core.errors import (
     EngineError,
     ExecutionError,
     RateLimited,
-    ToolDeprecated,
     code_of,
 )
 from fumehood.core.limits import Limits
@@ -114,16 +113,10 @@ def test_output_schema_violation_is_an_execution_error_with_path() -> None:
         assert "SECRET" not in error.message
 
 
-def test_output_size_is_measured_unless_reported_by_the_wall() -> None:
-    tool = registered(function_definition())
-    assert _shape({"a": 1}).outcome.output_bytes == len('{"a":1}')
-    told = Outcome(EndedBy.OK, "none", data={"a": 1}, output_bytes=99)
-    assert shape(told, tool, 1000, Redactor()).outcome.output_bytes == 99
-
-
 @pytest.mark.row("E1")
 def test_error_info_has_only_applicable_fields() -> None:
-    error = RateLimited("Slow down.", retry_after_ms=5, fields=["a"], details={"b": 1})
+    extra = {"replacement": "act_2", "migration_guide": None}
+    error = RateLimited("Slow down.", retry_after_ms=5, fields=["a"], details={"b": 1}, extra=extra)
     assert shape_error(error).model_dump() == {
         "code": "RATE_LIMITED",
         "message": "Slow down.",
@@ -132,15 +125,8 @@ def test_error_info_has_only_applicable_fields() -> None:
         "fields": ("a",),
         "retry_after_ms": 5,
         "details": {"b": 1},
+        "replacement": "act_2",
     }
-
-
-@pytest.mark.row("E1", "T4")
-def test_empty_extra_error_fields_are_omitted() -> None:
-    extra = {"replacement": "b", "sunset_date": "2026-01-01", "migration_guide": None}
-    shown = shape_error(ToolDeprecated("Ended.", extra=extra)).model_dump()
-    assert (shown["replacement"], shown["sunset_date"]) == ("b", "2026-01-01")
-    assert "migration_guide" not in shown
 
 
 @pytest.mark.row("E8")
@@ -313,10 +299,6 @@ async def test_embedded_engine_truncates_long_result_and_keeps_full_text(
         assert envelope.metadata.usage.output_tokens < 4000
         with pytest.raises(ValueError, match="not the address"):
             await engine.blob("/v1/health")
-        quiet = await engine.call("talk", {"n": 50_000}, return_summary=False)
-        assert quiet.data["truncation_info"]["summary"] is None
-        short = await engine.call("talk", {"n": 10})
-        assert short.data == {"text": "w" * 10}
         asked = await engine.call("talk", {"n": 500}, max_length=100, return_summary=False)
         assert len(asked.data["text"]) <= 100
         assert asked.data["truncation_info"]["summary"] is None
@@ -343,6 +325,8 @@ async def test_text_cut_by_the_wall_is_reported_like_other_truncation(
     assert short["truncation_info"]["original_length"] == 10**9 + 20_000
     assert short["resource_url"] == link.get("resource_url", second["resource_url"])
     assert store.room.taken == 20_000
+    shorter = await shorten(shaped, blobs=store, principal_id=OWNER, max_length=80)
+    assert 64 < len(shorter.data["stdout"]) <= 80
 
 
 # -- the caller's own limit ----------------------------------------------------------------
@@ -369,21 +353,6 @@ async def test_whole_fields_are_exempt_from_max_length(store: BlobStore) -> None
                            max_length=100)).data  # fmt: skip
     assert short["content"] == "x" * 500
     assert len(short["other"]) <= 100
-
-
-@pytest.mark.row("P11", "E6")
-async def test_max_length_applies_to_details_and_already_cut_texts(
-    store: BlobStore,
-) -> None:
-    error = ExecutionError("No.", details={"stdout": "", "traceback": "t" * 500})
-    cut = CutText("stdout", "h" * 9000, "t" * 9000, 10**9, {"resource_url": "/v1/blobs/x"})
-    outcome = Outcome(EndedBy.EXCEPTION, "call", error=error, cuts=(cut,))
-    found = await shorten(ShapedOutcome(outcome, {}, ""), blobs=store, principal_id=OWNER,
-                          max_length=80)  # fmt: skip
-    assert found.details is not None
-    assert 64 < len(found.details["stdout"]) <= 80
-    assert 64 < len(found.details["traceback"]) <= 80
-    assert found.details["stdout"].endswith("ttt")
 
 
 @pytest.mark.row("P11", "E6")
@@ -430,20 +399,10 @@ def _account(**fields: Any) -> UsageReport:
 
 
 @pytest.mark.row("E3")
-def test_cost_is_cost_per_use_plus_reported_cost() -> None:
-    assert _account().cost == "0.010000"
-    assert _account(outcome=_outcome(cost=Decimal("0.005"))).cost == "0.015000"
-
-
-@pytest.mark.row("E3")
-def test_cpu_and_memory_cost_follow_configured_prices() -> None:
+def test_cpu_and_memory_cost_follow_configured_prices_if_measured_and_limited() -> None:
     # 0.01 + 0.5 s × 0.10 + 0.5 GB × 2 s × 0.02
     report = _account(outcome=_outcome(cpu_ms=500.0), prices=PRICES)
     assert (report.cost, report.currency) == ("0.080000", "EUR")
-
-
-@pytest.mark.row("E3")
-def test_unmeasured_or_unlimited_resource_costs_nothing() -> None:
     assert _account(prices=PRICES, limits=Limits(5, 5, None, 10)).cost == "0.010000"
     assert _account(prices=PRICES, limits=None).cost == "0.010000"
 

