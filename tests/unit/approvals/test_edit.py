@@ -45,10 +45,6 @@ def test_edit_warning_names_changed_added_and_removed_arguments_without_values()
     assert _changed(asked, done) == ": changed /gone, /new, /other"
 
 
-def test_unedited_call_has_no_edit_warning() -> None:
-    assert edit_warning(_stored(None, {"a": 1})) is None
-
-
 def test_edit_warning_distinguishes_true_from_one() -> None:
     assert _changed({"a": 1, "b": 1}, {"a": True, "b": 1.0}) == ": changed /a"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,19 +78,9 @@ async def test_preview_in_busy_or_ended_session_is_refused(
     bench: Bench,
 ) -> None:
     call = "delete_files", {"paths": ["f"]}
-    has_turn, is_over = anyio.Event(), anyio.Event()
-
-    async def keep_busy() -> None:
-        async with await bench.engine.sessions.files(bench.engine.owner, bench.session.id):
-            has_turn.set()
-            await is_over.wait()
-
-    async with anyio.create_task_group() as others:
-        others.start_soon(keep_busy)
-        await has_turn.wait()
+    async with await bench.engine.sessions.files(bench.engine.owner, bench.session.id):
         with pytest.raises(SandboxUnavailable), anyio.fail_after(30):
-            await bench.look(*call, session_id=bench.session.id)
-        is_over.set()
+            await asyncio.create_task(bench.look(*call, session_id=bench.session.id))
     assert await bench.look(*call, session_id=bench.session.id) is not None  # the twin
     await bench.engine.sessions.end(bench.engine.owner, bench.session.id)
     with pytest.raises(ResourceNotFound):

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fumehood.approvals.model import (
     ApprovalQuery,
     ApprovalState,
     NewDecision,
-    RememberWish,
     Resolution,
 )
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.call import BatchOptions, RawBatch
+from fumehood.core.envelope import Envelope
 from fumehood.executors.handle import CallHandle
-from fumehood.pipeline.claim import repeat_key_of
 from fumehood.pipeline.incoming import parse_own_call
-from support.asking import ALICE, CALLER, OTHER_CALLER, YES, Asking, Deeds, asking
-from support.keyed import permitted
-from support.policies import policy_of, rule
+from support.asking import ALICE, CALLER, OTHER_CALLER, Asking, Deeds, asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
 
@@ -44,53 +39,6 @@ async def followed(desk: Asking, approval_id: str, count: int) -> None:
     with anyio.fail_after(10):
         while len(desk.engine.approvals.requests.runs.followers(approval_id)) != count:
             await anyio.sleep(0.01)
-
-
-async def test_repeat_of_pending_call_is_the_same_call() -> None:
-    async with asking() as desk:
-        first = await desk.ask("a")
-        again = await desk.ask("a")
-        assert first.error is not None
-        assert again.error is not None
-        assert again.error.approval_id == first.error.approval_id
-        assert again.metadata.call_id == first.metadata.call_id
-        assert await waiting(desk) == 1
-
-
-async def test_repeat_gets_unfetched_answer_once_then_needs_new_approval() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id)
-        await done(desk, approval_id)
-        answer = await desk.ask("a")
-        assert answer.success
-        assert answer.metadata.idempotent_replay is True
-        assert desk.deeds.done == ["a"]
-        assert await desk.parked("a") != approval_id
-        assert desk.deeds.done == ["a"]
-
-
-async def test_answer_received_while_waiting_counts_as_fetched() -> None:
-    async with asking() as desk:
-        async with anyio.create_task_group() as group:
-
-            async def call() -> None:
-                answer = await desk.ask("a", wait_for_approval=10)
-                assert answer.success
-                assert answer.metadata.idempotent_replay is not True
-
-            group.start_soon(call)
-            await desk.decide((await desk.waiting())[0].id)
-        await desk.parked("a")
-        assert await waiting(desk) == 2
-
-
-async def test_answer_looked_up_by_call_id_counts_as_fetched() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id)
-        assert (await desk.ended(approval_id)).success
-        assert await desk.parked("a") != approval_id
 
 
 async def test_concurrent_equal_calls_share_one_approval() -> None:
@@ -114,15 +62,10 @@ async def test_equal_sequential_batch_members_run_once() -> None:
         body = RawBatch(
             calls=[member, member, twin], options=BatchOptions(parallel_tool_calls=False)
         )
-        answers: list[Any] = []
-        async with anyio.create_task_group() as group:
-
-            async def run() -> None:
-                answers.extend(await desk.engine.open_batch(body, CALLER).run())
-
-            group.start_soon(run)
-            for count in (1, 2):
-                await desk.decide((await desk.waiting(count))[0].id)
+        batch = asyncio.create_task(desk.engine.open_batch(body, CALLER).run())
+        for count in (1, 2):
+            await desk.decide((await desk.waiting(count))[0].id)
+        answers = await batch
         assert [one.success for one in answers] == [True] * 3
         assert desk.deeds.done == ["a", "b"]
         assert [one.metadata.idempotent_replay for one in answers[:2]] == [False, True]
@@ -165,15 +108,6 @@ async def test_different_call_needs_its_own_approval(other: dict[str, Any]) -> N
         assert await desk.parked("a", trace_id="other", max_length=9) == first  # only its form
 
 
-async def test_keyed_or_new_call_is_not_matched_by_a_later_repeat() -> None:
-    async with asking() as desk:
-        keyed = await desk.parked("a", idempotency_key="k")
-        new = await desk.parked("a", new_call=True)
-        plain = await desk.parked("a")
-        assert len({keyed, new, plain}) == 3
-        assert await desk.parked("a", idempotency_key="k") == keyed
-
-
 async def test_dry_run_does_not_fetch_the_answer() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
@@ -183,16 +117,10 @@ async def test_dry_run_does_not_fetch_the_answer() -> None:
         assert (await desk.ask("a")).data == {"erased": "a"}
 
 
-@pytest.mark.parametrize("ending", ["expired", "cancelled"])
-async def test_repeat_of_expired_or_cancelled_call_needs_new_approval(ending: str) -> None:
+async def test_repeat_of_cancelled_call_needs_new_approval() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
-        if ending == "expired":
-            desk.clock.advance(2 * 3600)
-            desk.engine.approvals.requests.new_call.set()
-            await desk.state(approval_id, ApprovalState.EXPIRED)
-        else:
-            await desk.engine.approvals.cancel(approval_id, CALLER)
+        await desk.engine.approvals.cancel(approval_id, CALLER)
         assert await desk.parked("a") != approval_id
 
 
@@ -218,36 +146,6 @@ async def test_repeat_of_edited_call_gets_the_answer_of_the_edited_call() -> Non
         assert desk.deeds.done == ["b"]
 
 
-async def test_pending_call_takes_precedence_over_remembered_rule() -> None:
-    async with asking(dangerous=False) as desk:
-        desk.engine.policy.gate.replace(policy_of(rule("ask", id="anybody")))
-        approval_id = await desk.parked("a")
-        other = await desk.parked("b")
-        until = desk.clock.now() + timedelta(hours=1)
-        wish = RememberWish(scope="until", until=until, arguments=())
-        await desk.decide(other, NewDecision(decision="approve", remember=wish))
-        await done(desk, other)
-        assert await desk.parked("a") == approval_id  # it still waits
-        assert (await desk.ask("c")).success
-        assert desk.deeds.done == ["b", "c"]
-
-
-async def test_repeat_of_running_call_is_refused_as_in_progress() -> None:
-    deeds = Deeds(gate=anyio.Event())
-    async with asking(deeds=deeds) as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id)
-        await desk.deeds.begun.wait()
-        answer = await desk.ask("a")
-        assert answer.error is not None
-        assert (answer.error.code, answer.error.approval_id) == ("CALL_IN_PROGRESS", approval_id)
-        assert deeds.gate is not None
-        deeds.gate.set()
-        await done(desk, approval_id)
-        assert (await desk.ask("a")).success
-        assert deeds.done == ["a"]
-
-
 async def test_waiting_repeat_of_running_call_gets_its_answer() -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(deeds=deeds) as desk:
@@ -257,21 +155,21 @@ async def test_waiting_repeat_of_running_call_gets_its_answer() -> None:
         bounded = await desk.ask("a", wait_for_approval=0.01)
         assert bounded.error is not None
         assert bounded.error.code == "CALL_IN_PROGRESS"
-        answers: list[Any] = []
-        async with anyio.create_task_group() as group:
-
-            async def call() -> None:
-                answers.append(await desk.ask("a", wait_for_approval=10))
-
-            group.start_soon(call)
-            group.start_soon(call)
-            await followed(desk, approval_id, 2)
-            assert deeds.gate is not None
-            deeds.gate.set()
+        calls = [asyncio.create_task(desk.ask("a", wait_for_approval=10)) for _ in range(2)]
+        await followed(desk, approval_id, 2)
+        assert deeds.gate is not None
+        deeds.gate.set()
+        answers = await asyncio.gather(*calls)
         assert [one.data for one in answers] == [{"erased": "a"}] * 2
         assert [one.metadata.idempotent_replay for one in answers] == [True] * 2
         assert deeds.done == ["a"]
         assert await waiting(desk) == 1
+
+
+def waiting_call(desk: Asking, handle: CallHandle) -> asyncio.Task[Envelope]:
+    """Begin a call that waits for its approval."""
+    name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
+    return asyncio.create_task(desk.engine.run(name, body, CALLER, handle))
 
 
 @pytest.mark.parametrize("is_running", [False, True])
@@ -282,66 +180,31 @@ async def test_cancelled_caller_does_not_cancel_a_call_with_another_follower(
     async with asking(deeds=deeds) as desk:
         approval_id = await desk.parked("a")
         handles = [CallHandle(), CallHandle()]
-        answers: list[Any] = []
-        async with anyio.create_task_group() as group:
-
-            async def call(handle: CallHandle) -> None:
-                name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
-                answers.append(await desk.engine.run(name, body, CALLER, handle))
-
-            for handle in handles:
-                group.start_soon(call, handle)
-            await followed(desk, approval_id, 2)
-            if is_running:
-                await desk.decide(approval_id)
-                await desk.deeds.begun.wait()
-            handles[0].cancel()
-            await followed(desk, approval_id, 1)
-            await handles[0].over.wait()
-            if not is_running:
-                await desk.decide(approval_id)
-            assert deeds.gate is not None
-            deeds.gate.set()
-        assert [one.success for one in answers] == [False, True]
+        calls = [waiting_call(desk, handle) for handle in handles]
+        await followed(desk, approval_id, 2)
+        if is_running:
+            await desk.decide(approval_id)
+            await desk.deeds.begun.wait()
+        handles[0].cancel()
+        assert not (await calls[0]).success
+        if not is_running:
+            await desk.decide(approval_id)
+        assert deeds.gate is not None
+        deeds.gate.set()
+        assert (await calls[1]).success
         assert deeds.done == ["a"]
 
 
 async def test_control_last_cancelled_caller_cancels_the_call() -> None:
     async with asking() as desk:
         handles = [CallHandle(), CallHandle()]
-        async with anyio.create_task_group() as group:
-
-            async def call(handle: CallHandle) -> None:
-                name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
-                await desk.engine.run(name, body, CALLER, handle)
-
-            for handle in handles:
-                group.start_soon(call, handle)
-            (approval,) = await desk.waiting()
-            await followed(desk, approval.id, 2)
-            for handle in handles:
-                handle.cancel()
-                await handle.over.wait()
+        calls = [waiting_call(desk, handle) for handle in handles]
+        (approval,) = await desk.waiting()
+        await followed(desk, approval.id, 2)
+        for handle, call in zip(handles, calls, strict=True):
+            handle.cancel()
+            await call
         assert (await desk.engine.approvals.show(approval.id)).state is ApprovalState.CANCELLED
-
-
-async def test_pending_call_and_unfetched_answer_are_matched_after_restart(
-    tmp_path: Path,
-) -> None:
-    deeds = Deeds()
-    async with asking(tmp_path, deeds=deeds) as desk:
-        waits = await desk.parked("a")
-        ended = await desk.parked("b")
-        await desk.decide(ended)
-        await done(desk, ended)
-    async with asking(tmp_path, deeds=deeds) as desk:
-        assert await desk.parked("a") == waits
-        assert (await desk.ask("b")).data == {"erased": "b"}
-        await desk.decide(waits, YES)
-        await done(desk, waits)
-    async with asking(tmp_path, deeds=deeds) as desk:
-        assert (await desk.ask("a")).data == {"erased": "a"}
-        assert deeds.done == ["b", "a"]
 
 
 async def test_repeat_of_interrupted_call_is_outcome_unknown_until_resolved(
@@ -363,39 +226,3 @@ async def test_repeat_of_interrupted_call_is_outcome_unknown_until_resolved(
         assert (await desk.ask("a")).data["resolution"]["outcome"] == "done"
         assert await desk.parked("a") != approval_id
         assert desk.deeds.done == []
-
-
-async def test_stream_closed_before_its_last_event_leaves_answer_unfetched() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
-        call = desk.engine.open_stream(name, body, CALLER)
-        assert await call.begun() is None
-        call.reader().close()
-        await desk.decide(approval_id)
-        await done(desk, approval_id)
-        answer = await desk.ask("a")
-        assert answer.success
-        assert answer.metadata.idempotent_replay is True
-        assert desk.deeds.done == ["a"]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    one=st.dictionaries(st.text(max_size=3), JSON), other=st.dictionaries(st.text(max_size=3), JSON)
-)
-def test_repeat_key_is_equal_only_for_equal_arguments(one: Any, other: Any) -> None:
-    async def keys_of(*given: Any) -> list[str | None]:
-        return [await repeat_key_of(permitted(arguments)) for arguments in given]
-
-    key, again, others = anyio.run(keys_of, one, dict(reversed(one.items())), other)
-    assert key == again
-    same = repr(sorted(map(repr, one.items()))) == repr(sorted(map(repr, other.items())))
-    assert (key == others) is same or one == other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from sqlalchemy import select
 
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import (
@@ -22,14 +24,18 @@ from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import (
     ApprovalExpired,
+    CircuitOpen,
     IdempotencyConflict,
     InvalidParams,
     PermissionDenied,
     QuotaExceeded,
     ResourceNotFound,
+    ShuttingDown,
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.protocol import strict_json
+from fumehood.storage.schema import AUDIT
 from support.asking import (
     ALICE,
     BOB,
@@ -43,13 +49,6 @@ from support.asking import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.mark.row("A1")
-async def test_harmless_call_runs_without_approval() -> None:
-    async with asking(dangerous=False) as desk:
-        assert (await desk.ask("a")).success
-        assert desk.deeds.done == ["a"]
 
 
 @pytest.mark.row("A3")
@@ -81,25 +80,13 @@ async def test_clock_set_back_does_not_revive_expired_approval() -> None:
 
 
 @pytest.mark.row("A2")
-async def test_expiry_warning_is_sent_once() -> None:
-    rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
-    async with asking(approvals=rules) as desk:
-        approval_id = await desk.parked("a")
-        assert (await desk.engine.approvals.show(approval_id)).version == 1
-        desk.clock.advance(550)
-        for what in ("b", "c"):
-            await desk.parked(what)
-        await _until_warned_of(desk, approval_id)
-        for what in ("d", "e"):
-            await desk.parked(what)
-        approval = await desk.engine.approvals.show(approval_id)
-        assert approval.state is ApprovalState.PENDING
-        assert await _warned_of(desk, approval_id) == 1
-
-
-@pytest.mark.row("A2")
-async def test_approval_stays_valid_while_its_session_has_no_place() -> None:
-    """A budget that is used up is final, a place is not."""
+async def test_approval_stays_valid_after_a_passing_refusal() -> None:
+    """A budget that is used up is final; a place and a service are awaited."""
+    for passing in (
+        CircuitOpen("The service fails.", retry_after_ms=30_000),
+        ShuttingDown("The engine stops."),
+    ):
+        assert scheduler._passes(passing)
     assert scheduler._passes(QuotaExceeded("All sessions are busy.", retryable=True))
     assert not scheduler._passes(QuotaExceeded("The budget is used up."))
 
@@ -126,7 +113,7 @@ async def test_damaged_approval_row_does_not_stop_scheduler_or_engine(
 
 
 @pytest.mark.row("A2")
-async def test_expiry_warning_does_not_change_the_approval_version() -> None:
+async def test_expiry_warning_is_sent_once_and_does_not_change_the_approval_version() -> None:
     rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
@@ -134,6 +121,8 @@ async def test_expiry_warning_does_not_change_the_approval_version() -> None:
         desk.clock.advance(550)
         await desk.parked("b")  # the desk looks round
         await _until_warned_of(desk, approval_id)
+        await desk.parked("e")
+        assert await _warned_of(desk, approval_id) == 1
         assert await desk.engine.approvals.show(approval_id) == shown
         decided = await desk.decide(approval_id, YES, version=shown.version)
         assert decided.state is ApprovalState.APPROVED
@@ -169,7 +158,7 @@ async def test_self_approval_is_refused_and_audited(by: Principal, peer: str | N
                 await desk.decide(approval_id, decision, by, peer=peer)
         assert (await desk.engine.approvals.show(approval_id)).version == 1
         assert desk.deeds.done == []
-        kinds = [row.kind for row in await _audited(desk)]
+        kinds = [row["kind"] for row in await _audited(desk)]
         assert kinds.count("approval.refused") == 2
 
 
@@ -188,17 +177,10 @@ EDITED = "approval: a human changed the arguments before this call ran: changed 
 @pytest.mark.row("A3")
 async def test_every_answer_to_an_edited_call_has_an_edit_warning() -> None:
     async with asking() as desk:
-        answers = []
-
-        async def wait() -> None:
-            answers.append(await desk.ask("a", wait_for_approval=5, idempotency_key="k"))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            approval_id = (await desk.waiting())[0].id
-            edited = NewDecision(decision="approve", arguments={"what": "b"})
-            await desk.decide(approval_id, edited)
-        answers.append(await desk.ended(approval_id))
+        call = asyncio.create_task(desk.ask("a", wait_for_approval=5, idempotency_key="k"))
+        approval_id = (await desk.waiting())[0].id
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
+        answers = [await call, await desk.ended(approval_id)]
         answers.append(await desk.ask("a", idempotency_key="k"))
         assert [answer.metadata.warnings for answer in answers] == [(EDITED,)] * 3
         own = await desk.engine.approvals.show(approval_id, principal=CALLER)
@@ -209,35 +191,6 @@ async def test_every_answer_to_an_edited_call_has_an_edit_warning() -> None:
             await desk.decide(twin, decision)
             assert (await desk.ended(twin)).metadata.warnings == ()
             assert (await desk.engine.approvals.show(twin)).asked_arguments is None
-
-
-@pytest.mark.row("A3")
-async def test_second_approver_sees_original_and_edited_arguments() -> None:
-    async with asking(prepare=_ask_two) as desk:
-        approval_id = await desk.parked("a")
-        for what in ("b", "c"):
-            edited = NewDecision(decision="approve", arguments={"what": what})
-            await desk.decide(approval_id, edited, ALICE)
-        shown = await desk.engine.approvals.show(approval_id)
-        assert (shown.arguments, shown.asked_arguments) == ({"what": "c"}, {"what": "a"})
-        back = await desk.decide(
-            approval_id, NewDecision(decision="approve", arguments={"what": "a"}), ALICE
-        )
-        assert back.asked_arguments is None  # it is what was asked for again
-        rows = [row.body for row in await _audited(desk) if row.kind == "approval.approved"]
-        assert rows[-1]["action_digest"] == back.action_digest
-
-
-@pytest.mark.row("A3")
-async def test_edit_warning_survives_a_crash_during_execution(tmp_path: Path) -> None:
-    deeds = Deeds(gate=anyio.Event())
-    async with asking(tmp_path, deeds=deeds) as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
-        with anyio.fail_after(10):
-            await deeds.begun.wait()
-    async with asking(tmp_path, deeds=deeds) as desk:
-        assert (await desk.ended(approval_id)).metadata.warnings == (EDITED,)
 
 
 @pytest.mark.row("A3")
@@ -314,33 +267,14 @@ async def test_edit_preview_refuses_what_the_decision_would_refuse() -> None:
 
 
 @pytest.mark.row("A3")
-@pytest.mark.parametrize("arguments", [{}, {"what": 5}], ids=["missing", "wrong-type"])
-async def test_edit_to_invalid_arguments_is_refused_with_field_names(
-    arguments: dict[str, object],
-) -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        with pytest.raises(InvalidParams) as caught:
-            await desk.decide(approval_id, NewDecision(decision="approve", arguments=arguments))
-        assert "what" in " ".join(caught.value.fields)
-        assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
-        assert desk.deeds.done == []
-
-
-@pytest.mark.row("A3")
-async def test_batch_that_names_an_approval_twice_is_refused() -> None:
-    async with asking() as desk:
-        item = OneOfSeveral(approval_id=await desk.parked("a"), decision=YES)
-        with pytest.raises(InvalidParams):
-            await desk.engine.approvals.decide_all([item, item], ALICE, channel="test")
-
-
-@pytest.mark.row("A3")
-async def test_batch_with_unknown_id_names_it_and_decides_none() -> None:
+async def test_batch_with_unknown_or_repeated_id_decides_none() -> None:
     async with asking() as desk:
         first = await desk.parked("a")
         with pytest.raises(ResourceNotFound):
             await desk.decide("a" * 200)
+        twice = [OneOfSeveral(approval_id=first, decision=YES)] * 2
+        with pytest.raises(InvalidParams):
+            await desk.engine.approvals.decide_all(twice, ALICE, channel="test")
         for unknown, shown in (("apr_0", "apr_0"), ("\x1b[2J\n\u202e", "\\x1b[2J\\n\\u202e")):
             items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, unknown)]
             with pytest.raises(ResourceNotFound) as caught:
@@ -401,24 +335,6 @@ async def test_cancel_by_call_id_stops_running_approved_call() -> None:
         assert deeds.done == []
 
 
-@pytest.mark.row("A5")
-async def test_cancel_by_call_id_cancels_call_waiting_for_approval() -> None:
-    async with asking() as desk:
-        answers = []
-
-        async def wait() -> None:
-            answers.append(await desk.ask("a", wait_for_approval=5))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            (found,) = await desk.waiting()
-            await desk.engine.cancel_call(found.call_id, CALLER)
-        assert [answer.error.code for answer in answers] == ["CANCELLED"]
-        approval = await desk.engine.approvals.show(found.id)
-        assert approval.state is ApprovalState.CANCELLED
-        assert desk.deeds.done == []
-
-
 @pytest.mark.row("A5", "P3")
 async def test_idempotency_key_replays_the_denial() -> None:
     async with asking() as desk:
@@ -457,16 +373,6 @@ async def test_approvers_own_later_edit_replaces_its_earlier_approval() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_approval_of_removed_approver_does_not_count() -> None:
-    async with asking(prepare=_ask_two) as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id, YES, ALICE)
-        await _remove(desk, "alice")
-        assert (await desk.decide(approval_id, YES, BOB)).state is ApprovalState.PENDING
-        assert desk.deeds.done == []
-
-
-@pytest.mark.row("A3")
 async def test_approval_without_enough_approvers_is_shown_as_stuck_until_restored() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
@@ -492,24 +398,6 @@ async def test_approval_without_enough_approvers_is_shown_as_stuck_until_restore
         assert desk.deeds.done == []
         await desk.decide(approval_id, YES, BOB)  # the same word, and now it is enough
         assert (await desk.ended(approval_id)).success
-        _approve_now(desk, BOB)
-        after = await desk.engine.approvals.show(approval_id)
-        assert (after.counted, after.stuck) == ((ALICE.id, BOB.id), None)  # what was, was
-
-
-@pytest.mark.row("A3")
-async def test_call_without_enough_named_approvers_is_refused_at_once() -> None:
-    async with asking(prepare=_ask_two) as desk:
-        await desk.parked("a")
-        await _remove(desk, "alice")
-        answer = await desk.ask("b")
-        assert answer.error is not None
-        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
-        assert answer.error.approval_id is None
-        assert "alice cannot approve" in answer.error.message
-        assert len((await desk.engine.approvals.list(ApprovalQuery())).items) == 1
-        _approve_now(desk, ALICE, BOB)
-        await desk.parked("b")
 
 
 @pytest.mark.row("A3")
@@ -544,16 +432,20 @@ async def test_remembered_rule_ends_if_its_author_is_removed() -> None:
 
 
 @pytest.mark.row("A2")
-async def test_pending_call_size_is_limited_per_principal() -> None:
-    rules = ApprovalSettings(max_pending_mb_per_principal=1)
-    async with asking(approvals=rules) as desk:
-        first = await desk.parked("a" * 200_000)
-        refused = await desk.ask("b" * 200_000)
+@pytest.mark.parametrize(
+    ("limit", "length"),
+    [({"max_pending_per_principal": 1}, 1), ({"max_pending_mb_per_principal": 1}, 200_000)],
+    ids=["number", "size"],
+)
+async def test_pending_calls_are_limited_per_principal(limit: dict[str, int], length: int) -> None:
+    async with asking(approvals=ApprovalSettings(**limit)) as desk:
+        first = await desk.parked("a" * length)
+        refused = await desk.ask("b" * length)
         assert refused.error is not None
         assert refused.error.code == "RATE_LIMITED"
-        await desk.parked("b" * 200_000, by=OTHER_CALLER)
+        await desk.parked("b" * length, by=OTHER_CALLER)
         await desk.decide(first, NO)
-        await desk.parked("b" * 200_000)
+        await desk.parked("b" * length)
 
 
 def _approve_now(desk: Asking, *who: Principal) -> None:
@@ -594,31 +486,6 @@ async def test_invalid_remember_wish_is_refused_without_a_decision() -> None:
         assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
 
 
-@pytest.mark.row("A1")
-async def test_call_without_any_approver_is_refused_and_not_stored() -> None:
-    async with asking(approver=False) as desk:
-        answer = await desk.ask("a")
-        assert answer.error is not None
-        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
-        assert answer.error.approval_id is None
-        assert "`fumehood approvers init`, while no engine runs" in answer.error.message
-        assert (await desk.engine.approvals.list(ApprovalQuery())).items == ()
-
-
-@pytest.mark.row("A2")
-async def test_pending_call_count_is_limited_per_principal() -> None:
-    rules = ApprovalSettings(max_pending=3, max_pending_per_principal=2)
-    async with asking(approvals=rules) as desk:
-        first = await desk.parked("a")
-        await desk.parked("b")
-        refused = await desk.ask("c")
-        assert refused.error is not None
-        assert refused.error.code == "RATE_LIMITED"
-        await desk.parked("c", by=OTHER_CALLER)
-        await desk.decide(first, NO)
-        await desk.parked("c")
-
-
 @pytest.mark.row("D4")
 async def test_caller_sees_only_its_own_approvals_without_binding() -> None:
     async with asking() as desk:
@@ -635,37 +502,13 @@ async def test_caller_sees_only_its_own_approvals_without_binding() -> None:
             )
 
 
-async def test_approvals_are_listed_in_pages_newest_first() -> None:
-    async with asking() as desk:
-        made = [await desk.parked(str(number)) for number in range(5)]
-        page = await desk.engine.approvals.list(ApprovalQuery(limit=2))
-        seen = [one.id for one in page.items]
-        while page.has_more:
-            query = ApprovalQuery(limit=2, cursor=page.next_cursor)
-            page = await desk.engine.approvals.list(query)
-            seen += [one.id for one in page.items]
-        assert seen == made[::-1]
-        pending = ApprovalQuery(state=ApprovalState.DENIED)
-        assert (await desk.engine.approvals.list(pending)).items == ()
-
-
-async def _audited(desk: Asking) -> list[_Row]:
-    from sqlalchemy import select
-
-    from fumehood.protocol import strict_json
-    from fumehood.storage.schema import AUDIT
-
+async def _audited(desk: Asking) -> list[Any]:
+    """The bodies of all audit rows."""
     await desk.engine.database.flush()
     bodies = await desk.engine.database.read(
         lambda c: c.execute(select(AUDIT.c.body).order_by(AUDIT.c.seq)).scalars().all()
     )
-    return [_Row(strict_json.loads(body.encode())) for body in bodies]
-
-
-class _Row:
-    def __init__(self, body: dict[str, Any]) -> None:
-        self.kind: str = body["kind"]
-        self.body = body
+    return [strict_json.loads(body.encode()) for body in bodies]
 
 
 async def _until_warned_of(desk: Asking, approval_id: str) -> None:
@@ -677,16 +520,12 @@ async def _until_warned_of(desk: Asking, approval_id: str) -> None:
 async def _warned_of(desk: Asking, approval_id: str) -> int:
     """The number of expiry warnings for an approval."""
     return sum(
-        row.kind == "approval.expiring" and approval_id in str(row.body)
+        row["kind"] == "approval.expiring" and approval_id in str(row)
         for row in await _audited(desk)
     )
 
 
-def _ask_two(engine: object) -> None:
+def _ask_two(engine: Any) -> None:
     """A policy that requires approval by two named approvers."""
-    from fumehood.policy.service import PolicyGate
-
-    def decide(self: PolicyGate, facts: CallFacts) -> Decision:
-        return Decision(Verdict.ASK, "two", approvers=("alice", "bob"), quorum=2)
-
-    engine.policy.gate.decide = decide.__get__(engine.policy.gate)  # type: ignore[attr-defined]
+    two = Decision(Verdict.ASK, "two", approvers=("alice", "bob"), quorum=2)
+    engine.policy.gate.decide = lambda facts: two
