@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from fumehood.budgets.ledger import BLOCKS, Budgets, Reservation, any_matches, estimate_of, taken_by
-from fumehood.budgets.model import Amounts, Spender, Subject, Unit
+from fumehood.budgets.model import Amounts, Spender, Subject
 from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.envelope import UsageReport
@@ -77,21 +76,14 @@ async def test_call_beyond_a_budget_is_refused_with_what_is_left(
     assert "resets at 2026-03-02T00:00:00Z" in error.message
 
 
-async def test_total_budget_refusal_says_it_does_not_reset(database: Database) -> None:
-    budgets = budgets_on(database, a_total(0))
-    error = await refused(budgets, spender())
-    assert error.retry_after_ms is None
-    assert error.details is not None
-    assert error.details["resets_at"] is None
-    assert "does not reset" in error.message
-
-
 async def test_refusal_names_the_exceeded_budget_that_resets_last(database: Database) -> None:
     rules = [BudgetRule(name="day", calls=0), a_total(0, "ever"), BudgetRule(name="other", calls=0)]
     budgets = budgets_on(database, *rules)
     error = await refused(budgets, spender())
     assert error.details is not None
-    assert error.details["budget"] == "ever"
+    assert (error.details["budget"], error.details["resets_at"]) == ("ever", None)
+    assert error.retry_after_ms is None
+    assert "does not reset" in error.message
 
 
 async def test_refused_call_reserves_nothing_in_other_budgets(
@@ -105,14 +97,6 @@ async def test_refused_call_reserves_nothing_in_other_budgets(
     await spend(budgets, spender("y"))
     await spend(budgets, spender("y"))
     await refused(budgets, spender("y"))
-
-
-async def test_without_budgets_nothing_is_limited_and_nothing_written(database: Database) -> None:
-    budgets = budgets_on(database)
-    assert budgets.is_empty
-    (await budgets.reserve(spender(), takes(tokens=10**12))).settle(takes(tokens=10**12))
-    assert budgets.exceeded(spender(), takes(10**9)) is None
-    assert not database._writer.is_running
 
 
 COVERED = [
@@ -177,34 +161,9 @@ async def test_call_without_agent_or_session_is_still_limited(database: Database
 
 async def test_concurrent_calls_cannot_overspend_a_budget(database: Database) -> None:
     budgets = budgets_on(database, a_total(10))
-    granted, refusals = [], []
-
-    async def one() -> None:
-        try:
-            granted.append(await budgets.reserve(spender(), takes()))
-        except QuotaExceeded:
-            refusals.append(1)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(50):
-            group.start_soon(one)
-    assert (len(granted), len(refusals)) == (10, 40)
-
-
-async def test_unused_reservation_is_released(database: Database) -> None:
-    budgets = budgets_on(database, BudgetRule(name="b", period=Period.TOTAL, tokens=100))
-    held = await budgets.reserve(spender(), takes(tokens=100))
-    await refused(budgets, spender(), takes(tokens=1))
-    held.settle(takes(tokens=30))
-    await spend(budgets, spender(), takes(tokens=70))
-    await refused(budgets, spender(), takes(tokens=1))
-
-
-async def test_call_that_did_not_run_costs_nothing(database: Database) -> None:
-    budgets = budgets_on(database, a_total(1))
-    (await budgets.reserve(spender(), takes())).release()
-    (await budgets.reserve(spender(), takes())).settle(takes())
-    await refused(budgets, spender())
+    calls = [budgets.reserve(spender(), takes()) for _ in range(50)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert Counter(type(one) for one in found) == {Reservation: 10, QuotaExceeded: 40}
 
 
 async def test_reservation_is_settled_only_once(database: Database) -> None:
@@ -230,48 +189,7 @@ async def test_actual_cost_above_the_reservation_is_counted(database: Database) 
     await refused(budgets, spender(), takes())  # what it will cost is not known
 
 
-async def test_approved_call_may_exceed_a_budget(database: Database) -> None:
-    budgets = budgets_on(database, a_total(1))
-    await spend(budgets, spender())
-    (await budgets.reserve(spender(), takes(), force=True)).settle(takes())
-    await refused(budgets, spender())
-    assert budgets.standings()[0].spent == 2
-
-
-async def test_budget_check_reserves_nothing(database: Database) -> None:
-    budgets = budgets_on(database, a_total(1))
-    for _ in range(5):
-        assert budgets.exceeded(spender(), takes()) is None
-    assert budgets.exceeded(spender(), takes(calls=2)) is not None
-    await spend(budgets, spender())
-    exceeded = budgets.exceeded(spender(), takes())
-    assert exceeded is not None
-    assert (exceeded.budget, exceeded.unit, exceeded.limit, exceeded.left) == (
-        "all", Unit.CALLS, 1, 0,
-    )  # fmt: skip
-
-
 # ── writing ──────────────────────────────────────────────────────────────────────────────────
-
-
-class CountingTable(CounterTable):
-    """Counts the durable writes."""
-
-    writes = 0
-
-    async def reserve(self, *arguments: Any) -> None:
-        self.writes += 1
-        await super().reserve(*arguments)
-
-
-async def test_budget_is_reserved_in_few_durable_writes(database: Database) -> None:
-    table = CountingTable(database)
-    budgets = Budgets([a_total(1000)], table, HandClock())
-    for _ in range(1000):
-        await spend(budgets, spender())
-    assert 1 <= table.writes <= BLOCKS + 1
-    await refused(budgets, spender())
-    assert table.writes <= BLOCKS + 1
 
 
 async def test_reservation_that_cannot_be_stored_is_refused(database: Database) -> None:
@@ -335,28 +253,6 @@ async def test_daily_budget_resets_at_midnight_utc(database: Database) -> None:
     await spend(budgets, spender())
 
 
-async def test_clock_set_back_does_not_restore_a_budget(database: Database) -> None:
-    clock = HandClock()
-    budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
-    await spend(budgets, spender())
-    clock.moment += timedelta(days=1)
-    await budgets.prune(clock.moment)  # yesterday leaves memory
-    await spend(budgets, spender())
-    clock.moment -= timedelta(days=1)
-    await refused(budgets, spender())
-
-
-async def test_call_over_midnight_counts_for_the_day_it_began(database: Database) -> None:
-    clock = HandClock()
-    budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
-    held = await budgets.reserve(spender(), takes())
-    clock.moment += timedelta(days=1)
-    held.settle(takes())
-    await spend(budgets, spender())
-    clock.moment -= timedelta(days=1)
-    await refused(budgets, spender())
-
-
 async def test_counter_evicted_during_another_lookup_is_loaded_again(
     database: Database,
 ) -> None:
@@ -376,23 +272,6 @@ async def test_counter_evicted_during_another_lookup_is_loaded_again(
     await spend(budgets, spender("x", session="s"))
     await spend(budgets, spender("y", session="s"))
     await refused(budgets, spender("z", session="s"))
-
-
-async def test_idle_session_counter_leaves_memory_and_stays_stored(
-    database: Database,
-) -> None:
-    budgets = budgets_on(
-        database, BudgetRule(name="b", per=("session",), period=Period.TOTAL, calls=100)
-    )
-    await spend(budgets, spender(session="s"))
-    running = await budgets.reserve(spender(session="t"), takes())
-    await budgets.prune(NOON)
-    await budgets.prune(NOON)
-    assert [key.subject.session for key in budgets._accounts] == ["t"]
-    running.settle(takes())
-    for _ in range(99):
-        await spend(budgets, spender(session="s"))
-    await refused(budgets, spender(session="s"))
 
 
 # ── what is shown ────────────────────────────────────────────────────────────────────────────
@@ -455,12 +334,6 @@ async def test_price_below_a_millionth_is_reserved_as_a_millionth(database: Data
     budgets = budgets_on(database, BudgetRule(name="b", money=Decimal("0.000001")))
     assert budgets.exceeded(spender(), takes(money="0.0000001")) is None
     assert budgets.exceeded(spender(), takes(money="0.0000011")) is not None
-
-
-@given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
-def test_star_is_the_only_pattern_character(pattern: str, name: str) -> None:
-    expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-    assert any_matches((pattern,), name) == expected
 
 
 def test_characters_of_other_pattern_languages_are_literal() -> None:
@@ -606,7 +479,7 @@ async def live(steps: list[tuple[str, int, Any]]) -> None:
         database.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_no_budget_is_overspent_and_only_crashes_lose_reservations(
     steps: list[tuple[str, int, Any]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from sqlalchemy import insert, select
+from sqlalchemy import insert
 
 from fumehood.budgets import limiter
 from fumehood.budgets.limiter import RateHold, RateLimits
@@ -22,7 +21,6 @@ from fumehood.budgets.model import Spender
 from fumehood.budgets.settings import RateLimitRule
 from fumehood.budgets.store import CounterTable
 from fumehood.core.errors import RateLimited
-from fumehood.observe.clock import SystemClock
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import COUNTERS
 from fumehood.testing import ManualClock
@@ -83,19 +81,6 @@ async def test_call_after_a_burst_is_refused_with_the_exact_retry_time(database:
     clock.advance(0.001)
     await start(limits, per_minute=5)
     await refused(limits, per_minute=5)
-
-
-@pytest.mark.parametrize("per_minute", [1, 7, 100, 60_000, 10**9])
-async def test_rate_is_kept_and_retry_after_is_the_earliest_time(
-    database: Database, per_minute: int
-) -> None:
-    clock = ManualClock()
-    limits = limits_on(database, rule(limit=per_minute, burst=1), clock=clock)
-    await start(limits)
-    error = await refused(limits)
-    assert error.retry_after_ms == max(1, -(-60_000 // per_minute))
-    clock.advance(error.retry_after_ms / 1000)
-    await start(limits)
 
 
 OTHERS = [
@@ -185,18 +170,6 @@ async def test_versions_of_a_tool_share_one_rate_limit(database: Database) -> No
 # ── what is held ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_call_that_does_not_start_consumes_nothing(database: Database) -> None:
-    limits = limits_on(database, rule())
-    for _ in range(5):
-        hold = await limits.hold(spender(), None)
-        assert hold is not None
-        await refused(limits)  # while it is held
-        hold.release()
-        hold.release()
-    await start(limits)
-    await refused(limits)
-
-
 async def test_started_call_is_not_refunded(database: Database) -> None:
     limits = limits_on(database, rule())
     hold = await limits.hold(spender(), None)
@@ -205,23 +178,6 @@ async def test_started_call_is_not_refunded(database: Database) -> None:
     hold.release()
     hold.take()
     assert (await refused(limits)).retry_after_ms == 60_000
-
-
-async def test_rate_limit_check_consumes_nothing(database: Database) -> None:
-    limits = limits_on(database, rule())
-    for _ in range(3):
-        assert limits.exceeded(spender(), None) is None
-    await start(limits)
-    exceeded = limits.exceeded(spender(), None)
-    assert exceeded is not None
-    assert exceeded.retry_after_ms == 60_000
-
-
-async def test_without_rate_limits_nothing_is_held_or_written(database: Database) -> None:
-    limits = limits_on(database)
-    assert await limits.hold(spender(), None) is None
-    assert not limits.has_rules
-    assert not database._writer.is_running
 
 
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────
@@ -250,21 +206,6 @@ async def settled() -> None:
     """Let every task run that can."""
     for _ in range(10):
         await anyio.lowlevel.checkpoint()
-
-
-async def test_waiting_calls_start_first_in_first_out(database: Database) -> None:
-    limits = RateLimits(
-        [rule(limit=1, period_seconds=0.01, max_wait_seconds=60)],
-        CounterTable(database),
-        SystemClock(),
-    )
-    waiting = Waiting(limits)
-    names = [str(number) for number in range(8)]
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            for name in names:
-                group.start_soon(waiting.call, name)
-    assert (waiting.order, waiting.errors) == (names, [])
 
 
 async def test_call_that_would_wait_too_long_is_refused_at_once(database: Database) -> None:
@@ -418,28 +359,6 @@ async def restarted(
     return limits_on(database, *rules, clock=ManualClock(clock.moment, seconds=7.0))
 
 
-async def test_restart_keeps_consumed_rates_to_the_millisecond(database: Database) -> None:
-    clock = ManualClock(seconds=1000.0)
-    limits = limits_on(database, rule(per="agent", limit=2), clock=clock)
-    for _ in range(2):
-        await start(limits, spender(agent="a;b=c"), per_minute=3)
-    clock.advance(20)
-    again = await restarted(limits, database, rule(per="agent", limit=2), clock=clock)
-    assert (await refused(again, spender(agent="a;b=c"), per_minute=3)).retry_after_ms == 10_000
-    for other in ("b", "c"):
-        await start(again, spender(agent=other), per_minute=3)
-    await refused(again, spender(agent="d"), per_minute=3)  # the definition's own count
-
-
-async def test_held_call_that_did_not_start_is_forgotten_by_a_restart(
-    database: Database,
-) -> None:
-    clock = ManualClock()
-    limits = limits_on(database, rule(), clock=clock)
-    await limits.hold(spender(), None)
-    await start(await restarted(limits, database, rule(), clock=clock))
-
-
 @pytest.mark.parametrize("back", [timedelta(hours=1), timedelta(days=4000)])
 async def test_clock_set_back_blocks_a_count_for_at_most_one_burst(
     database: Database, back: timedelta
@@ -478,22 +397,6 @@ async def test_rows_of_removed_limits_are_ignored(database: Database) -> None:
     await start(limits)
     again = await restarted(limits, database, rule(limit=2), clock=clock)
     await start(again)
-
-
-async def test_database_keeps_one_row_per_count(home: Path) -> None:
-    path, clock = home / "state.db", ManualClock()
-    database = open_database(path)
-    limits = limits_on(database, rule(limit=50), clock=clock)
-    for _ in range(20):
-        await start(limits, per_minute=100)
-    limits.write()
-    database.close()
-    database = open_database(path)
-    rows = database.read_now(lambda connection: connection.execute(select(COUNTERS)).all())
-    assert sorted((row.name, row.subject) for row in rows) == [
-        ("definition:calculator", ""), ("rule:* all 50/60.0", ""),
-    ]  # fmt: skip
-    database.close()
 
 
 @pytest.mark.parametrize(

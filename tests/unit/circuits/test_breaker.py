@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from pydantic import ValidationError
 
-from fumehood.circuits.breaker import Circuit, Circuits, Permit, health_of, upstream_of
+from fumehood.circuits.breaker import Circuit, Circuits, health_of, upstream_of
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.errors import (
     ERROR_CODES,
@@ -25,7 +24,6 @@ from fumehood.core.errors import (
 from fumehood.core.status import CircuitState
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
-from fumehood.observe.window import SLOTS
 from fumehood.testing import ManualClock
 from support.answers import code_of, error_of
 from support.definitions import rest_document
@@ -213,11 +211,8 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
         keyed = await made.call(idempotency_key="k")
         assert made.upstream.asked() == 1
         planned = await made.call(dry_run=True)
-        shown = made.bench.engine.tool("weather").circuit
-        ready = made.bench.engine.ready()
         made.bench.clock.advance(30)
         answered = await made.call(idempotency_key="k")  # the key was free again
-        assert made.bench.engine.ready().broken_circuits == 0
     assert (code_of(refused), error_of(refused).retry_after_ms) == ("CIRCUIT_OPEN", 30_000)
     assert error_of(refused).retryable
     assert refused.metadata.sandbox is None
@@ -226,9 +221,6 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
     assert planned.data["placement"]["kind"] == "host"
     assert "weather.example" not in refused.model_dump_json()
     assert code_of(keyed) == "CIRCUIT_OPEN"
-    assert shown is not None
-    assert (shown.upstream, shown.state) == ("weather.example:443", CircuitState.OPEN)
-    assert (ready.broken_circuits, ready.status) == (1, "ready")
     assert answered.success
 
 
@@ -247,11 +239,11 @@ async def test_cancelled_trial_returns_its_permit(
         await made.call()
         made.bench.clock.advance(30)
         with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(made.call)
-                await begun.wait()
-                meanwhile = await made.call()
-                tasks.cancel_scope.cancel()
+            trial = asyncio.create_task(made.call())
+            await begun.wait()
+            meanwhile = await made.call()
+            trial.cancel()
+            await asyncio.gather(trial, return_exceptions=True)
             assert (code_of(meanwhile), error_of(meanwhile).retry_after_ms) == (
                 "CIRCUIT_OPEN",
                 1000,
@@ -287,112 +279,3 @@ async def test_short_timeouts_of_a_caller_do_not_open_the_circuit(
         shown = made.bench.engine.tool("weather").circuit
     assert shown is not None
     assert (shown.state is CircuitState.OPEN) is opens
-
-
-# -- a model -------------------------------------------------------------------------------
-
-
-@dataclass
-class Lease:
-    """A permit, and what the model knows of it."""
-
-    permit: Permit
-    generation: int
-
-
-class CircuitAndModel(RuleBasedStateMachine):
-    """Concurrent requests on one circuit, compared with lists of what happened."""
-
-    leases = Bundle("leases")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = Made(settings=CircuitSettings(min_failures=3, trials=2, max_open_seconds=100))
-        self.state = CircuitState.CLOSED
-        self.generation = 0
-        self.opens_until = self.open_s = 0.0
-        self.results: list[tuple[int, bool]] = []
-        self.trials_out = self.trials_ok = 0
-
-    @property
-    def now(self) -> float:
-        return self.made.clock.seconds
-
-    def _become(self, state: CircuitState) -> None:
-        self.state, self.generation = state, self.generation + 1
-        self.trials_out = self.trials_ok = 0
-
-    def _open(self, open_s: float) -> None:
-        self.open_s, self.opens_until = open_s, self.now + open_s
-        self._become(CircuitState.OPEN)
-
-    def _is_refused(self) -> bool:
-        if self.state is CircuitState.OPEN:
-            return self.now < self.opens_until
-        return self.state is CircuitState.HALF_OPEN and self.trials_out + self.trials_ok >= 2
-
-    @rule(seconds=st.sampled_from([0.5, 1, 5, 29, 30, 61, 100]))
-    def wait(self, seconds: float) -> None:
-        self.made.clock.advance(seconds)
-
-    @rule(target=leases)
-    def enter(self) -> Lease:
-        if self._is_refused():
-            with pytest.raises(CircuitOpen) as refused:
-                self.made.circuit.enter()
-            wait_s = self.opens_until - self.now if self.state is CircuitState.OPEN else 1
-            assert refused.value.retry_after_ms == -(-wait_s * 1000 // 1)
-            return Lease(Permit(self.made.circuit, -1), -1)
-        permit = self.made.circuit.enter()
-        if self.state is CircuitState.OPEN:
-            self._become(CircuitState.HALF_OPEN)
-        if self.state is CircuitState.HALF_OPEN:
-            self.trials_out += 1
-        return Lease(permit, self.generation)
-
-    @rule(lease=consumes(leases), error=st.sampled_from([None, gone(), SLOW, "given back"]))
-    def leave(self, lease: Lease, error: EngineError | str | None) -> None:
-        if isinstance(error, str):
-            lease.permit.give_back()
-        else:
-            lease.permit.conclude(error)
-        lease.permit.conclude(gone())  # says nothing any more
-        if lease.generation != self.generation:
-            return
-        has_failed = error is not None and error != "given back"
-        if self.state is CircuitState.HALF_OPEN:
-            self._leave_trial(is_ok=error is None, has_failed=has_failed)
-        elif error != "given back":
-            self.results.append((self._slot(), has_failed))
-            recent = self._recent()
-            if has_failed and sum(recent) >= 3 and sum(recent) * 2 >= len(recent):
-                self._open(30)
-
-    def _leave_trial(self, *, is_ok: bool, has_failed: bool) -> None:
-        self.trials_out -= 1
-        if has_failed:
-            self.results.append((self._slot(), True))
-            self._open(min(self.open_s * 2, 100))
-        elif is_ok:
-            self.trials_ok += 1
-            if self.trials_ok == 2:
-                self.results.clear()
-                self._become(CircuitState.CLOSED)
-
-    def _slot(self) -> int:
-        return int(self.now // (60 / SLOTS))
-
-    def _recent(self) -> list[bool]:
-        return [failed for slot, failed in self.results if slot > self._slot() - SLOTS]
-
-    @invariant()
-    def they_agree(self) -> None:
-        status = self.made.circuit.status()
-        is_due = self.state is CircuitState.OPEN and self.now >= self.opens_until
-        assert status.state is (CircuitState.HALF_OPEN if is_due else self.state)
-        assert (status.requests, status.failures) == (len(self._recent()), sum(self._recent()))
-        assert (status.retry_after_ms is not None) is self._is_refused()
-        assert 0 <= self.trials_out <= 2
-
-
-TestCircuitAndModel = CircuitAndModel.TestCase
