@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from fumehood.policy.loader import PolicyFile, load_policy, parse_policy, plain_words
-from fumehood.policy.model import Condition, Policy, PolicyError, Rule, Verdict
+from fumehood.policy.loader import PolicyFile, load_policy, parse_policy
+from fumehood.policy.model import Policy, PolicyError
 from support.policies import faults, tool
 
 TOML = """\
@@ -73,10 +66,6 @@ def test_toml_and_yaml_policies_are_equal_and_yaml_has_lines() -> None:
     assert toml.version != yaml.version
     assert len(toml.version) == 12
     assert toml.rules[1].when[1].not_ is not None
-
-
-def test_policy_can_be_parsed_with_tool_names_only() -> None:
-    assert parse_policy("p.toml", TOML.encode(), [("send_mail", "1.0.0")]).rules
 
 
 HEAD = '[[rules]]\nid = "r"\ndecision = "{}"\n'
@@ -140,6 +129,7 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + "dangerous = 1", "policy.toml: rule 'r': dangerous: must be true or false"),
     (DENY + "cost_over = 0.1", 'cost_over: write money as a string, such as "0.10"'),
     (DENY + 'cost_over = "-1"', "policy.toml: rule 'r': cost_over: must be 0 or more"),
+    (DENY + 'cost_over = "0.0000000001"', "policy.toml: rule 'r': cost_over: has more than"),
     (DENY + "over_budget = false", "policy.toml: rule 'r': over_budget: can only be true"),
     (
         ALLOW + "over_budget = true",
@@ -178,6 +168,7 @@ CONDITION_FAULTS: list[tuple[str, str]] = [
     (WHEN + 'path_inside = ""', "policy.toml: rule 'r': when[0].path_inside: is not a valid path"),
     (WHEN + 'host_in = ["https://a.example"]', "is no host name; write it in ASCII"),
     (WHEN + 'host_in = ["a.*.example"]', "may have '*' only in front"),
+    (WHEN + f'host_in = ["{"a" * 300}"]', "is no host name; write it in ASCII"),
     (WHEN + 'host_in = ["*"]', "policy.toml: rule 'r': when[0].host_in: '*' may have '*' only in front"),
     (WHEN + 'host_in = ["A.example"]', "must be written as 'a.example'"),
     (WHEN + 'host_in = ["*.127.0.0.1"]', "is an address, which has no hosts below it"),
@@ -284,37 +275,6 @@ def test_policy_faults_beyond_fifty_are_counted() -> None:
     assert found[-1] == "policy.toml: and 10 more"
 
 
-NOT_SHAPED = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
-    | st.just("x" * 5000) | st.just(["x"] * 1001) | st.just("0.0000000001") | st.just(10**30),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
-    max_leaves=4,
-)  # fmt: skip
-LIBRARY_SPEECH = re.compile(
-    r"Input|valid |validation|Field|Tuple|String|Decimal|should|instance|dictionary|Model|Rule\b"
-)
-
-
-@settings(max_examples=400)
-@given(
-    st.dictionaries(
-        st.sampled_from([f.alias or n for n, f in Rule.model_fields.items()]), NOT_SHAPED
-    ),
-    st.dictionaries(
-        st.sampled_from([f.alias or n for n, f in Condition.model_fields.items()]), NOT_SHAPED
-    ),
-)
-def test_malformed_rule_has_a_plain_message(
-    rule: dict[str, Any], condition: dict[str, Any]
-) -> None:
-    try:
-        Rule.model_validate({"when": [condition], **rule})
-    except ValidationError as error:
-        for fault in error.errors(include_url=False, include_input=False):
-            if fault["type"] != "value_error":  # those are our own
-                assert not LIBRARY_SPEECH.search(plain_words(fault, [])), fault
-
-
 @pytest.mark.parametrize("key", ["tools", "agents", "when", "over_budget", "mode"])
 def test_yaml_key_without_a_value_is_a_fault(key: str) -> None:
     """In YAML a list that was forgotten would otherwise mean everybody."""
@@ -380,19 +340,6 @@ def test_policy_format_follows_the_file_suffix(place: Path, name: str) -> None:
 
 
 @pytest.mark.row("A1")
-def test_policy_change_applies_once_the_file_is_stable(place: Path) -> None:
-    file = PolicyFile(write(place, DENY), lambda: [tool()])
-    first = file.load()
-    assert file.poll() is None
-    write(place, ASK)
-    assert file.poll() is None
-    changed = file.poll()
-    assert isinstance(changed, Policy)
-    assert (changed.rules[0].decision, changed.version != first.version) == (Verdict.ASK, True)
-    assert file.poll() is None
-
-
-@pytest.mark.row("A1")
 def test_faulty_or_missing_policy_file_is_reported_once_per_change(place: Path) -> None:
     file = PolicyFile(write(place, DENY), lambda: [tool()])
     file.load()
@@ -411,17 +358,6 @@ def test_faulty_or_missing_policy_file_is_reported_once_per_change(place: Path) 
     assert isinstance(file.poll(), Policy)
 
 
-# -- Conditions that exclude each other are refused, rules that were perhaps not meant are --
-
-
-@pytest.mark.row("A1")
-def test_contradictory_conditions_are_accepted() -> None:
-    when = [
-        f'[[rules.when]]\nargument = "/to"\n{one}\n' for one in ("min = 3", "max = 2", "max = 2")
-    ]
-    assert faults(DENY + "".join(when), tool(category="mail")) == []
-
-
 @pytest.mark.row("A1")
 def test_runs_condition_has_its_own_key() -> None:
     short, long = (
@@ -429,20 +365,6 @@ def test_runs_condition_has_its_own_key() -> None:
         for text in ('runs = ["rm"]', '[[rules.when]]\nruns = ["rm"]')
     )
     assert short == long
-
-
-@pytest.mark.row("A1")
-def test_command_parser_is_loaded_only_for_policies_with_runs() -> None:
-    program = """
-import sys
-from fumehood.policy.model import Rule
-from fumehood.policy.rules import compile_rule
-for more in ({"when": [{"argument": "/a", "prefix": "b"}]}, {"runs": ["rm"]}):
-    compile_rule(Rule.model_validate({"id": "r", "decision": "deny", **more}), None, "")
-    print("tree_sitter" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 @pytest.mark.row("D3")

@@ -128,14 +128,12 @@ def test_undecidable_rule_explains_the_doubt() -> None:
     deletes = {"when": [{"argument": "/command", "glob": "*rm *"}]}
     assert told("deny", {"command": "rm x"}, **deletes) == "No deletions."
     own = "The rule's reason: No deletions."
-    for decision in ("deny", "ask"):
-        assert told(decision, {"argv": ["ls"]}, **deletes) == (
-            f"In doubt: /command is absent, this call has argv. {own}"
-        )
-    assert told("deny", {}, **deletes) == f"In doubt: /command is absent. {own}"
-    assert told("deny", {"command": 5}, **deletes) == (
-        f"In doubt: /command is of the type number. {own}"
-    )
+    for arguments, doubt in (
+        ({"argv": ["ls"]}, "/command is absent, this call has argv"),
+        ({}, "/command is absent"),
+        ({"command": 5}, "/command is of the type number"),
+    ):
+        assert told("deny", arguments, **deletes) == f"In doubt: {doubt}. {own}"
     assert told("deny", {"command": "eval x"}, runs=["rm"]) == (
         f"In doubt: eval runs what cannot be read. {own}"
     )
@@ -163,9 +161,7 @@ def test_any_condition_needs_one_match_and_names_undecidable_ones() -> None:
     in_doubt = decide(facts(None, {"to": "b"}), deny)
     assert (in_doubt.verdict, in_doubt.reason) == (DENY, "In doubt: /copies is absent.")
     allow = rule("allow", tools=["all"], any=either)
-    dangerous = tool("all", dangerous=True)
-    assert verdict(facts(dangerous, {"to": "a"}), allow) is ALLOW
-    assert verdict(facts(dangerous, {"to": "b"}), allow) is ASK
+    assert verdict(facts(tool("all", dangerous=True), {"to": "b"}), allow) is ASK
     both = rule("deny", any=[{"runs": ["rm"]}, {"argument": "/to", "prefix": "a"}])
     assert verdict(facts(None, {"command": "rm x", "to": "b"}), both) is DENY
     assert verdict(facts(None, {"command": "ls", "to": "b"}), both) is ALLOW
@@ -270,42 +266,12 @@ def test_shadow_rule_is_reported_and_counted_but_decides_nothing() -> None:
     assert enforced.decide(facts()).verdict is DENY
 
 
-def test_replaced_policy_applies_at_once() -> None:
-    gate = PolicyGate(policy_of(rule("deny")), "production")
-    assert gate.decide(facts()).verdict is DENY
-    gate.replace(None)
-    assert (gate.decide(facts()).verdict, gate.version) == (ALLOW, "none")
-    gate.replace(policy_of(rule("ask")))
-    assert (gate.decide(facts()).verdict, gate.version) == (ASK, "test")
-
-
 def test_changed_tool_is_matched_again() -> None:
     """Which rules are about a tool is remembered: for this definition, not for its name."""
     gate = PolicyGate(policy_of(rule("deny", tags=["x"])), "production")
     assert gate.decide(facts(tool(tags=["x"]))).verdict is DENY
     assert gate.decide(facts(tool(tags=["y"]))).verdict is ALLOW
     assert gate.decide(facts(tool(tags=["x"]))).verdict is DENY
-
-
-def test_explanation_lists_matching_conditions_of_every_rule() -> None:
-    gate = PolicyGate(
-        policy_of(
-            rule("deny", id="no", agents=["clerk"], when=[{"argument": "/to", "prefix": "a"}]),
-            rule("allow", id="yes", tools=["send_*"], environments=["staging"]),
-        ),
-        "production",
-    )
-    told = gate.explain(facts(None, {"to": 5}, agent="clerk"))
-    assert (told.verdict, told.rule) == (DENY, "no")
-    first, second = told.rules
-    assert first.matches
-    assert [(part.says, part.holds) for part in first.parts] == [
-        ("agents clerk", True),
-        ("argument /to prefix 'a'", None),
-    ]
-    assert not second.matches
-    assert [part.holds for part in second.parts] == [False, True, True]
-    assert [part.compared for part in first.parts] == [None, "5"]
 
 
 # What follows is drawn from so few names that rules and calls meet often.
@@ -453,13 +419,3 @@ def test_explanation_agrees_with_the_decision(rules: list[Rule], call: CallFacts
     strictest = max(said, key=STRICTNESS.__getitem__, default=None)
     if strictest is not None and not (strictest is ASK and told.verdict is DENY):
         assert told.verdict is strictest
-
-
-@pytest.mark.row("A1")
-@given(st.lists(rules_of(ANY), max_size=4), CALLS)
-def test_dangerous_tool_is_never_allowed_without_its_name(
-    rules: list[Rule], call: CallFacts
-) -> None:
-    assume(call.tool.dangerous)
-    nameless = [one for one in rules if one.decision is not ALLOW or not one.names_a_tool]
-    assert PolicyGate(policy_of(*nameless), "production").decide(call).verdict is not ALLOW
