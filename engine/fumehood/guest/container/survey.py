@@ -22,10 +22,10 @@ from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     MAX_ANSWER_BYTES,
     MAX_DEPTH,
+    MAX_PATH_BYTES,
     Refused,
     directory_at,
     enter,
-    is_nameable,
     open_plain,
     status_of,
 )
@@ -239,7 +239,7 @@ class Survey:
         """Record an entry. Returns the hash state of a file that was read now."""
         if path in self._entries:
             return None
-        if not is_nameable(path):
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise Refused("unseen", "A path is too long to be shown.")
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
         entry = self._entries[path] = _shown(path, kind)
