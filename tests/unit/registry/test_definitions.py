@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from fumehood.core.arguments import ARGUMENTS
-from fumehood.core.errors import InvalidParams
 from fumehood.registry.definitions import (
     METHODS,
     InvalidDefinition,
-    check_definition,
     parse_definition,
     rest_faults,
 )
 from fumehood.registry.json_schema import CompiledSchema, schema_faults
-from support.definitions import expression_document, function_definition, rest_document
+from support.definitions import expression_document, rest_document
 
 
 def _faults(document: dict[str, Any]) -> list[str]:
@@ -40,96 +38,156 @@ def test_streaming_is_refused_for_executors_without_streaming(executor: str) -> 
     assert said == ([expected] if is_refused else [])
 
 
-@pytest.mark.row("P6", "P7")
-def test_retry_and_fallback_are_allowed_only_for_rest_and_mcp_tools() -> None:
-    for field, value in (("retry_count", 1), ("fallback", "other@1.0.0")):
-        parse_definition(rest_document(**{field: value}))
-        (fault,) = _faults(expression_document(**{field: value}))
-        assert fault == f"{field}: the executor 'expression' calls no other service"
-
-
-@pytest.mark.row("P7")
-@pytest.mark.parametrize("itself", ["weather", "weather@2.0.0"])
-def test_fallback_to_itself_is_refused(itself: str) -> None:
-    faults = _faults(rest_document(fallback=itself))
-    assert faults == ["fallback: a tool cannot be its own fallback"]
-    parse_definition(rest_document(fallback="weather_2"))
-
-
 CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}
 
 
-@pytest.mark.row("P4", "T3")
+def _code(*properties: str, executor: str = "code:python", **fields: Any) -> dict[str, Any]:
+    parameters = {"properties": {name: {"type": "string"} for name in properties}}
+    return expression_document(executor=executor, parameters=parameters, **fields)
+
+
+def _mcp(**fields: Any) -> dict[str, Any]:
+    document = rest_document(type="MCP", **fields)
+    del document["method"]
+    return document
+
+
+REFUSED: list[tuple[dict[str, Any], str | list[str]]] = [
+    (expression_document(retry_count=1), "retry_count: the executor 'expression' calls no other service"),
+    (expression_document(fallback="other@1.0.0"), "fallback: the executor 'expression' calls no other service"),
+    (rest_document(fallback="weather"), "fallback: a tool cannot be its own fallback"),
+    (rest_document(fallback="weather@2.0.0"), "fallback: a tool cannot be its own fallback"),
+    (expression_document(cacheable=True), "cacheable: only for a tool that is read_only or idempotent"),
+    (
+        expression_document(cacheable=True, read_only=True, idempotent=False, dangerous=True),
+        "cacheable: not for a dangerous tool, of which each call is decided by itself",
+    ),
+    (expression_document(cache_ttl=60), "cache_ttl: only for a tool that is cacheable"),
+    (expression_document(cache_key_params=["expression"]), "cache_key_params: only for a tool that is cacheable"),
+    (
+        expression_document(**CACHED, cache_key_params=[]),
+        "cache_key_params: empty, so that all calls would share one answer; leave it out",
+    ),
+    (
+        expression_document(**CACHED, cache_key_params=["expression", "nothing"]),
+        "cache_key_params: there is no parameter 'nothing'",
+    ),
+    (
+        _code("path", executor="workspace:read", **CACHED),
+        "cacheable: not for a tool that runs in a session, whose files change",
+    ),
+    (_code("stdin"), "parameters: the executor 'code:python' needs a parameter 'code'"),
+    (
+        _code("code", "stdin", "files", "cwd", "args"),
+        [
+            "parameters: the executor 'code:python' knows no parameter 'args'",
+            "parameters: the executor 'code:python' knows no parameter 'cwd'",
+        ],
+    ),
+    (
+        _code("stdin", executor="code:shell"),
+        "parameters: the executor 'code:shell' needs a parameter 'command' or 'argv'",
+    ),
+    (_code("code", memory_limit_mb=127), "memory_limit_mb: a container needs at least 128"),
+    (
+        expression_document(executor="function", sandboxed=False, memory_limit_mb=64),
+        "memory_limit_mb: it could not be enforced on a function in the host",
+    ),
+    (
+        _code("zoom", "alpha", executor="expression"),
+        [
+            "parameters: the executor 'expression' needs a parameter 'expression'",
+            "parameters: the executor 'expression' knows no parameter 'alpha'",
+            "parameters: the executor 'expression' knows no parameter 'zoom'",
+        ],
+    ),
+    (
+        _code("stdin", executor="restricted_python", sandboxed=False, memory_limit_mb=8),
+        [
+            "memory_limit_mb: the interpreter needs at least 16",
+            "sandboxed: the executor 'restricted_python' always runs in its sandbox",
+            "parameters: the executor 'restricted_python' needs a parameter 'code'",
+            "parameters: the executor 'restricted_python' knows no parameter 'stdin'",
+        ],
+    ),
+    *(
+        (expression_document(sandboxed=no), "sandboxed: the executor 'expression' always runs in its sandbox")
+        for no in ("no", "false", 0, "0", False)
+    ),
+    *(
+        (
+            expression_document(parameters={"type": kind, "properties": {"expression": {}}}),
+            "parameters: the root of the schema must be an object",
+        )
+        for kind in ("array", "string", ["object", "null"])
+    ),
+    *(
+        (expression_document(type=kind, **{field: value}), f"{field}: does not fit a tool of type {kind}")
+        for kind in ("NATIVE", "BUILTIN")
+        for field, value in (
+            ("endpoint", "https://example.org"), ("method", "GET"), ("headers", {}), ("timeout", 5),
+        )
+    ),
+    ({**_mcp(), "method": "POST"}, "method: does not fit a tool of type MCP"),
+    (rest_document(timeout=86_400_001), "timeout: over 86400000 milliseconds"),
+]  # fmt: skip
+
+
+@pytest.mark.row("P4", "P6", "P7", "S1", "T3")
+@pytest.mark.parametrize(("document", "faults"), REFUSED)
+def test_definition_that_does_not_fit_is_refused_by_name(
+    document: dict[str, Any], faults: str | list[str]
+) -> None:
+    assert _faults(document) == ([faults] if isinstance(faults, str) else faults)
+
+
+@pytest.mark.parametrize("make", [rest_document, _mcp])
+@pytest.mark.parametrize(("field", "value"), [("sandboxed", False), ("memory_limit_mb", 64)])
+def test_remote_tool_definition_cannot_set_sandbox_or_memory_limit(
+    make: Any, field: str, value: Any
+) -> None:
+    (fault,) = _faults(make(**{field: value}))
+    assert fault.startswith(f"{field}: ")
+
+
 @pytest.mark.parametrize(
-    ("fields", "fault"),
+    "document",
     [
-        ({"cacheable": True}, "cacheable: only for a tool that is read_only or idempotent"),
-        (
-            {"cacheable": True, "read_only": True, "idempotent": False, "dangerous": True},
-            "cacheable: not for a dangerous tool, of which each call is decided by itself",
+        rest_document(retry_count=1, fallback="weather_2"),
+        expression_document(**CACHED),
+        expression_document(cacheable=True, idempotent=True),
+        expression_document(**CACHED, cache_ttl=60, cache_key_params=["expression"]),
+        expression_document(cacheable=False, cache_ttl=None, cache_key_params=None),
+        _code("code"),
+        _code("code", "stdin", "files"),
+        _code("code", memory_limit_mb=128),
+        _code("command", executor="code:shell"),
+        _code("argv", executor="code:shell"),
+        _code("code", executor="restricted_python"),
+        _mcp(),
+        rest_document(timeout=86_400_000),
+        *(
+            expression_document(parameters={"properties": {"expression": {}}, **schema})
+            for schema in (
+                {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+                {"$schema": "http://json-schema.org/draft-07/schema#"},
+                {"$defs": {"a": {}}, "properties": {"expression": {"$ref": "#/$defs/a"}}},
+                {"definitions": {"a": {}}, "properties": {"expression": {"$ref": "#/definitions/a"}}},
+                {"properties": {"expression": {"pattern": "^(a+)+$"}}},
+                {"properties": {"expression": {"$ref": "#/properties/precision"}, "precision": {}}},
+            )
         ),
-        ({"cache_ttl": 60}, "cache_ttl: only for a tool that is cacheable"),
-        (
-            {"cache_key_params": ["expression"]},
-            "cache_key_params: only for a tool that is cacheable",
-        ),
-        (
-            {**CACHED, "cache_key_params": []},
-            "cache_key_params: empty, so that all calls would share one answer; leave it out",
-        ),
-        (
-            {**CACHED, "cache_key_params": ["expression", "nothing"]},
-            "cache_key_params: there is no parameter 'nothing'",
-        ),
-    ],
-)
-def test_invalid_cache_setting_is_refused_by_name(fields: dict[str, Any], fault: str) -> None:
-    assert _faults(expression_document(**fields)) == [fault]
-
-
-@pytest.mark.row("P4")
-def test_tool_of_a_session_cannot_be_cached() -> None:
-    document = expression_document(
-        executor="workspace:read", parameters={"properties": {"path": {"type": "string"}}}, **CACHED
-    )
-    assert _faults(document) == [
-        "cacheable: not for a tool that runs in a session, whose files change"
-    ]
-
-
-@pytest.mark.row("P4")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        CACHED,
-        {"cacheable": True, "idempotent": True},
-        {**CACHED, "cache_ttl": 60, "cache_key_params": ["expression"]},
-        {"cacheable": False, "cache_ttl": None, "cache_key_params": None},
-    ],
-)
-def test_tool_whose_results_can_be_cached_is_accepted(fields: dict[str, Any]) -> None:
-    parse_definition(expression_document(**fields))
-
-
-@pytest.mark.row("P4")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"cacheable": "perhaps"}, {"cacheable": []}, {**CACHED, "cache_ttl": 0},
-        {**CACHED, "cache_key_params": "expression"}, {**CACHED, "cache_key_params": [[]]},
-        {**CACHED, "parameters": 7, "cache_key_params": ["a"]},
-        {**CACHED, "parameters": {"properties": 7}, "cache_key_params": ["a"]},
-        {**CACHED, "executor": 7}, {"cacheable": "yes"},
     ],
 )  # fmt: skip
-def test_malformed_cache_setting_is_refused(fields: dict[str, Any]) -> None:
-    assert _faults(expression_document(**fields))
+def test_fitting_definition_is_accepted(document: dict[str, Any]) -> None:
+    definition = parse_definition(document)
+    assert parse_definition(definition.model_dump(mode="json")) == definition
 
 
 @pytest.mark.row("T1")
 def test_all_definition_faults_are_listed_at_once() -> None:
-    faults = _faults(
-        {
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_definition({
             "name": "1 bad name",
             "version": "1",
             "description": "",
@@ -145,9 +203,9 @@ def test_all_definition_faults_are_listed_at_once() -> None:
                     "d": {"$id": "d"},
                 }
             },
-        }
-    )
-    assert sorted({fault.split(":", 1)[0] for fault in faults}) == [
+        })  # fmt: skip
+    assert caught.value.message.startswith("the tool '1 bad name' cannot be registered: ")
+    assert list(caught.value.fields or ()) == [
         "colour",
         "description",
         "name",
@@ -160,13 +218,6 @@ def test_all_definition_faults_are_listed_at_once() -> None:
         "streaming",
         "version",
     ]
-
-
-def test_the_refusal_names_the_tool_and_the_wrong_fields() -> None:
-    with pytest.raises(InvalidDefinition) as caught:
-        parse_definition(expression_document(version="x", colour=1))
-    assert caught.value.message.startswith("the tool 'sums' cannot be registered: ")
-    assert caught.value.fields == ("colour", "version")
 
 
 # type, executor, sandboxed → the field at fault; None where they fit.
@@ -225,54 +276,10 @@ def test_type_executor_and_sandboxed_must_be_consistent(
     assert at_fault in {fault.split(":", 1)[0] for fault in _faults(document)}
 
 
-def _code(properties: Any = None, **fields: Any) -> dict[str, Any]:
-    named = {"code": {"type": "string"}} if properties is None else properties
-    return expression_document(executor="code:python", parameters={"properties": named}, **fields)
-
-
-@pytest.mark.row("S1", "T6")
-def test_code_executor_accepts_only_its_own_parameters() -> None:
-    assert parse_definition(_code()).executor == "code:python"
-    every = {name: {} for name in ("code", "stdin", "files")}
-    assert parse_definition(_code(every)).sandboxed is True
-    assert _faults(_code({"stdin": {}})) == [
-        "parameters: the executor 'code:python' needs a parameter 'code'"
-    ]
-    assert _faults(_code({**every, "cwd": {}, "args": {}})) == [
-        "parameters: the executor 'code:python' knows no parameter 'args'",
-        "parameters: the executor 'code:python' knows no parameter 'cwd'",
-    ]
-
-
-@pytest.mark.row("S7", "T6")
-def test_shell_tool_takes_either_command_or_argv() -> None:
-    for name in ("command", "argv"):
-        parse_definition({**_code({name: {}}), "executor": "code:shell"})
-    assert _faults({**_code({"stdin": {}}), "executor": "code:shell"}) == [
-        "parameters: the executor 'code:shell' needs a parameter 'command' or 'argv'"
-    ]
-
-
-@pytest.mark.row("T2", "S4")
-def test_code_tool_needs_at_least_the_smallest_container() -> None:
-    assert parse_definition(_code(memory_limit_mb=128)).memory_limit_mb == 128
-    assert _faults(_code(memory_limit_mb=127)) == [
-        "memory_limit_mb: a container needs at least 128"
-    ]
-
-
-@pytest.mark.row("S1", "R1")
-@pytest.mark.parametrize("said", ["no", "false", 0, "0", False])
-def test_value_coerced_to_false_is_refused_like_false(said: Any) -> None:
-    assert "sandboxed: the executor 'expression' always runs in its sandbox" in _faults(
-        expression_document(sandboxed=said)
-    )
-
-
 @pytest.mark.row("T7")
 def test_faults_in_a_parameter_list_are_listed() -> None:
     listed = [
-        {"name": "expression", "type": "string", "description": "What."},
+        {"name": "expression", "type": "string", "description": "What.", "pattern": "(?=a)"},
         {"name": "precision", "type": "float", "description": "How."},
         {"name": "a b", "type": "integer", "description": "What."},
     ]
@@ -280,47 +287,9 @@ def test_faults_in_a_parameter_list_are_listed() -> None:
     assert [fault.split(":", 1)[0] for fault in faults] == [
         "parameters.1.type",
         "parameters.2.name",
+        "parameters.properties.expression",
         "streaming",
     ]
-
-
-@pytest.mark.row("T7", "P2")
-def test_pattern_in_a_parameter_list_is_checked() -> None:
-    listed = [{"name": "expression", "type": "string", "description": "What.", "pattern": "(?=a)"}]
-    assert "RE2" in _faults(expression_document(parameters=listed))[0]
-
-
-def test_memory_limit_on_a_host_function_is_refused() -> None:
-    document = expression_document(executor="function", sandboxed=False, memory_limit_mb=64)
-    assert _faults(document) == [
-        "memory_limit_mb: it could not be enforced on a function in the host"
-    ]
-
-
-def test_expression_tool_has_exactly_its_known_parameters() -> None:
-    document = expression_document(parameters={"properties": {"zoom": {}, "alpha": {}}})
-    assert _faults(document) == [
-        "parameters: the executor 'expression' needs a parameter 'expression'",
-        "parameters: the executor 'expression' knows no parameter 'alpha'",
-        "parameters: the executor 'expression' knows no parameter 'zoom'",
-    ]
-
-
-def test_restricted_program_tool_has_exactly_its_known_parameters() -> None:
-    document = expression_document(
-        executor="restricted_python", sandboxed=False, memory_limit_mb=8,
-        parameters={"properties": {"stdin": {}}},
-    )  # fmt: skip
-    assert _faults(document) == [
-        "memory_limit_mb: the interpreter needs at least 16",
-        "sandboxed: the executor 'restricted_python' always runs in its sandbox",
-        "parameters: the executor 'restricted_python' needs a parameter 'code'",
-        "parameters: the executor 'restricted_python' knows no parameter 'stdin'",
-    ]
-    document = expression_document(
-        executor="restricted_python", parameters={"properties": {"code": {"type": "string"}}}
-    )
-    assert parse_definition(document).executor == "restricted_python"
 
 
 @pytest.mark.row("P2")
@@ -347,6 +316,8 @@ def test_restricted_program_tool_has_exactly_its_known_parameters() -> None:
         ({"properties": {"expression": {"pattern": "(a)\\1"}}}, "RE2"),
         ({"properties": {"expression": {"pattern": "("}}}, "RE2"),
         ({"properties": {"expression": {"patternProperties": {"[": {}}}}}, "RE2"),
+        ({"properties": {"expression": {"pattern": "a{2000}"}}}, "RE2"),
+        ({"properties": {"expression": {"unevaluatedProperties": False}}}, "unevaluatedProperties"),
         (
             {
                 "$schema": "http://json-schema.org/draft-04/schema#",
@@ -365,49 +336,19 @@ def test_unsound_schema_is_refused_with_its_path(
     assert all(fault.startswith(where) for fault in matching)
 
 
-@pytest.mark.row("P2")
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$schema": "https://json-schema.org/draft/2020-12/schema"},
-        {"$schema": "http://json-schema.org/draft-07/schema#"},
-        {"$defs": {"a": {"type": "string"}}, "properties": {"expression": {"$ref": "#/$defs/a"}}},
-        {"definitions": {"a": {}}, "properties": {"expression": {"$ref": "#/definitions/a"}}},
-        {"properties": {"expression": {"pattern": "^(a+)+$"}}},
-        {"properties": {"expression": {"$ref": "#/properties/precision"}, "precision": {}}},
-    ],
-)
-def test_sound_schema_is_accepted(schema: dict[str, Any]) -> None:
-    parameters = {"properties": {"expression": {}}, **schema}
-    assert parse_definition(expression_document(parameters=parameters)).name == "sums"
-
-
-@pytest.mark.parametrize("kind", ["array", "string", ["object", "null"]])
-def test_root_of_the_parameters_must_be_an_object(kind: Any) -> None:
-    document = expression_document(
-        parameters={"type": kind, "properties": {"expression": {"type": "string"}}}
-    )
-    assert "parameters: the root of the schema must be an object" in _faults(document)
-
-
-def test_definition_object_is_checked_like_a_document() -> None:
-    good = function_definition()
-    check_definition(good)
-    with pytest.raises(InvalidDefinition, match="cache_ttl"):
-        check_definition(good.model_copy(update={"cache_ttl": 5}))
-
-
-def test_parsed_definition_equals_its_document() -> None:
-    document = expression_document(version="2.0.0", tags=["a"], cost_per_use="0.5")
-    definition = parse_definition(document)
-    assert parse_definition(definition.model_dump()) == definition
-    assert parse_definition(definition.model_dump(mode="json")) == definition
-
-
 @pytest.mark.row("P2", "T1")
 @pytest.mark.parametrize(
     "fields",
     [
+        {"cacheable": "perhaps"},
+        {"cacheable": []},
+        {**CACHED, "cache_ttl": 0},
+        {**CACHED, "cache_key_params": "expression"},
+        {**CACHED, "cache_key_params": [[]]},
+        {**CACHED, "parameters": 7, "cache_key_params": ["a"]},
+        {**CACHED, "parameters": {"properties": 7}, "cache_key_params": ["a"]},
+        {**CACHED, "executor": 7},
+        {"cacheable": "yes"},
         {"type": ["NATIVE"]},
         {"type": {}},
         {"parameters": {"$schema": 7, "properties": {"expression": {}}}},
@@ -452,23 +393,33 @@ def _rest_faults(**fields: Any) -> list[str]:
     return list(rest_faults({k: v for k, v in document.items() if v is not None}))
 
 
-def test_sound_document_has_no_faults() -> None:
-    assert _rest_faults() == []
-    assert parse_definition(rest_document()).executor == "http"
-
-
 @pytest.mark.row("T5")
 @pytest.mark.parametrize(
-    "endpoint",
+    "fields",
     [
-        "https://example.org", "http://example.org:8080/a/b?q=%20x&max_tokens=5", "https://[::1]/",
-        "https://127.0.0.1:1/", "https://a_b.example.org./~x;y=1", "https://xn--bcher-kva.example/",
-        "https://example.org/authors?author=me", "https://example.org/?a=1&q={city}&n={city}",
-        "https://example.org/?city={city}",
+        *(
+            {"endpoint": endpoint}
+            for endpoint in (
+                "https://example.org", "http://example.org:8080/a/b?q=%20x&max_tokens=5",
+                "https://[::1]/", "https://127.0.0.1:1/", "https://a_b.example.org./~x;y=1",
+                "https://xn--bcher-kva.example/", "https://example.org/authors?author=me",
+                "https://example.org/?a=1&q={city}&n={city}", "https://example.org/?city={city}",
+                "https://example.org/?api_key=${secret:KEY}",
+            )
+        ),
+        *({"method": method} for method in METHODS),
+        *(
+            {"headers": headers}
+            for headers in (
+                {}, {"Accept": "application/json", "X-Author": "me"}, {"x-empty": ""},
+                {"user-agent": "fumehood/1 (a; b)"}, {"x-max-tokens": "100"}, {"Idempotency-Key": "a"},
+                {"authorization": "Bearer ${secret:KEY}"}, {"accept": "a", "x-api-key": "${secret:KEY}"},
+            )
+        ),
     ],
 )  # fmt: skip
-def test_absolute_url_is_accepted(endpoint: str) -> None:
-    assert _rest_faults(endpoint=endpoint) == []
+def test_sound_rest_field_is_accepted(fields: dict[str, Any]) -> None:
+    assert _rest_faults(**fields) == []
 
 
 ENDPOINTS = {
@@ -525,16 +476,6 @@ ENDPOINTS = {
 }
 
 
-@pytest.mark.row("T5")
-@pytest.mark.parametrize("case", ENDPOINTS)
-def test_endpoint_that_is_not_a_plain_url_is_refused(case: str) -> None:
-    endpoint, words = ENDPOINTS[case]
-    faults = _rest_faults(endpoint=endpoint)
-    assert len(faults) == 1, faults
-    assert faults[0].startswith("endpoint: ")
-    assert any(word in faults[0] for word in words.split("|"))
-
-
 ITEMS = {"items": "/found"}
 PAGED = {**ITEMS, "cursor_parameter": "page", "counts": "pages"}
 WITH_CURSOR = {"city": {"type": "string"}, "cursor": {"type": "string"}}
@@ -577,28 +518,10 @@ def test_unusable_response_mapping_is_refused(
 
 
 @pytest.mark.row("T5")
-@pytest.mark.parametrize("method", METHODS)
-def test_plain_methods_are_accepted(method: str) -> None:
-    assert _rest_faults(method=method) == []
-
-
-@pytest.mark.row("T5")
 @pytest.mark.parametrize("method", [None, "", "get", "CONNECT", "TRACE", "GET ", "GET / HTTP/1.1"])
 def test_other_methods_are_refused_with_the_list(method: str | None) -> None:
     faults = _rest_faults(method=method)
     assert faults == ["method: a REST tool needs one of DELETE, GET, HEAD, PATCH, POST, PUT"]
-
-
-@pytest.mark.row("T5")
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {}, {"Accept": "application/json", "X-Author": "me"}, {"x-empty": ""},
-        {"user-agent": "fumehood/1 (a; b)"}, {"x-max-tokens": "100"}, {"Idempotency-Key": "a"},
-    ],
-)  # fmt: skip
-def test_plain_headers_are_accepted(headers: dict[str, str]) -> None:
-    assert _rest_faults(headers=headers) == []
 
 
 def test_request_body_content_type_must_be_json() -> None:
@@ -643,13 +566,19 @@ HEADERS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.row("T5")
-@pytest.mark.parametrize("case", HEADERS)
-def test_invalid_or_secret_header_is_refused(case: str) -> None:
-    headers, words = HEADERS[case]
-    faults = _rest_faults(headers=headers)
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("endpoint", *row) for row in ENDPOINTS.values()]
+    + [("headers", *row) for row in HEADERS.values()],
+    ids=[*ENDPOINTS, *HEADERS],
+)
+def test_endpoint_that_is_not_a_plain_url_and_invalid_or_secret_header_are_refused(
+    field: str, value: Any, words: str
+) -> None:
+    faults = _rest_faults(**{field: value})
     assert len(faults) == 1, faults
-    assert faults[0].startswith("headers: ")
-    assert words in faults[0]
+    assert faults[0].startswith(f"{field}: ")
+    assert any(word in faults[0] for word in words.split("|"))
 
 
 @pytest.mark.row("T5", "E8")
@@ -657,24 +586,9 @@ def test_refusal_of_a_literal_credential_does_not_reveal_it() -> None:
     headers = {"authorization": "Bearer hunter2hunter2"}
     with pytest.raises(InvalidDefinition) as caught:
         parse_definition(rest_document(headers=headers, endpoint="https://a.example/?key=hunter2"))
-    assert isinstance(caught.value, InvalidParams)
     assert "${secret:NAME}" in caught.value.message
     assert "hunter2" not in caught.value.message
     assert "hunter2" not in str(caught.value.details)
-
-
-@pytest.mark.row("T5")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"headers": {"authorization": "Bearer ${secret:KEY}"}},
-        {"headers": {"accept": "a", "x-api-key": "${secret:KEY}"}},
-        {"endpoint": "https://example.org/?api_key=${secret:KEY}"},
-    ],
-)
-def test_secret_reference_is_accepted_as_a_credential(fields: dict[str, Any]) -> None:
-    assert _rest_faults(**fields) == []
-    parse_definition(rest_document(**fields))
 
 
 @pytest.mark.row("T5")
@@ -693,40 +607,3 @@ def test_path_placeholder_must_name_a_required_parameter() -> None:
     mcp = rest_document(**{**fields, "type": "MCP"})
     del mcp["method"]
     assert any("what a URL cannot" in fault for fault in rest_faults(mcp))
-
-
-@pytest.mark.row("T5")
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("endpoint", "https://example.org"), ("method", "GET"), ("headers", {}), ("timeout", 5)],
-)
-@pytest.mark.parametrize("kind", ["NATIVE", "BUILTIN"])
-def test_rest_fields_are_refused_for_other_types(kind: str, field: str, value: Any) -> None:
-    document = expression_document(type=kind, **{field: value})
-    with pytest.raises(InvalidDefinition) as caught:
-        parse_definition(document)
-    assert caught.value.faults == [f"{field}: does not fit a tool of type {kind}"]
-
-
-@pytest.mark.row("T5")
-def test_mcp_tool_takes_an_endpoint_and_has_no_method() -> None:
-    document = {**rest_document(type="MCP")}
-    del document["method"]
-    assert parse_definition(document).executor == "mcp"
-    with pytest.raises(InvalidDefinition, match="method: does not fit a tool of type MCP"):
-        parse_definition({**document, "method": "POST"})
-
-
-@pytest.mark.row("S1", "R1")
-@pytest.mark.parametrize("kind", ["REST", "MCP"])
-def test_remote_tool_definition_cannot_set_sandbox_or_memory_limit(kind: str) -> None:
-    faults = _rest_faults(type=kind, method=None if kind == "MCP" else "GET", sandboxed=False)
-    assert [fault.split(":")[0] for fault in faults] == ["sandboxed"]
-    assert "operator" in faults[0]
-    faults = _rest_faults(type=kind, method=None if kind == "MCP" else "GET", memory_limit_mb=64)
-    assert [fault.split(":")[0] for fault in faults] == ["memory_limit_mb"]
-
-
-def test_timeout_of_more_than_a_day_is_refused() -> None:
-    assert _rest_faults(timeout=86_400_000) == []
-    assert _rest_faults(timeout=86_400_001) == ["timeout: over 86400000 milliseconds"]

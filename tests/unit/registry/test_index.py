@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fumehood import EXPRESSION_OUTPUT, InvalidDefinition, ToolDefinition
+from fumehood import InvalidDefinition, ToolDefinition
 from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.tool import ToolType
 from fumehood.protocol.cursors import Cursors
@@ -42,40 +42,22 @@ def _version(tool: RegisteredTool) -> str:
 
 
 @pytest.mark.row("T4")
-def test_versions_coexist_and_the_newest_is_preferred() -> None:
-    index = _index(*(_expression(version=v) for v in ("1.2.0", "1.10.0", "1.9.0", "1.10.1-rc.1")))
-    assert _version(index.get("sums")) == "1.10.1-rc.1"
-    assert [_version(tool) for tool in index.versions("sums")] == [
-        "1.10.1-rc.1",
-        "1.10.0",
-        "1.9.0",
-        "1.2.0",
-    ]
-
-
-@pytest.mark.row("T4")
-def test_newest_non_deprecated_version_is_preferred() -> None:
-    index = _index(
-        _expression(version="1.0.0"),
-        _expression(version="2.0.0"),
-        _expression(version="3.0.0", deprecated=True),
-    )
-    assert _version(index.get("sums")) == "2.0.0"
-    assert [_version(tool) for tool in index] == ["2.0.0"]
-
-
-@pytest.mark.row("T4")
-def test_newest_version_is_preferred_if_all_are_deprecated() -> None:
-    index = _index(
-        _expression(version="1.0.0", deprecated=True), _expression(version="2.0.0", deprecated=True)
-    )
-    assert _version(index.get("sums")) == "2.0.0"
-
-
-@pytest.mark.row("T4")
-def test_a_version_can_be_pinned_even_if_it_is_deprecated() -> None:
-    index = _index(_expression(version="1.0.0", deprecated=True), _expression(version="2.0.0"))
-    assert _version(index.get("sums@1.0.0")) == "1.0.0"
+@pytest.mark.parametrize(
+    ("versions", "deprecated", "preferred"),
+    [
+        (["1.10.1-rc.1", "1.10.0", "1.9.0", "1.2.0"], [], "1.10.1-rc.1"),
+        (["3.0.0", "2.0.0", "1.0.0"], ["3.0.0"], "2.0.0"),
+        (["2.0.0", "1.0.0"], ["2.0.0", "1.0.0"], "2.0.0"),
+    ],
+)
+def test_newest_version_is_preferred_unless_deprecated_and_each_can_be_pinned(
+    versions: list[str], deprecated: list[str], preferred: str
+) -> None:
+    index = _index(*(_expression(version=v, deprecated=v in deprecated) for v in sorted(versions)))
+    assert [_version(tool) for tool in index] == [preferred]
+    assert [_version(tool) for tool in index.versions("sums")] == versions
+    assert [_version(index.get(f"sums@{version}")) for version in versions] == versions
+    assert _version(index.get("sums")) == preferred
 
 
 @pytest.mark.row("T4")
@@ -106,13 +88,8 @@ def test_builtin_name_cannot_be_taken_by_another_version(source: Source) -> None
     index = _index(_expression(), source=Source.BUILTIN)
     with pytest.raises(InvalidDefinition, match="cannot be overridden"):
         index.register(_expression(version="9.0.0"), source)
-    assert _version(index.get("sums")) == "1.0.0"
-
-
-@pytest.mark.row("R1")
-def test_engine_may_register_a_second_version_of_a_builtin_tool() -> None:
-    index = _index(_expression(), _expression(version="2.0.0"), source=Source.BUILTIN)
-    assert _version(index.get("sums")) == "2.0.0"
+    index.register(_expression(version="2.0.0"), Source.BUILTIN)  # the twin
+    assert [_version(tool) for tool in index.versions("sums")] == ["2.0.0", "1.0.0"]
 
 
 @pytest.mark.row("R4")
@@ -127,9 +104,11 @@ def test_only_the_engine_registers_builtin_tools(source: Source) -> None:
 def test_python_function_requires_the_function_executor() -> None:
     with pytest.raises(InvalidDefinition, match="goes with a Python function"):
         ToolIndex().register(function_definition(), Source.PROGRAM)
+    index = ToolIndex()
     with pytest.raises(InvalidDefinition, match="goes with a Python function"):
-        ToolIndex().register(_expression(), Source.PROGRAM, function=answer_nothing)
-    tool = ToolIndex().register(function_definition(), Source.PROGRAM, function=answer_nothing)
+        index.register(_expression(), Source.PROGRAM, function=answer_nothing)
+    assert (list(index), index.versions("sums")) == ([], [])
+    tool = index.register(function_definition(), Source.PROGRAM, function=answer_nothing)
     assert tool.function is answer_nothing
 
 
@@ -139,29 +118,6 @@ def test_faults_of_definition_and_index_are_listed_together() -> None:
     with pytest.raises(InvalidDefinition) as caught:
         index.register(wrong, Source.PROGRAM)
     assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["streaming", "name"]
-
-
-def test_refused_tool_is_not_in_the_index() -> None:
-    index = ToolIndex()
-    with pytest.raises(InvalidDefinition):
-        index.register(function_definition(), Source.PROGRAM)
-    assert list(index) == []
-    assert index.versions("act") == []
-
-
-def test_tools_are_listed_by_name() -> None:
-    index = _index(*(_expression(name=name) for name in ("b", "c", "a")))
-    assert [tool.definition.name for tool in index] == ["a", "b", "c"]
-
-
-def test_output_schema_guaranteed_by_the_executor_is_not_checked() -> None:
-    kept = _index(_expression(output_schema=EXPRESSION_OUTPUT)).get("sums")
-    other = _index(_expression(output_schema={"required": ["text"]})).get("sums")
-    none = _index(_expression()).get("sums")
-    assert kept.output is None
-    assert none.output is None
-    assert other.output is not None
-    assert [v.path for v in other.output.violations({})] == ["text"]
 
 
 def _from_directory(*names: str, **fields: Any) -> list[RegisteredTool]:
@@ -184,18 +140,6 @@ def test_replacing_a_source_keeps_tools_of_other_sources() -> None:
 
 
 @pytest.mark.row("R1")
-def test_replacement_does_not_affect_a_running_iteration_or_a_resolved_tool() -> None:
-    index = _index(_expression())
-    index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
-    resolved = index.get("a")
-    begun = iter(index)
-    assert next(begun).definition.name == "a"
-    index.replace_source(Source.DIRECTORY, _from_directory("z"))
-    assert [tool.definition.name for tool in begun] == ["b", "sums"]
-    assert resolved.definition.name == "a"
-
-
-@pytest.mark.row("R1")
 def test_interrupted_replacement_changes_nothing() -> None:
     """Whatever goes wrong half way, readers still have the old tools, all of them."""
     index = ToolIndex()
@@ -208,16 +152,6 @@ def test_interrupted_replacement_changes_nothing() -> None:
     with pytest.raises(MemoryError):
         index.replace_source(Source.DIRECTORY, break_off())
     assert [tool.definition.name for tool in index] == ["a", "b"]
-
-
-@pytest.mark.row("R4")
-def test_owner_of_a_name_is_another_source_or_none() -> None:
-    index = _index(_expression(), source=Source.BUILTIN)
-    index.replace_source(Source.DIRECTORY, _from_directory("a"))
-    assert index.owner("sums", but=Source.DIRECTORY) is Source.BUILTIN
-    assert index.owner("a", but=Source.DIRECTORY) is None
-    assert index.owner("a", but=Source.PROGRAM) is Source.DIRECTORY
-    assert index.owner("nothing", but=Source.DIRECTORY) is None
 
 
 # -- Pages of the list of tools ------------------------------------------------------------
@@ -323,34 +257,26 @@ TOOLS = (
 )
 
 
-def _kept(**wishes: object) -> list[str]:
-    return [tool.name for tool in filter_tools(TOOLS, **wishes).tools]
-
-
 @pytest.mark.row("R2")
-def test_dangerous_tools_are_excluded_unless_requested() -> None:
-    assert _kept() == ["read_a", "read_b", "plain", "dear"]
-    assert "wipe" in _kept(exclude_dangerous=False)
-
-
-@pytest.mark.row("R2")
-def test_no_categories_mean_all_and_an_empty_set_means_none() -> None:
-    assert _kept(categories={"web"}) == ["read_b"]
-    assert _kept(categories=set()) == []
-    assert len(_kept(categories=None)) == 4
-
-
-@pytest.mark.row("R2")
-def test_tool_at_the_cost_limit_is_kept() -> None:
-    assert _kept(max_cost=Decimal("0.01")) == ["read_a", "read_b", "plain"]
-    assert _kept(max_cost=Decimal("0.009")) == ["read_b", "plain"]
-    assert _kept(max_cost=Decimal(0)) == ["read_b", "plain"]
-
-
-@pytest.mark.row("R2")
-def test_number_of_filtered_tools_is_limited_in_order() -> None:
-    assert _kept(at_most=2) == ["read_a", "read_b"]
-    assert _kept(at_most=0) == []
+@pytest.mark.parametrize(
+    ("wishes", "kept"),
+    [
+        ({}, ["read_a", "read_b", "plain", "dear"]),
+        ({"categories": None}, ["read_a", "read_b", "plain", "dear"]),
+        ({"exclude_dangerous": False}, ["read_a", "read_b", "wipe", "plain", "dear"]),
+        ({"categories": {"web"}}, ["read_b"]),
+        ({"categories": set()}, []),
+        ({"max_cost": Decimal("0.01")}, ["read_a", "read_b", "plain"]),
+        ({"max_cost": Decimal("0.009")}, ["read_b", "plain"]),
+        ({"max_cost": Decimal(0)}, ["read_b", "plain"]),
+        ({"at_most": 2}, ["read_a", "read_b"]),
+        ({"at_most": 0}, []),
+    ],
+)
+def test_tools_are_filtered_by_danger_category_cost_and_number(
+    wishes: dict[str, Any], kept: list[str]
+) -> None:
+    assert [tool.name for tool in filter_tools(TOOLS, **wishes).tools] == kept
 
 
 @pytest.mark.row("R2")

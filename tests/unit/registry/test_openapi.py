@@ -139,8 +139,6 @@ def test_approval_is_waived_only_for_named_tools() -> None:
     paths = {"/a": {"post": {"operationId": "a"}, "delete": {"operationId": "b", "tags": ["a"]}}}
     found = made(paths, options=ImportOptions(no_approval=("a",)))
     assert {tool["name"]: tool["dangerous"] for tool in found.tools} == {"a": False, "b": True}
-    with pytest.raises(CannotImport, match="--no-approval 'c' fits nothing"):
-        made(paths, options=ImportOptions(no_approval=("c",)))
 
 
 @pytest.mark.parametrize("version", ["1.0.0\n", "v1", 1.0, None, "2.1"])
@@ -186,14 +184,6 @@ def test_only_option_selects_by_tool_operation_and_tag(
     }
     found = made(paths, options=ImportOptions(only=only, prefix="shop_"))
     assert [tool["name"] for tool in found.tools] == names
-    with pytest.raises(CannotImport, match=r"fits nothing in the document\. Did you mean 'stock'"):
-        made(paths, options=ImportOptions(only=("stok",)))
-
-
-@pytest.mark.parametrize("prefix", ["9", "a b", "ä", "${"])
-def test_invalid_name_prefix_is_refused(prefix: str) -> None:
-    with pytest.raises(CannotImport, match="--prefix"):
-        made({}, options=ImportOptions(prefix=prefix))
 
 
 # -- where it goes -------------------------------------------------------------------------
@@ -233,37 +223,20 @@ def test_nearest_server_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "words"),
+    ("options", "words"),
     [
-        ("/v1", "name it with --server"),
-        ("", "name it with --server"),
-        ("https://", "name it with --server"),
-        ("https://[x", "name it with --server"),
-        ("file:///etc/passwd", "name it with --server"),
-        ("ftp://a.example", "must be an absolute URL"),
-        ("https://{region}.example", "variable 'region' has no default"),
-        ("https://user:word@a.example", "user name or password"),
-        ("https://a.example/?key=1", "has a query"),
-        ("https://a.example/#top", "has a query"),
-        ("https://a .example", "holds what a URL cannot"),
+        *((ImportOptions(prefix=prefix), "--prefix") for prefix in ("9", "a b", "ä", "${")),
+        *(
+            (ImportOptions(server=server), "--server takes")
+            for server in ("shop.example", "file:///x", "https://a b")
+        ),
+        (ImportOptions(no_approval=("c",)), "--no-approval 'c' fits nothing"),
+        (ImportOptions(only=("stok",)), r"fits nothing in the document\. Did you mean 'stock'"),
     ],
 )
-def test_operation_with_an_unusable_server_is_left_out(server: str, words: str) -> None:
-    operation = {"servers": [{"url": server}]}
-    assert words in reason_of(operation)
-
-
-@pytest.mark.parametrize(
-    "path", ["x", ".evil.example/x", "@evil.example/x", ":8080/x", "/x?a=b", "/x#a", "/a b"]
-)
-def test_path_that_changes_host_or_query_is_left_out(path: str) -> None:
-    assert reason_of({}, path)
-
-
-def test_server_option_must_be_a_url() -> None:
-    for server in ("shop.example", "file:///x", "https://a b"):
-        with pytest.raises(CannotImport, match="--server takes"):
-            made({}, options=ImportOptions(server=server))
+def test_unusable_import_option_is_refused(options: ImportOptions, words: str) -> None:
+    with pytest.raises(CannotImport, match=words):
+        made({"/s": {"get": {"tags": ["stock"]}}}, options=options)
 
 
 # -- credentials ---------------------------------------------------------------------------
@@ -313,43 +286,12 @@ def test_credentials_become_references_to_secrets(
     assert set(found.secrets) == named
 
 
-@pytest.mark.parametrize(
-    ("security", "words"),
-    [
-        ([{"CookieKey": []}], "'CookieKey' is of a kind that is not supported"),
-        ([{"Digest": []}], "'Digest' is of a kind that is not supported"),
-        ([{"Nothing": []}], "'Nothing' is not defined"),
-        ([{"Bearer": [], "Basic": []}], "in the same place"),
-        ([7], "not an object"),
-    ],
-)
-def test_operation_with_unsupported_credentials_is_left_out(
-    security: list[Any], words: str
-) -> None:
-    assert words in reason_of({"security": security}, **WITH_SCHEMES)
-
-
 def test_two_credentials_never_share_a_secret() -> None:
     paths = {"/1": {"get": {"security": [{"a b": []}]}}, "/2": {"get": {"security": [{"a_b": []}]}}}
     found = made(paths, **WITH_SCHEMES, options=ImportOptions(prefix="shop_"))
     assert [tool["headers"]["authorization"] for tool in found.tools] == [
         "Bearer ${secret:shop_a_b}", "Bearer ${secret:shop_a_b_2}",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"servers": [{"url": "https://evil.example/${secret:key}"}]},
-        {"servers": [{"url": "https://evil.example/{v}",
-                      "variables": {"v": {"default": "${secret:key}"}}}]},
-        {"servers": [{"url": "https://{v}.evil.example",
-                      "variables": {"v": {"default": "${secret:key}"}}}]},
-        {"requestBody": {"content": {"application/${secret:key}+json": {"schema": {}}}}},
-    ],
-)  # fmt: skip
-def test_document_cannot_name_a_secret(fields: dict[str, Any]) -> None:
-    assert reason_of(fields, method="post")
 
 
 # -- arguments -----------------------------------------------------------------------------
@@ -492,24 +434,6 @@ def test_properties_of_a_json_body_become_arguments() -> None:
     assert said["parameters"]["additionalProperties"] == TEXT
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (body({}, "multipart/form-data"), "'multipart/form-data'; only JSON is supported"),
-        (body({}, "application/x-www-form-urlencoded"), "only JSON is supported"),
-        (body({}, "text/json+x"), "only JSON is supported"),
-        (body({}, "*/*"), "only JSON is supported"),
-        ({"requestBody": {}}, "only JSON is supported"),
-        ({"requestBody": 7}, "the body is not an object"),
-        (body({"type": "array", "items": TEXT}), "not a plain JSON object"),
-        (body({"oneOf": [{"type": "object"}]}), "not a plain JSON object"),
-        (body({"type": "string"}), "not a plain JSON object"),
-    ],
-)
-def test_operation_with_a_non_object_body_is_left_out(given: Any, words: str) -> None:
-    assert words in reason_of(given, method="post")
-
-
 def test_optional_body_of_a_delete_is_left_out() -> None:
     found = made({"/x": {"delete": body({"type": "object"})}})
     assert found.notes == [("DELETE /x", "without its optional body")]
@@ -583,47 +507,92 @@ def test_recursive_schema_is_cut_with_a_note() -> None:
     assert "'#/components/schemas/Node' contains itself" in note
 
 
-def test_unsupported_pattern_is_left_out_with_a_note() -> None:
-    schema = {"properties": {"a": {"type": "string", "pattern": "^(?=b)"},
-                             "b": {"type": "string", "pattern": "^b$"}}}  # fmt: skip
+@pytest.mark.parametrize(
+    ("unsupported", "note"),
+    [
+        ({"pattern": "^(?=b)"}, "without the pattern '^(?=b)': it is not supported"),
+        ({"if": {"minLength": 1}}, "without the keyword 'if': it is not supported"),
+    ],
+)
+def test_unsupported_part_of_a_schema_is_left_out_with_a_note(
+    unsupported: dict[str, Any], note: str
+) -> None:
+    supported = {"type": "string", "pattern": "^b$"}
+    schema = {"properties": {"a": {"type": "string", "x-own": 1, **unsupported}, "b": supported}}
     found = made({"/x": {"post": body(schema)}})
-    assert found.tools[0]["parameters"]["properties"] == {
-        "a": TEXT, "b": {"type": "string", "pattern": "^b$"},
-    }  # fmt: skip
-    assert found.notes == [("POST /x", "without the pattern '^(?=b)': it is not supported")]
+    assert found.tools[0]["parameters"]["properties"] == {"a": TEXT, "b": supported}
+    assert found.notes == [("POST /x", note)]
 
 
-def test_unsupported_keyword_is_left_out_with_a_note() -> None:
-    schema = {"properties": {"a": {"type": "string", "x-own": 1, "if": {"minLength": 1}}}}
-    found = made({"/x": {"post": body(schema)}})
-    assert found.tools[0]["parameters"]["properties"] == {"a": TEXT}
-    assert found.notes == [("POST /x", "without the keyword 'if': it is not supported")]
+def test_schema_of_references_in_a_circle_is_cut_with_a_note() -> None:
+    loop = {"$ref": "#/components/schemas/Loop"}
+    found = made({"/x": {"post": body(loop)}}, components={"schemas": {"Loop": loop}})
+    assert "contains itself" in found.notes[0][1]
+
+
+def servers(url: str, **variables: Any) -> dict[str, Any]:
+    named = {name: {"default": value} for name, value in variables.items()}
+    return {"servers": [{"url": url, "variables": named}]}
+
+
+PATHS = ["x", ".evil.example/x", "@evil.example/x", ":8080/x", "/x?a=b", "/x#a", "/a b"]
+LEFT_OUT: list[tuple[Any, str]] = [
+    (servers("/v1"), "name it with --server"),
+    (servers(""), "name it with --server"),
+    (servers("https://"), "name it with --server"),
+    (servers("https://[x"), "name it with --server"),
+    (servers("file:///etc/passwd"), "name it with --server"),
+    (servers("ftp://a.example"), "must be an absolute URL"),
+    (servers("https://{region}.example"), "variable 'region' has no default"),
+    (servers("https://user:word@a.example"), "user name or password"),
+    (servers("https://a.example/?key=1"), "has a query"),
+    (servers("https://a.example/#top"), "has a query"),
+    (servers("https://a .example"), "holds what a URL cannot"),
+    # A document cannot name a secret.
+    (servers("https://evil.example/${secret:key}"), ""),
+    (servers("https://evil.example/{v}", v="${secret:key}"), ""),
+    (servers("https://{v}.evil.example", v="${secret:key}"), ""),
+    (body({}, "application/${secret:key}+json"), ""),
+    ({"security": [{"CookieKey": []}]}, "'CookieKey' is of a kind that is not supported"),
+    ({"security": [{"Digest": []}]}, "'Digest' is of a kind that is not supported"),
+    ({"security": [{"Nothing": []}]}, "'Nothing' is not defined"),
+    ({"security": [{"Bearer": [], "Basic": []}]}, "in the same place"),
+    ({"security": [7]}, "not an object"),
+    (body({}, "multipart/form-data"), "'multipart/form-data'; only JSON is supported"),
+    (body({}, "application/x-www-form-urlencoded"), "only JSON is supported"),
+    (body({}, "text/json+x"), "only JSON is supported"),
+    (body({}, "*/*"), "only JSON is supported"),
+    ({"requestBody": {}}, "only JSON is supported"),
+    ({"requestBody": 7}, "the body is not an object"),
+    (body({"type": "array", "items": TEXT}), "not a plain JSON object"),
+    (body({"oneOf": [{"type": "object"}]}), "not a plain JSON object"),
+    (body({"type": "string"}), "not a plain JSON object"),
+    (body({"$ref": "other.yaml#/Order"}), "refers to another document"),
+    (body({"$ref": "https://evil.example/x.json"}), "refers to another document"),
+    (body({"$ref": "file:///etc/passwd"}), "refers to another document"),
+    (body({"$ref": "#Order"}), "refers to another document"),
+    (body({f"x-{number}": 1 for number in range(10_000)}), "more than 10000 parts"),
+    (body({"$ref": "#/components/schemas/Nothing"}), "refers to nothing"),
+    (body({"type": "object", "properties": []}), "'properties' is of a wrong type"),
+    (body({"properties": {"a": {"anyOf": {}}}}), "'anyOf' is of a wrong type"),
+    (body({"properties": {"a": {"type": "file"}}}), "not a valid JSON Schema"),
+    (body([]), "a schema is not an object"),
+    (body({"properties": {"a": {"enum": ["x" * 200_000]}}}), "larger than 128 KB"),
+]
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("operation", "path", "words"),
     [
-        ({"$ref": "other.yaml#/Order"}, "refers to another document"),
-        ({"$ref": "https://evil.example/x.json"}, "refers to another document"),
-        ({"$ref": "file:///etc/passwd"}, "refers to another document"),
-        ({"$ref": "#Order"}, "refers to another document"),
-        ({f"x-{number}": 1 for number in range(10_000)}, "more than 10000 parts"),
-        ({"$ref": "#/components/schemas/Nothing"}, "refers to nothing"),
-        ({"$ref": "#/components/schemas/Loop"}, "not a plain JSON object"),
-        ({"type": "object", "properties": []}, "'properties' is of a wrong type"),
-        ({"type": "object", "properties": {"a": {"anyOf": {}}}}, "'anyOf' is of a wrong type"),
-        ({"type": "object", "properties": {"a": {"type": "file"}}}, "not a valid JSON Schema"),
-        ([], "a schema is not an object"),
-        ({"properties": {"a": {"enum": ["x" * 200_000]}}}, "larger than 128 KB"),
+        *((operation, "/x", words) for operation, words in LEFT_OUT),
+        *(({}, path, "") for path in PATHS),  # they would change the host or the query
     ],
+    ids=lambda value: ascii(value)[:60],
 )
-def test_operation_with_an_invalid_schema_is_left_out(schema: Any, words: str) -> None:
-    loop = {"schemas": {"Loop": {"$ref": "#/components/schemas/Loop"}}}
-    if words == "not a plain JSON object":  # a circle of references says nothing
-        found = made({"/x": {"post": body(schema)}}, components=loop)
-        assert "contains itself" in found.notes[0][1]
-        return
-    assert words in reason_of(body(schema), method="post", components=loop)
+def test_operation_that_cannot_be_a_tool_is_left_out_with_its_reason(
+    operation: Any, path: str, words: str
+) -> None:
+    assert words in reason_of(operation, path, "post", **WITH_SCHEMES)
 
 
 def test_exponentially_expanding_references_are_bounded() -> None:
@@ -762,7 +731,7 @@ def _collect(node: Any, path: tuple[Any, ...]) -> None:
 _collect(WHOLE, ())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PARTS), ANYTHING), min_size=1, max_size=3))
 def test_mutated_document_yields_only_valid_definitions_or_notes(
     changes: list[tuple[tuple[Any, ...], Any]],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +42,7 @@ def test_bound_secret_can_be_referenced() -> None:
     assert faults(bindings()) == []
     assert faults(bindings(hosts=("weather.example:443",))) == []
     assert faults(bindings(), endpoint="https://WEATHER.example./?k=${secret:key}") == []
+    assert faults(bindings(hosts=("api.internal",)), endpoint="http://api.internal:8080/") == []
 
 
 @pytest.mark.parametrize(
@@ -69,10 +68,6 @@ def test_unbound_secret_is_refused_by_name(
     assert words in fault
 
 
-def test_secret_can_be_sent_over_http_to_an_allowed_host() -> None:
-    assert faults(bindings(hosts=("api.internal",)), endpoint="http://api.internal:8080/") == []
-
-
 def test_every_way_to_register_a_tool_checks_its_secrets() -> None:
     document = rest_document(headers=HEADERS)
     with pytest.raises(InvalidDefinition, match="has no secret 'key'"):
@@ -80,11 +75,6 @@ def test_every_way_to_register_a_tool_checks_its_secrets() -> None:
     with pytest.raises(InvalidDefinition, match="has no secret 'key'"):
         ToolIndex().register(parse_definition(document), Source.PROGRAM)
     ToolIndex(bindings()).register(parse_definition(document), Source.PROGRAM)  # twin
-
-
-def test_secret_value_is_read_on_demand() -> None:
-    definition = parse_definition(rest_document(headers=HEADERS))
-    assert bindings().values(definition) == {"key": "value-of-key"}
 
 
 @pytest.mark.parametrize(
@@ -215,12 +205,3 @@ def test_locked_keyring_blocks_only_one_call(
         unlocked.set()
         assert first.result(20) == {"key": "value-of-keyring"}
     assert secrets.values(definition) == {"key": "value-of-keyring"}
-
-
-def test_keyring_is_imported_by_the_first_secret_that_needs_it() -> None:
-    script = (
-        "import sys; from fumehood import Config, Engine; Engine(config=Config(secrets={'k': {"
-        "'keyring': {'service': 'a', 'username': 'b'}, 'tools': ['t'], 'hosts': ['h']}})); "
-        "assert 'keyring' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
