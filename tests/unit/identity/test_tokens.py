@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.credential_hashes import (
-    CredentialCache,
-    Presented,
     make_credential,
     parse_credential,
     quick_hash,
@@ -29,19 +27,6 @@ from support.identities import ADMIN, NOW, new_token
 pytestmark = pytest.mark.anyio
 
 GOOD = "fht_0123456789abcdef_" + "A" * 43
-
-
-@pytest.mark.row("D4")
-@pytest.mark.parametrize("kind", ["fht", "fha"])
-def test_credential_text_has_kind_id_and_secret(kind: str) -> None:
-    identifier, secret, text = make_credential(kind)
-    assert parse_credential(text) == Presented(kind, identifier, secret)
-
-
-def test_credentials_have_unique_ids_and_secrets() -> None:
-    made = [make_credential("fht") for _ in range(100)]
-    assert len({identifier for identifier, _, _ in made}) == 100
-    assert len({secret for _, secret, _ in made}) == 100
 
 
 @pytest.mark.row("D4")
@@ -75,14 +60,6 @@ def test_stored_hash_depends_on_the_secret_and_does_not_contain_it() -> None:
     assert salted != slow_hash(secret[:-1], b"salt" * 4)
 
 
-def test_only_verified_credentials_are_in_the_cache() -> None:
-    right = CredentialCache()
-    right.add("credential 3")
-    assert right.has("credential 3")
-    assert not right.has("credential")
-    assert not right.has("\ud800")  # no text that could be kept
-
-
 # -- Tokens --------------------------------------------------------------------------------
 
 
@@ -97,12 +74,8 @@ async def test_token_yields_its_principal_scopes_and_agents(tokens: Tokens) -> N
     expected = Principal("token:ci", frozenset({Scope.CALL}), frozenset({"a", "b"}), token.id)
     assert tokens.principal_of(text, NOW) == expected
     assert tokens.principal_of_id(token.id, NOW) == expected
-
-
-@pytest.mark.row("D4")
-async def test_token_without_agents_acts_for_no_agent(tokens: Tokens) -> None:
-    _, text = await new_token(tokens)
-    assert tokens.principal_of(text, NOW).agents == frozenset()
+    _, without_agents = await new_token(tokens)
+    assert tokens.principal_of(without_agents, NOW).agents == frozenset()
 
 
 @pytest.mark.row("D4")
@@ -138,6 +111,12 @@ async def test_revoked_token_stays_revoked_after_a_restart(
     token, text = await new_token(tokens)
     other, other_text = await new_token(tokens)
     await tokens.revoke(token.id, by=ADMIN, now=NOW)
+    rows = await database.read(lambda c: list_changes(c, 10))
+    assert [(row["action"], row["subject"], row["principal_id"]) for row in rows] == [
+        ("token.revoke", token.id, "approver:owner"),
+        ("token.new", other.id, "approver:owner"),
+        ("token.new", token.id, "approver:owner"),
+    ]
     for known in (tokens, Tokens(database)):
         with pytest.raises(Unauthorized, match="expired or was revoked"):
             known.principal_of(text, NOW)
@@ -172,27 +151,6 @@ async def test_invalid_token_request_is_refused(
     assert caught.value.fields == (named,)
     assert tokens.all() == []
     assert await database.read(lambda c: list_changes(c, 10)) == []
-
-
-@pytest.mark.row("D4")
-async def test_token_can_have_authority_without_the_call_scope(tokens: Tokens) -> None:
-    _, text = await new_token(tokens, Scope.APPROVE, Scope.ADMIN)
-    assert tokens.principal_of(text, NOW).scopes == {Scope.APPROVE, Scope.ADMIN}
-
-
-@pytest.mark.row("R1")
-async def test_token_creation_and_revocation_are_audited_without_the_secret(
-    tokens: Tokens, database: Database
-) -> None:
-    token, text = await new_token(tokens, agents=["a"])
-    await tokens.revoke(token.id, by=ADMIN, now=NOW)
-    rows = await database.read(lambda c: list_changes(c, 10))
-    assert [(row["action"], row["subject"], row["principal_id"]) for row in rows] == [
-        ("token.revoke", token.id, "approver:owner"),
-        ("token.new", token.id, "approver:owner"),
-    ]
-    assert text[-43:] not in str(rows)
-    assert rows[1]["details"]["agents"] == ["a"]
 
 
 async def test_cancelled_token_creation_keeps_memory_and_database_consistent(

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pydantic import ValidationError
-from sqlalchemy import Connection, func, select
 
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.storage import idempotency as rows
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database
 from fumehood.storage.idempotency import (
     KEY_LIFETIME,
     MAX_ANSWER_BYTES,
@@ -27,7 +22,6 @@ from fumehood.storage.idempotency import (
     pack_answer,
     replay_of,
 )
-from fumehood.storage.schema import IDEMPOTENCY
 from support.answers import details_of, error_of
 from support.keyed import NOW, answer, failure, keyed
 
@@ -57,10 +51,6 @@ def _take(
 ) -> KeptKey | None:
     kept: KeptKey | None = do(rows.take, call, now, is_held)
     return kept
-
-
-def _count(connection: Connection) -> int:
-    return connection.execute(select(func.count()).select_from(IDEMPOTENCY)).scalar_one()
 
 
 @pytest.mark.row("P3")
@@ -135,20 +125,6 @@ def test_expired_key_can_be_taken_before_it_is_pruned(do: Callable[..., Any]) ->
     found = _take(do, keyed("call_3"), NOW + KEY_LIFETIME)
     assert found is not None
     assert (found.call.fingerprint, found.answer) == ("other", None)
-
-
-@pytest.mark.row("P3")
-def test_expired_keys_are_pruned_in_batches(
-    do: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "DELETED_AT_ONCE", 2)
-    for number in range(5):
-        call = keyed(f"call_{number}", key=f"k{number}")
-        _take(do, call)
-        do(rows.finish, call, "{}")
-    gone = [do(rows.forget_old, NOW + KEY_LIFETIME) for _ in range(4)]
-    assert gone == [2, 2, 1, 0]
-    assert do(_count) == 0
 
 
 @pytest.mark.row("P3")
@@ -249,164 +225,6 @@ def test_recovery_releases_or_marks_lost_keys_and_keeps_waiting_ones(
     assert do(rows.recover, later) == 1  # the key that was taken anew
 
 
-# -- Keys against a model of them ----------------------------------------------------------
-
-KEYS = st.sampled_from([("uid:1", "k"), ("uid:1", "l"), ("uid:2", "k")])
-
-
-@dataclass(frozen=True)
-class Known:
-    """The model's state of a key."""
-
-    call: KeyedCall
-    state: KeyState
-    until: timedelta
-    answer: str | None = None
-
-
-class KeysAndModel(RuleBasedStateMachine):
-    """Each rule applies one step to the rows and to the model, and compares them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.database = open_database(None)
-        self.known: dict[tuple[str, str], Known] = {}
-        self.held: set[str] = set()
-        self.passed = timedelta()
-        self.number = 0
-
-    def teardown(self) -> None:
-        self.database.close()
-
-    @initialize()
-    def begin(self) -> None:
-        """An empty table."""
-
-    @rule(where=KEYS, fingerprint=st.sampled_from("fg"), may_repeat=st.booleans())
-    def claim(self, where: tuple[str, str], fingerprint: str, may_repeat: bool) -> None:
-        self.number += 1
-        call = keyed(
-            f"call_{self.number}", principal_id=where[0], key=where[1], fingerprint=fingerprint,
-            may_repeat=may_repeat,
-        )  # fmt: skip
-        self.held.add(call.call_id)
-        found = self.database.write_now(
-            lambda c: rows.take(c, call, NOW + self.passed, self.held.__contains__)
-        )
-        known = self._expected(where)
-        if known is None:
-            assert found is None
-            self.known[where] = Known(call, KeyState.RUNNING, self.passed + KEY_LIFETIME)
-            return
-        self.held.discard(call.call_id)
-        assert found is not None
-        assert (found.call, found.state, found.answer) == (known.call, known.state, known.answer)
-        self.known[where] = known
-
-    def _expected(self, where: tuple[str, str]) -> Known | None:
-        """The expected key, after lost and expired keys have been removed."""
-        known = self.known.pop(where, None)
-        if known is None:
-            return None
-        if known.state is KeyState.RUNNING and known.call.call_id not in self.held:
-            known = self._lost(known)
-            if known is None:
-                return None
-        is_over = known.state in (KeyState.DONE, KeyState.UNKNOWN)
-        return None if is_over and known.until <= self.passed else known
-
-    def _lost(self, known: Known) -> Known | None:
-        if known.call.may_repeat:
-            return None
-        return replace(known, state=KeyState.UNKNOWN, until=self.passed + KEY_LIFETIME)
-
-    def _in(self, state: KeyState) -> list[tuple[str, str]]:
-        return sorted(where for where, known in self.known.items() if known.state is state)
-
-    def _running(self) -> list[tuple[str, str]]:
-        return [
-            where
-            for where in self._in(KeyState.RUNNING)
-            if self.known[where].call.call_id in self.held
-        ]
-
-    @precondition(lambda self: self._running())
-    @rule(data=st.data(), ending=st.sampled_from(["finish", "release", "lose", "hand over"]))
-    def end(self, data: st.DataObject, ending: str) -> None:
-        where = data.draw(st.sampled_from(self._running()))
-        known = self.known.pop(where)
-        call = known.call
-        if ending == "finish":
-            self.database.write_now(lambda c: rows.finish(c, call, call.call_id))
-            known = replace(known, state=KeyState.DONE, answer=call.call_id)
-        elif ending == "hand over":
-            self.database.write_now(lambda c: rows.hand_over(c, *where, "apr_1"))
-            known = replace(known, state=KeyState.WAITING)
-        elif ending == "lose":
-            self.database.write_now(lambda c: rows.lose(c, call))
-            known = replace(known, state=KeyState.UNKNOWN)
-        else:
-            self.database.write_now(lambda c: rows.release(c, call))
-        self.held.discard(call.call_id)
-        if ending != "release" and not (ending == "lose" and call.may_repeat):
-            self.known[where] = known
-
-    @precondition(lambda self: self._in(KeyState.WAITING))
-    @rule(data=st.data(), is_answered=st.booleans())
-    def decide(self, data: st.DataObject, is_answered: bool) -> None:
-        where = data.draw(st.sampled_from(self._in(KeyState.WAITING)))
-        known = self.known.pop(where)
-        now = NOW + self.passed
-        if not is_answered:
-            self.database.write_now(lambda c: rows.free(c, *where))
-            return
-        self.database.write_now(lambda c: rows.complete(c, *where, "decided", now))
-        self.known[where] = replace(
-            known, state=KeyState.DONE, answer="decided", until=self.passed + KEY_LIFETIME
-        )
-
-    @rule()
-    def crash(self) -> None:
-        """The engine crashes, and the next one recovers from disk."""
-        self.held.clear()
-        unknown = self.database.write_now(lambda c: rows.recover(c, NOW + self.passed))
-        running = self._in(KeyState.RUNNING)
-        lost = {where: self._lost(self.known.pop(where)) for where in running}
-        self.known |= {where: known for where, known in lost.items() if known is not None}
-        assert unknown == sum(known is not None for known in lost.values())
-
-    @rule(hours=st.integers(1, 30))
-    def wait(self, hours: int) -> None:
-        self.passed += timedelta(hours=hours)
-
-    @rule()
-    def prune(self) -> None:
-        self.database.write_now(lambda c: rows.forget_old(c, NOW + self.passed))
-        over = (KeyState.DONE, KeyState.UNKNOWN)
-        self.known = {
-            where: known
-            for where, known in self.known.items()
-            if known.state not in over or known.until > self.passed
-        }
-
-    @invariant()
-    def rows_are_those_of_the_model(self) -> None:
-        kept = self.database.read_now(
-            lambda c: {
-                (row.principal_id, row.key): (row.call_id, row.state, row.answer)
-                for row in c.exec_driver_sql("SELECT * FROM idempotency")
-            }
-        )
-        assert kept == {
-            where: (known.call.call_id, known.state.value, known.answer)
-            for where, known in self.known.items()
-        }
-
-
-TestKeysAndModel_idempotency_properties = pytest.mark.row("P3")(KeysAndModel.TestCase)
-TestKeysAndModel_idempotency_properties.settings = settings(max_examples=25, stateful_step_count=30)
-
-
 # -- Kept answers --------------------------------------------------------------------------
 
 
@@ -430,13 +248,6 @@ def test_stored_answer_is_replayed_unchanged(data: dict[str, Any], error: ErrorI
     again = replay_of(pack_answer(first))
     assert _unmarked(again) == first
     assert again.metadata.call_id == "call_1"
-
-
-@pytest.mark.row("P3")
-def test_replay_mark_is_absent_from_first_answer() -> None:
-    first = answer()
-    assert "idempotent_replay" not in first.model_dump()["metadata"]
-    assert '"idempotent_replay":true' in replay_of(pack_answer(first)).model_dump_json()
 
 
 @pytest.mark.row("P3")
