@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine, EngineNotRunning, FumehoodError
-from fumehood.answers import ToolDetails
-from fumehood.core.errors import ToolNotFound
 from support.recording import bench
 
 pytestmark = pytest.mark.anyio
@@ -24,16 +22,6 @@ async def test_engine_is_ready_only_while_it_serves(home: Path) -> None:
         made.engine.drain()
         assert made.engine.ready().status == "not_ready"
     assert made.engine.ready().status == "not_ready"
-
-
-@pytest.mark.row("T4")
-async def test_tool_details_list_versions_or_are_refused(home: Path) -> None:
-    async with bench(home) as made:
-        details = made.engine.tool("calculator")
-        assert isinstance(details, ToolDetails)
-        assert details.versions == (details.tool.version,)
-        with pytest.raises(ToolNotFound):
-            made.engine.tool("nothing")
 
 
 async def _call(engine: Engine) -> None:

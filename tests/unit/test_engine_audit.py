@@ -21,7 +21,7 @@ from fumehood.storage.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
 from support.audit import look, rows_of, run_sql
 from support.recording import RecordingLog
-from support.state import set_full, set_roomy, writer_held
+from support.state import set_full, set_roomy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A7")]
 
@@ -70,16 +70,6 @@ async def test_audit_chain_is_anchored_at_start_and_stop(home: Path) -> None:
     ]
     verdict = look(home)
     assert (verdict.is_intact, verdict.anchored_to) == (True, verdict.last_seq)
-
-
-async def test_audit_chain_is_anchored_every_n_rows(home: Path) -> None:
-    async with engine_at(home, anchor_rows=3) as (engine, _):
-        for _ in range(3):
-            await engine.call("calculator", {"expression": "1"})
-        with anyio.fail_after(DEADLINE_S):  # into the file it goes after it was told
-            while own_anchors(home)[-1].seq != 5:
-                await anyio.sleep(0.01)
-    assert kinds(home)[4] == "audit.anchored:rows"
 
 
 async def test_failed_anchor_is_written_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,14 +219,3 @@ async def test_unreadable_chain_is_reported_without_a_path(home: Path, spoilt: s
             await engine.audit.verify()
         assert str(home) not in refused.value.message
         (home / spoilt).rmdir()
-
-
-async def test_call_does_not_wait_for_the_audit_chain(home: Path) -> None:
-    """Its row is written by the writer's thread, some time later, with the rows of others."""
-    async with engine_at(home) as (engine, _):
-        with writer_held(engine.database):
-            for _ in range(3):
-                assert (await engine.call("calculator", {"expression": "1"})).success
-            assert kinds(home) == ["audit.anchored:start"]
-        await engine.database.flush()
-        assert kinds(home).count("call.ended") == 3

@@ -86,16 +86,6 @@ def test_doctor_warns_about_an_open_circuit(
     assert "ok       Engine: 3 of 4 ok: configuration, state directory, daemon" in shown
 
 
-def test_every_doctor_check_belongs_to_a_group(capsys: pytest.CaptureFixture[str]) -> None:
-    show_findings(findings(), verbose=False)
-    shown = " ".join(capsys.readouterr().out.split())
-    for check in WELL:
-        if not check.startswith(("interpreter: ", "jail: ")):
-            assert check.partition(": ")[2] or check in shown
-    counts = [line.split(" of ")[0] for line in shown.split("ok ") if " of " in line]
-    assert sum(int(count.split(": ")[1]) for count in counts) == len(WELL)
-
-
 def test_verbose_doctor_shows_every_check_in_full(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

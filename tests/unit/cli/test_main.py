@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from click.testing import Result
 from docker.errors import APIError
 from typer.testing import CliRunner
@@ -19,7 +18,6 @@ from fumehood import load_config
 from fumehood.cli import images as command
 from fumehood.cli.exits import document_of, exit_code_of, read_answer
 from fumehood.cli.main import COMMANDS, app, load_command
-from fumehood.cli.options import PlainCommand
 from fumehood.cli.show import show_envelope
 from fumehood.core.envelope import Envelope
 from support.answers import envelope_bytes
@@ -87,39 +85,6 @@ def test_completion_knows_commands_subcommands_and_options(
     lines = done.output.split("((")[-1].splitlines()  # zsh has a frame around them
     found = [line.split("\t")[0].split(":")[0].strip('"') for line in lines]
     assert found == completed
-
-
-VALUES = [
-    ["text"], ["text", "--count", "3"], ["text", "--count", "3.0"], ["text", "--count", "x"],
-    ["text", "--share", "0.5"], ["text", "--share", "nan"], ["text", "--share", "x"],
-    ["text", "--path", "/nowhere"], ["text", "--path", "."], ["text", "--path", ""],
-    ["text", "--many", "a", "--many", "b"], ["text", "--few", "3"], ["text", "--few", "9"],
-    ["text", "--flag"], [], ["text", "--wrong"],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("given", VALUES, ids=str)
-def test_plain_values_are_converted_as_typer_converts_them(given: list[str]) -> None:
-    assert _parsed(given, PlainCommand) == _parsed(given, None)
-
-
-def _parsed(given: list[str], cls: Any) -> tuple[int, str]:
-    one = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-    @one.command(cls=cls)
-    def show(
-        text: str,
-        count: int | None = None,
-        share: float = 1.0,
-        path: Path | None = None,
-        many: list[str] | None = typer.Option(None),  # noqa: B008
-        few: int = typer.Option(1, min=0, max=5),
-        flag: bool = False,
-    ) -> None:
-        print(repr((text, count, share, path, many, few, flag)))
-
-    done = CliRunner().invoke(one, given)
-    return done.exit_code, done.output
 
 
 # -- An envelope that no model has read ----------------------------------------------------
@@ -221,8 +186,17 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_every_setting_is_shown_with_its_source(show: Any) -> None:
-    settings = json.loads(show("--json"))["settings"]
+def test_every_setting_is_shown_with_its_source_and_without_secrets(
+    show: Any, tmp_path: Path
+) -> None:
+    text = show("--json")
+    shown = json.loads(text)
+    assert (shown["file"], shown["file_is_there"]) == (str(tmp_path / "config.toml"), True)
+    assert shown["state_directory"] == "/var/tmp/fumehood"
+    assert shown["control_socket"] == "/var/tmp/fumehood/control.sock"
+    assert "https://hooks.example/***" in text
+    assert not any(secret in text for secret in ("s3cret", "t0ken", "pass", "user:"))
+    settings = shown["settings"]
     assert {path: (one["value"], one["source"]) for path, one in settings.items()}.items() >= {
         "log_level": ("debug", "file"),
         "log_format": ("auto", "default"),
@@ -237,21 +211,6 @@ def test_every_setting_is_shown_with_its_source(show: Any) -> None:
     assert settings["budgets"]["source"] == "file"
     heads = {path.split(".")[0] for path in settings}
     assert heads == set(type(load_config()).model_fields)
-
-
-def test_config_show_names_file_state_and_sockets(show: Any, tmp_path: Path) -> None:
-    shown = json.loads(show("--json"))
-    assert shown["file"] == str(tmp_path / "config.toml")
-    assert shown["file_is_there"] is True
-    assert shown["state_directory"] == "/var/tmp/fumehood"
-    assert shown["socket"] == "/var/tmp/fumehood/engine.sock"
-    assert shown["control_socket"] == "/var/tmp/fumehood/control.sock"
-
-
-def test_config_show_masks_a_webhook_address_that_may_contain_a_secret(show: Any) -> None:
-    shown = show("--json")
-    assert "https://hooks.example/***" in shown
-    assert not any(secret in shown for secret in ("s3cret", "t0ken", "pass", "user:"))
 
 
 def test_config_show_can_be_limited_to_set_values(show: Any) -> None:

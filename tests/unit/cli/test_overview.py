@@ -113,8 +113,3 @@ def test_overview_without_an_engine_says_how_to_start_one(
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert (found["engine"], found["next"]) == ("not running", "fumehood serve")
-
-
-def test_unknown_mcp_subcommand_is_wrong_usage() -> None:
-    assert CliRunner().invoke(app, ["nonsense"]).exit_code == 2
-    assert "Commands:" in CliRunner().invoke(app, ["--help"]).output

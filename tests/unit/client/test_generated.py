@@ -33,39 +33,3 @@ def test_generated_modules_are_up_to_date(generator: Any) -> None:
     assert {path.name for path in folder.glob("*.py")} == {
         "__init__.py", *(path.name for path in generated if path.parent == folder),
     }  # fmt: skip
-
-
-def test_generator_replaces_keywords_names_and_docstrings(generator: Any) -> None:
-    source = '''
-from fumehood.client.async_transport import AsyncTransport
-
-
-class AsyncThing:
-    """A part of `AsyncClient`, to await."""
-
-    async def ask(self) -> AsyncIterator[str]:  # async here
-        async with self as it:
-            return [await it.aclose(), "await"]
-'''
-    assert (
-        generator.synchronous(source)
-        == '''
-from fumehood.client.sync.transport import Transport
-
-
-class Thing:
-    """A part of `Client`, to await."""
-
-    def ask(self) -> Iterator[str]:  # async here
-        with self as it:
-            return [it.close(), "await"]
-'''
-    )
-
-
-def test_client_generator_refuses_a_phrase_that_no_docstring_contains(
-    generator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generator, "PHRASES", {"Nobody says this.": ""})
-    with pytest.raises(ValueError, match="Nobody says this"):
-        generator.generate()

@@ -146,16 +146,6 @@ def test_anthropic_export_has_valid_examples_and_strict_mode() -> None:
     assert exported.losses[0].what.startswith("strict is false: ")
 
 
-@pytest.mark.row("T8")
-def test_mcp_export_has_hints_from_the_metadata() -> None:
-    weather, anything, _ = Exports().of_all("mcp", tools_of_every_kind()).tools
-    assert weather["annotations"] == {
-        "readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": True,
-    }  # fmt: skip
-    assert anything["annotations"]["destructiveHint"] is True
-    assert anything["outputSchema"]["type"] == "object"
-
-
 @pytest.mark.parametrize("name", list(CHOICES))
 @pytest.mark.parametrize("choice", [AUTO, NONE, REQUIRED, "calculator"])
 def test_provider_library_accepts_every_tool_choice(name: str, choice: str) -> None:

@@ -31,12 +31,6 @@ pytestmark = pytest.mark.anyio
 BOTH = frozenset({Scope.APPROVE, Scope.ADMIN})
 
 
-@pytest.fixture(autouse=True)
-def cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real hash takes 40 ms by intent; `tests/adversarial` goes through it."""
-    monkeypatch.setattr(module, "slow_hash", lambda secret, salt: (secret.encode() + salt)[:64])
-
-
 @pytest.mark.row("D4")
 async def test_removed_first_approver_cannot_be_created_again(database: Database) -> None:
     assert not had_approver(database)

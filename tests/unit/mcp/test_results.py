@@ -52,6 +52,7 @@ def test_figure_is_an_image_block_and_not_in_the_text() -> None:
     assert image == {"type": "image", "data": PICTURE, "mimeType": "image/png"}
     assert PICTURE not in text["text"]
     assert found["structuredContent"]["images"] == [figure]
+    assert result(error=failure(images=[figure]))["content"][1] == image
 
 
 def test_blobs_are_resource_links() -> None:
@@ -79,21 +80,6 @@ def test_traceback_on_stderr_is_not_repeated() -> None:
     exception = {"type": "KeyError", "message": "'a'", "line": 1, "traceback": "line 1, in f\n"}
     found = result(error=failure(exception=exception, stderr="warned\nline 1, in f\n"))
     assert found["content"][0]["text"].count("line 1, in f") == 1
-
-
-def test_figures_of_a_failed_program_are_returned() -> None:
-    figure = {"filename": "a.png", "content_type": "image/png", "content_base64": PICTURE}
-    found = result(error=failure(images=[figure]))
-    assert found["content"][1]["type"] == "image"
-
-
-def test_waiting_call_result_names_approval_and_call() -> None:
-    error = {**failure(), "code": "REQUIRES_HUMAN_APPROVAL", "approval_id": "apr_1"}
-    found = result(error=error)
-    text = found["content"][0]["text"]
-    assert text.startswith("REQUIRES_HUMAN_APPROVAL: It failed.")
-    assert "apr_1" in text
-    assert "call_1" in text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fumehood.mcp.server import Client, McpServer
 from fumehood.registry.index import Source
 from fumehood.testing import FakeWall
 from support.asking import Deeds, asking
-from support.definitions import expression_document, rest_document
+from support.definitions import expression_document
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D3")]
 
@@ -118,22 +118,6 @@ async def test_tool_shadowed_by_a_server_tool_is_callable_by_name(engine: Engine
     server = McpServer(engine)
     result = await ask(server, NEW, "tools/call", name="run_tool", arguments={"name": "list_tools"})
     assert result["structuredContent"] == {"value": "mine"}
-
-
-async def test_tool_list_is_cached_per_registry_state(engine: Engine) -> None:
-    server = McpServer(engine)
-    asked: list[object] = []
-    whole = engine.callable_tools
-    engine.callable_tools = lambda *given: asked.append(given) or whole(*given)  # type: ignore[method-assign, func-returns-value]
-    first = await names(server)
-    assert await names(server) == first
-    assert len(asked) == 1
-    definition = ToolDefinition.model_validate(rest_document())
-    engine._made.registry.register(definition, Source.PROGRAM)
-    assert await names(server) == sorted([*first[:-2], "weather"]) + first[-2:]
-    assert len(asked) == 2
-    engine._made.registry.switch("weather", "1.0.0", is_active=False)
-    assert await names(server) == first
 
 
 async def test_unchanged_tool_directory_is_not_a_list_change(engine: Engine) -> None:

@@ -31,41 +31,31 @@ def answer(data: Any = None, error: dict[str, Any] | None = None) -> bytes:
     return encode_result(7, json.dumps(result).encode())
 
 
-def test_answer_for_an_ended_session_is_recognized() -> None:
-    assert is_without_session(answer(error={**OVER, "fields": ["session_id"]}))
+ENDED = {**OVER, "fields": ["session_id"]}
 
 
 @pytest.mark.parametrize(
-    ("data", "error"),
+    ("text", "is_over"),
     [
-        ({"value": {**OVER, "fields": ["session_id"]}}, None),
-        (None, {**OVER, "fields": ["paths"], "details": {"fields": ["session_id"]}}),
-        (None, {**OVER, "details": {"error": {**OVER, "fields": ["session_id"]}}}),
-        (None, {**OVER, "code": "EXECUTION_ERROR", "fields": ["session_id"]}),
+        (answer(error=ENDED), True),
+        (answer({"value": ENDED}), False),
+        (answer(error={**OVER, "fields": ["paths"], "details": {"fields": ["session_id"]}}), False),
+        (answer(error={**OVER, "details": {"error": ENDED}}), False),
+        (answer(error={**ENDED, "code": "EXECUTION_ERROR"}), False),
+        (answer({"code": "RESOURCE_NOT_FOUND", "deep": json.loads("[" * 64 + "]" * 64)}), False),
+        (b'{"jsonrpc":"2.0","id":7,"error":{"code":-32602}}', False),
+        (b'{"jsonrpc":"2.0","id":7,"result":null}', False),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"_meta":[]}}', False),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"_meta":{"fumehood/envelope":{"error":7}}}}', False),
+        (b'{"jsonrpc":"2.0","id":7,"res', False),
     ],
-    ids=["value of a program", "missing file", "details", "another code"],
-)
-def test_answer_of_a_call_that_ran_is_kept(data: Any, error: dict[str, Any] | None) -> None:
-    assert not is_without_session(answer(data, error))
-
-
-def test_json_rpc_error_is_passed_to_the_client() -> None:
-    assert not is_without_session(b'{"jsonrpc":"2.0","id":7,"error":{"code":-32602}}')
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        answer({"code": "RESOURCE_NOT_FOUND", "deep": json.loads("[" * 64 + "]" * 64)}),
-        b'{"jsonrpc":"2.0","id":7,"result":null}',
-        b'{"jsonrpc":"2.0","id":7,"result":{"_meta":[]}}',
-        b'{"jsonrpc":"2.0","id":7,"result":{"_meta":{"fumehood/envelope":{"error":7}}}}',
-        b'{"jsonrpc":"2.0","id":7,"res',
+    ids=[
+        "ended session", "value of a program", "missing file", "details", "another code", "deep",
+        "JSON-RPC error", "null", "list", "number", "cut off",
     ],
-    ids=["deep", "null", "list", "number", "cut off"],
-)
-def test_malformed_answer_is_not_taken_for_an_ended_session(text: bytes) -> None:
-    assert not is_without_session(text)
+)  # fmt: skip
+def test_only_the_refusal_of_an_ended_session_is_recognized(text: bytes, is_over: bool) -> None:
+    assert is_without_session(text) is is_over
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fumehood.approvals.model import ApprovalState, DecisionRecord
 from fumehood.core.escaping import printable
-from fumehood.web.text import brief, shown
+from fumehood.web.text import brief
 from support.approvals import NOW, approval
 from support.web import BOB, make_site, many, refusal
 
@@ -32,8 +30,8 @@ HOSTILE = [
     "' onclick=alert(1) x='",
     '"><a href="javascript:alert(1)">',
     "{{ 7*7 }}{% raw %}",
-    "x" * 5_000_000,
-    "line\n" * 100_000,
+    "x" * 500_000,
+    "line\n" * 50_000,
 ]
 
 
@@ -47,10 +45,6 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: Any) -> None:
         self.seen.append((tag, dict(attributes)))
-
-    @property
-    def shape(self) -> list[str]:
-        return [tag for tag, _ in self.seen]
 
 
 def mail(**fields: Any) -> Any:
@@ -106,34 +100,6 @@ def test_hostile_text_is_shown_inert_everywhere(text: str) -> None:
         shown = found.text.replace("\n", "").replace("\t", "")
         names = re.sub(r'(name|value)="[^"]*"', "", shown)  # what a form sends back is exact
         assert printable(names) == names, path
-
-
-TEXT = st.text(max_size=30)
-
-
-@given(
-    TEXT,
-    TEXT,
-    TEXT,
-    st.recursive(
-        TEXT | st.none() | st.integers(),
-        lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
-        max_leaves=5,
-    ),
-)
-def test_hostile_text_never_creates_an_html_tag(
-    tool: str, reason: str, name: str, value: Any
-) -> None:
-    def shape_of(tool: str, reason: str, name: str, value: Any) -> list[str]:
-        site = make_site()
-        one = approval(tool=tool, reason=reason, arguments={name: value}, binding=None)
-        values = {"approvals": [one], "pending": 1, "tab": "waiting", "has_more": False, "shown": 50,
-                  "next_shown": 50, "max_listed": 500, "open_id": None, "chosen": "",
-                  "now": NOW}  # fmt: skip
-        page = site.console.render("inbox_list.html", **values)
-        return Tags(page.body.decode()).shape
-
-    assert shape_of(tool, reason, name, value) == shape_of("t", "r", "n", "v")
 
 
 def test_approval_shows_everything_that_an_approver_needs() -> None:
@@ -208,33 +174,22 @@ def test_preview_counts_changes_that_it_does_not_list(number: int, hidden: str |
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "is_cut"),
     [
-        {"command": "a" * 101},
-        {"a": "b" * 100, "c": 1},
-        {"n" * 41: 1, "b": 2},
-        ["a" * 100],
-        "a" * 101,
+        ({"command": "a" * 101}, True),
+        ({"a": "b" * 100, "c": 1}, True),
+        ({"n" * 41: 1, "b": 2}, True),
+        (["a" * 100], True),
+        ("a" * 101, True),
+        ({"a": "b" * 100}, False),
+        ({"n" * 40: 1, "b": 2}, False),
+        (["a" * 96], False),
+        ("a" * 100, False),
     ],
 )
-def test_shortened_text_is_marked(value: Any) -> None:
-    assert "…" in brief(value, 100)
-    assert len(brief(value, 100)) <= 100
-
-
-@pytest.mark.parametrize("value", [{"a": "b" * 100}, {"n" * 40: 1, "b": 2}, ["a" * 96], "a" * 100])
-def test_short_text_is_not_marked_as_shortened(value: Any) -> None:
-    assert "…" not in brief(value, 100)
-
-
-def test_only_the_shown_part_of_a_large_value_is_encoded() -> None:
-    """The control of the rest: JSON has no form for it, so that making all of it fails."""
-    value: Any = [0] * 30_000 + [object()]
-    with pytest.raises(TypeError):
-        json.dumps(value)
-    assert shown(value).is_cut
-    assert brief({"a": value}, 100).endswith("…")
-    assert not shown([0] * 100).is_cut
+def test_shortened_text_is_marked_and_short_text_is_not(value: Any, is_cut: bool) -> None:
+    assert ("…" in brief(value, 100)) is is_cut
+    assert not is_cut or len(brief(value, 100)) <= 100
 
 
 def test_text_that_needs_scrolling_is_marked() -> None:
@@ -331,18 +286,6 @@ def test_page_says_if_an_approval_ended_differently_than_decided(
     assert words in re.sub(r"\s+", " ", re.sub("<[^>]+>", "", top))
 
 
-def test_form_marks_a_choice_that_is_not_given() -> None:
-    """Its first value was shown as if it were given."""
-    browser = make_site(mail()).browser()
-    form = browser.part(f"/inbox/{ID}/edit").text
-    shown = re.search(r'name="choice:urgent">\s*<option value="">\(not given\)</option>', form)
-    assert shown is not None
-    assert "given:urgent" not in form
-    one = mail(arguments={"to": "a@example.com", "urgent": False})
-    form = make_site(one).browser().part(f"/inbox/{ID}/edit").text
-    assert '<option value="false" selected>' in form
-
-
 def test_second_approver_sees_who_decided_first() -> None:
     site = make_site(approval())
     alice, bob = site.browser(), site.browser(BOB)
@@ -423,13 +366,6 @@ def test_refused_edit_keeps_the_typed_text_and_shows_the_error() -> None:
     assert re.search(r'role="alert">The policy denies this', page)
 
 
-def test_tool_without_a_known_schema_is_edited_as_json() -> None:
-    form = (
-        make_site(approval(arguments={"paths": ["a.txt"]})).browser().part(f"/inbox/{ID}/edit").text
-    )
-    assert 'name="json:paths"' in form
-
-
 def test_rule_is_shown_before_it_is_remembered() -> None:
     site = make_site(mail())
     browser = site.browser()
@@ -462,34 +398,11 @@ def test_impossible_remembered_rule_is_refused(query: str) -> None:
     assert site.engine.asked == []
 
 
-def test_several_are_shown_and_then_decided_together() -> None:
-    site = make_site(*many(3))
-    browser = site.browser()
-    items = [f"{one.id}@1" for one in many(3)[:2]]
-    page = browser.part("/inbox/several?" + "&".join(f"item={one}" for one in items)).text
-    assert "file-1.txt" in page
-    assert "file-2.txt" in page
-    assert "file-3.txt" not in page
-    fields = [("item", one) for one in items] + [("decision", "deny"), ("reason", "no")]
-    assert browser.post("/inbox/several", fields).status_code == 200
-    assert [(item.decision.decision, item.version) for _, item in site.engine.asked] == [
-        ("deny", 1)
-    ] * 2
-
-
 def test_no_approval_is_decided_if_one_of_several_has_changed() -> None:
     site = make_site(*many(2))
     site.engine.put(many(2)[1].model_copy(update={"version": 2}))
     fields = [("item", f"{one.id}@1") for one in many(2)] + [("decision", "approve")]
     assert site.browser().post("/inbox/several", fields).status_code == 409
-    assert site.engine.asked == []
-
-
-@pytest.mark.parametrize("item", ["", "apr_1", "apr_1@", "apr_1@x", "@", "../../x@1"])
-def test_invalid_item_of_several_approvals_is_refused(item: str) -> None:
-    site = make_site(approval())
-    found = site.browser().post("/inbox/several", [("item", item), ("decision", "approve")])
-    assert found.status_code >= 400
     assert site.engine.asked == []
 
 
@@ -584,18 +497,3 @@ def test_dangerous_call_needs_a_second_confirmation_in_the_console(path: str) ->
     assert "Yes, run the dangerous call" in page(dangerous=True)
     assert len(submits(page(dangerous=False))) == 1
     assert "Yes, run the dangerous call" not in page(dangerous=False)
-
-
-def test_next_call_follows_a_decision_in_the_order_of_the_list() -> None:
-    site = make_site(*many(4))
-    browser = site.browser()
-    names = {number: one.id for number, one in enumerate(many(4), 1)}
-    for number, following in ((3, 2), (2, 1), (1, 4)):
-        found = browser.post(f"/inbox/{names[number]}/approve", {"version": "1"})
-        assert f'data-open="{names[following]}"' in found.text
-        assert f'hx-get="/inbox/{names[number]}/result"' in found.text
-        assert found.headers["hx-push-url"] == f"/inbox/{names[following]}"
-    last = browser.post(f"/inbox/{names[4]}/approve", {"version": "1"})
-    assert f'data-open="{names[4]}"' in last.text
-    assert "hx-push-url" not in last.headers
-    assert "approved" in browser.part(f"/inbox/{names[4]}/result").text

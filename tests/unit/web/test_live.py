@@ -99,23 +99,6 @@ async def test_stream_of_a_closed_login_ends_with_an_event(site: Site) -> None:
         assert await page.next() == b"event: logged-out\ndata: {}\n\n"
 
 
-async def test_revoked_credential_ends_its_pages_and_no_others(site: Site) -> None:
-    alice, bob = await log_in(site), await log_in(site, BOB)
-    async with Page(site, alice) as first, Page(site, bob) as second:
-        await first.next()
-        await second.next()
-        site.engine.revoked.add(BOB)
-        site.engine.tell()
-        while (event := await second.next()).startswith(b"event: approvals"):
-            pass
-        assert event == b"event: logged-out\ndata: {}\n\n"
-        await second.__aexit__()
-        site.engine.put(approval(2))
-        while (event := await first.next()).endswith(b'"pending":1}\n\n'):
-            pass
-        assert event == b'event: approvals\ndata: {"pending":2}\n\n'
-
-
 async def test_revoked_credential_receives_no_events_while_others_do(site: Site) -> None:
     alice, bob = await log_in(site), await log_in(site, BOB)
     async with Page(site, bob) as first, Page(site, alice) as second:

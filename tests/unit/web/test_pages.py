@@ -39,7 +39,7 @@ from fumehood.web.pages import PAGES, health
 from support.answers import envelope_bytes
 from support.approvals import NOW, approval
 from support.definitions import function_definition
-from support.web import ALICE, PORT, Browser, FakeCaller, FakeControl, FakeEngine, Site, refusal
+from support.web import PORT, Browser, FakeCaller, FakeControl, FakeEngine, Site, refusal
 
 pytestmark = pytest.mark.row("D5")
 
@@ -90,11 +90,9 @@ class Watched(FakeControl):
     def __init__(self, engine: FakeEngine, credential: str, told: SimpleNamespace) -> None:
         super().__init__(engine, credential)
         self.told = told
-        self.calls = SimpleNamespace(
-            list=self._calls, show=self._call, dry_run=self._dry_run, blob=self._blob
-        )
+        self.calls = SimpleNamespace(list=self._calls, show=self._call, blob=self._blob)
         self.sessions = SimpleNamespace(
-            list=self._sessions, show=self._session, files=self._files, end=self._end,
+            list=self._sessions, show=self._session, files=self._files,
             download_file=self._download,
         )  # fmt: skip
         self.agents = SimpleNamespace(list=self._agents, show=self._agent)
@@ -118,10 +116,6 @@ class Watched(FakeControl):
         self.told.asked.append(call_id)
         return self.told.details
 
-    async def _dry_run(self, call_id: str) -> Any:
-        self.told.asked.append(("dry-run", call_id))
-        return decode_envelope(envelope_bytes({"would_run": False, "refused_with": EVIL}))
-
     async def _blob(self, call_id: str, url: str) -> bytes:
         return self.told.blob
 
@@ -139,10 +133,6 @@ class Watched(FakeControl):
         self.told.asked.append(path)
         for start in range(0, len(self.told.content), 100_000):
             write(self.told.content[start : start + 100_000])
-
-    async def _end(self, session_id: str) -> Any:
-        self.told.asked.append(("end", session_id))
-        return session(state=SessionStatus.ENDED)
 
     async def _agents(self) -> Any:
         return (Agent(id="a", description=EVIL),)
@@ -361,17 +351,6 @@ def test_wrong_filter_is_reported_and_kept(browser: Browser) -> None:
     assert 'value="nonsense"' in page.text
 
 
-def test_live_list_of_calls_is_sent_only_if_it_has_changed(
-    browser: Browser, told: SimpleNamespace
-) -> None:
-    newest = told.calls[0].call_id
-    assert browser.part(f"/calls/list?newest={newest}").status_code == 204
-    told.calls = (call(2), *told.calls)
-    grown = browser.part(f"/calls/list?newest={newest}")
-    assert grown.status_code == 200
-    assert f"/calls/{call(2).call_id}" in grown.text
-
-
 def test_older_calls_keep_the_filters_and_are_not_live(
     browser: Browser, told: SimpleNamespace
 ) -> None:
@@ -405,20 +384,6 @@ def test_page_of_a_call_shows_stages_audit_row_children_and_tables(
     assert "row 7" in text
     assert f"/calls/{call(9).call_id}" in text
     assert re.search(r"<th>city</th>.*<td>Graz</td>", text, re.DOTALL)
-
-
-def test_console_repeats_a_call_as_a_dry_run_only_with_the_csrf_token(
-    browser: Browser, told: SimpleNamespace
-) -> None:
-    told.details = details(can_repeat=True)
-    path = f"/calls/{call().call_id}/dry-run"
-    assert browser.get(path).status_code == 405
-    assert browser.post(path, csrf=False).status_code == 403
-    assert ("dry-run", call().call_id) not in told.asked
-    found = browser.post(path, headers={"hx-request": "true"})
-    assert "It would not run at once" in found.text
-    require_inert(found.text)
-    assert ("dry-run", call().call_id) in told.asked
 
 
 def shown(content: bytes) -> dict[str, Any]:
@@ -524,14 +489,6 @@ def test_file_that_is_too_large_for_a_browser_is_refused(
     assert "sessions get" in found.text
 
 
-def test_session_is_ended_by_a_form_with_its_token(browser: Browser, told: SimpleNamespace) -> None:
-    path = f"/sessions/{SESSION}/end"
-    assert browser.post(path, csrf=False).status_code == 403
-    assert told.asked == []
-    assert browser.post(path).status_code == 303
-    assert told.asked == [("end", SESSION)]
-
-
 def test_success_bar_of_a_tool_counts_only_calls_that_ran(
     browser: Browser, told: SimpleNamespace
 ) -> None:
@@ -540,20 +497,6 @@ def test_success_bar_of_a_tool_counts_only_calls_that_ran(
     assert "100 %" in browser.get("/tools").text
     told.figures = {"calls": 200, "succeeded": 0, "failed": 0}
     assert "none ran" in browser.get("/tools").text
-
-
-def test_session_page_without_admin_offers_no_files_and_no_end(told: SimpleNamespace) -> None:
-    from fumehood.web.app import Console
-
-    told.scopes = (Scope.APPROVE,)
-    engine = FakeEngine()
-    console = Console(lambda c: _Named(Watched(engine, c, told)), Tools(), PORT, PAGES)  # type: ignore[arg-type, return-value]
-    browser = Site(engine, console, [0.0]).browser(ALICE)
-    text = browser.get(f"/sessions/{SESSION}").text
-    assert "are for administrators" in text
-    assert "End this session" not in text
-    for path in ("/agents", "/usage"):
-        assert "For administrators" in browser.get(path).text
 
 
 def test_usage_page_has_a_plot_for_each_amount_and_bars_for_budgets(browser: Browser) -> None:
