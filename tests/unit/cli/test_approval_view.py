@@ -64,19 +64,25 @@ def test_time_of_the_preview_is_shown_while_it_can_change() -> None:
     assert not any(line.startswith("previewed") for line in shown(done))
 
 
-def test_approval_of_an_external_tool_shows_a_warning() -> None:
-    lines = approval_lines(approval(tool="external:Bash"), NOW, 200)
-    said = "Outside fumehood: no limits, no sandbox, network unknown."
-    assert [line.kind for line in lines if line.text == said] == ["warning"]
-    assert not any("Outside" in line.text for line in approval_lines(approval(), NOW, 200))
+ENDED = approval(session_id="sess_1", state=ApprovalState.EXPIRED, changed=("session",))
 
 
-def test_approval_of_an_ended_session_shows_a_warning() -> None:
-    one = approval(session_id="sess_1")
-    lost = one.model_copy(update={"state": ApprovalState.EXPIRED, "changed": ("session",)})
-    over = approval_lines(lost, NOW, 200)
-    assert [line.kind for line in over if "Its session ended" in line.text] == ["warning"]
-    assert not any("session ended" in line.text for line in approval_lines(one, NOW, 200))
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (
+            approval(tool="external:Bash"),
+            "Outside fumehood: no limits, no sandbox, network unknown.",
+        ),
+        (ENDED, "Its session ended"),
+    ],
+)
+def test_approval_of_an_external_tool_or_an_ended_session_shows_a_warning(
+    one: Approval, words: str
+) -> None:
+    lines = approval_lines(one, NOW, 200)
+    assert [line.kind for line in lines if words in line.text] == ["warning"]
+    assert not any(words in line for line in shown(approval(session_id="sess_1"), 200))
 
 
 def test_argument_name_cannot_imitate_an_argument_with_a_value() -> None:

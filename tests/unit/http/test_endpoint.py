@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import pkgutil
 import resource
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -23,7 +22,7 @@ from fumehood.core.call import CallBody
 from fumehood.core.errors import EngineError, Unauthorized
 from fumehood.http import peer, routes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS, make_document
-from fumehood.http.endpoint import As, Needs, Operation, endpoint
+from fumehood.http.endpoint import Needs, Operation, endpoint
 from fumehood.http.peer import MAX_CONNECTIONS, Shares, most_connections
 from fumehood.http.routes import stream
 from fumehood.http.routes.stream import EventsResponse
@@ -65,25 +64,6 @@ def test_required_authority_is_documented_with_its_error_codes() -> None:
     assert nobody["security"] == []
     assert not {"401", "403"} & set(nobody["responses"])
     assert {"401", "403"} <= set(described()["responses"])
-
-
-async def test_operation_declares_the_field_that_its_client_method_returns() -> None:
-    async def say_it() -> Annotated[str, As("text", tag=lambda text: f'"{len(text)}"')]:
-        """Say it."""
-        return "abc"
-
-    entry = described(say_it)
-    (schema,) = (
-        one
-        for name, one in entry["document"]["components"]["schemas"].items()
-        if name == "SayItAnswer"
-    )
-    assert (schema["properties"]["text"]["type"], schema["required"]) == ("string", ["text"])
-    asked = request()
-    asked.scope["app"] = SimpleNamespace(engine=Engine(interpreter=FakeWall()))
-    response = await endpoint("GET", "/v1/x", Needs.NOBODY)(say_it).respond(asked)
-    assert json.loads(response.body)["data"] == {"text": "abc"}
-    assert response.headers["etag"] == '"3"'
 
 
 def request(body: bytes = b"{}", query: bytes = b"") -> Request:
@@ -178,18 +158,6 @@ def test_connection_share_is_per_user_and_socket() -> None:
     alice.leave("engine")
     assert everybody.of(1000).connect("engine")
     assert not everybody.of(1000).connect("engine")
-
-
-def test_unused_connection_share_is_forgotten() -> None:
-    everybody = Shares(2)
-    alice = everybody.of(1000)
-    alice.connect("engine")
-    bob = everybody.of(1001)
-    bob.connect("control")
-    bob.leave("control")
-    everybody.of(1002)
-    assert everybody.of(1000) is alice
-    assert everybody.of(1001) is not bob
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood import Config, Engine, ToolDefinition, progress, tool
+from fumehood import Config, Engine, progress, tool
 from fumehood.core.identity import Principal, Scope
 from fumehood.mcp.messages import HANDSHAKES, MODERN, RpcError
 from fumehood.mcp.server import Client, McpServer
-from fumehood.registry.index import Source
 from fumehood.testing import FakeWall
 from support.asking import Deeds, asking
-from support.definitions import expression_document
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D3")]
 
@@ -118,16 +116,6 @@ async def test_tool_shadowed_by_a_server_tool_is_callable_by_name(engine: Engine
     server = McpServer(engine)
     result = await ask(server, NEW, "tools/call", name="run_tool", arguments={"name": "list_tools"})
     assert result["structuredContent"] == {"value": "mine"}
-
-
-async def test_unchanged_tool_directory_is_not_a_list_change(engine: Engine) -> None:
-    before = engine.tools_state(CALLER)
-    engine._made.registry.replace_source(Source.DIRECTORY, [])
-    assert engine.tools_state(CALLER) == before
-    engine._made.registry.register(
-        ToolDefinition.model_validate(expression_document()), Source.PROGRAM
-    )
-    assert engine.tools_state(CALLER) != before
 
 
 @pytest.mark.parametrize("version", HANDSHAKES)

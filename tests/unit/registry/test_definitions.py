@@ -52,6 +52,15 @@ def _mcp(**fields: Any) -> dict[str, Any]:
     return document
 
 
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+IN_A_PATH = {
+    "endpoint": "https://example.org/{city}/{days}.json",
+    "parameters": {
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+    },
+}
+OF_AN_OBJECT = {"properties": {"days": {"type": "object"}}, "required": ["days"]}
 REFUSED: list[tuple[dict[str, Any], str | list[str]]] = [
     (expression_document(retry_count=1), "retry_count: the executor 'expression' calls no other service"),
     (expression_document(fallback="other@1.0.0"), "fallback: the executor 'expression' calls no other service"),
@@ -129,6 +138,42 @@ REFUSED: list[tuple[dict[str, Any], str | list[str]]] = [
         )
     ),
     ({**_mcp(), "method": "POST"}, "method: does not fit a tool of type MCP"),
+    (
+        rest_document(endpoint="https://example.org/{days}", parameters=OF_AN_OBJECT),
+        ("endpoint: {days} needs a required parameter of that name, of the type string, integer, "
+        "number or boolean"),
+    ),
+    (
+        _mcp(endpoint="https://example.org/{city}"),
+        ("endpoint: holds what a URL cannot (spaces, control characters, braces, a backslash, '#', "
+        "letters beyond ASCII); write them as %XX, or leave them out"),
+    ),
+    (
+        rest_document(method="POST", headers=FORM),
+        "headers: 'content-type' must be a type of JSON, as the body is",
+    ),
+    *(
+        (
+            rest_document(method=method),
+            "method: a REST tool needs one of DELETE, GET, HEAD, PATCH, POST, PUT",
+        )
+        for method in (None, "", "get", "CONNECT", "TRACE", "GET ", "GET / HTTP/1.1")
+    ),
+    *(
+        (
+            {**document, "sandboxed": False},
+            (f"sandboxed: a definition of type {document['type']} cannot say false; only the "
+            "operator's configuration may, and this version has no such setting"),
+        )
+        for document in (rest_document(), _mcp())
+    ),
+    *(
+        (
+            {**document, "memory_limit_mb": 64},
+            f"memory_limit_mb: it could not be enforced on a tool of type {document['type']}",
+        )
+        for document in (rest_document(), _mcp())
+    ),
     (rest_document(timeout=86_400_001), "timeout: over 86400000 milliseconds"),
 ]  # fmt: skip
 
@@ -139,15 +184,6 @@ def test_definition_that_does_not_fit_is_refused_by_name(
     document: dict[str, Any], faults: str | list[str]
 ) -> None:
     assert _faults(document) == ([faults] if isinstance(faults, str) else faults)
-
-
-@pytest.mark.parametrize("make", [rest_document, _mcp])
-@pytest.mark.parametrize(("field", "value"), [("sandboxed", False), ("memory_limit_mb", 64)])
-def test_remote_tool_definition_cannot_set_sandbox_or_memory_limit(
-    make: Any, field: str, value: Any
-) -> None:
-    (fault,) = _faults(make(**{field: value}))
-    assert fault.startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize(
@@ -408,6 +444,9 @@ def _rest_faults(**fields: Any) -> list[str]:
             )
         ),
         *({"method": method} for method in METHODS),
+        IN_A_PATH,
+        {"method": "GET", "headers": FORM},
+        {"method": "POST", "headers": {"content-type": "application/vnd.api+json"}},
         *(
             {"headers": headers}
             for headers in (
@@ -517,22 +556,6 @@ def test_unusable_response_mapping_is_refused(
     assert parse_definition(twin.model_dump()) == twin
 
 
-@pytest.mark.row("T5")
-@pytest.mark.parametrize("method", [None, "", "get", "CONNECT", "TRACE", "GET ", "GET / HTTP/1.1"])
-def test_other_methods_are_refused_with_the_list(method: str | None) -> None:
-    faults = _rest_faults(method=method)
-    assert faults == ["method: a REST tool needs one of DELETE, GET, HEAD, PATCH, POST, PUT"]
-
-
-def test_request_body_content_type_must_be_json() -> None:
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    assert _rest_faults(method="POST", headers=form) == [
-        "headers: 'content-type' must be a type of JSON, as the body is"
-    ]
-    assert _rest_faults(method="GET", headers=form) == []
-    assert _rest_faults(method="POST", headers={"content-type": "application/vnd.api+json"}) == []
-
-
 HEADERS: dict[str, tuple[dict[str, str], str]] = {
     "line end in a value": ({"x": "a\r\nhost: evil"}, "control characters"),
     "line end after a value": ({"x": "a\n"}, "control characters"),
@@ -589,21 +612,3 @@ def test_refusal_of_a_literal_credential_does_not_reveal_it() -> None:
     assert "${secret:NAME}" in caught.value.message
     assert "hunter2" not in caught.value.message
     assert "hunter2" not in str(caught.value.details)
-
-
-@pytest.mark.row("T5")
-def test_path_placeholder_must_name_a_required_parameter() -> None:
-    fields: dict[str, Any] = {
-        "endpoint": "https://example.org/{city}/{days}.json",
-        "parameters": {
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-        },
-    }
-    assert _rest_faults(**fields) == []
-    fields["parameters"]["properties"]["days"] = {"type": "object"}
-    assert len(_rest_faults(**fields)) == 1
-    assert _rest_faults(**fields)[0].startswith("endpoint: {days} needs")
-    mcp = rest_document(**{**fields, "type": "MCP"})
-    del mcp["method"]
-    assert any("what a URL cannot" in fault for fault in rest_faults(mcp))

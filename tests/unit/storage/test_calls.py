@@ -92,20 +92,6 @@ async def test_call_filters_return_exactly_the_matching_calls(
 
 
 @pytest.mark.row("D4", "D6")
-async def test_total_count_is_given_only_on_a_single_page(log: CallLog) -> None:
-    assert (await log.page("uid:1", CallQuery())).total_count == 0
-    for number in range(10):
-        log.record(call_row(number))
-    exact = await log.page("uid:1", CallQuery())
-    assert (exact.has_more, exact.total_count) == (False, 10)
-    log.record(call_row(10))
-    first = await log.page("uid:1", CallQuery())
-    assert (first.has_more, first.total_count) == (True, None)
-    last = await log.page("uid:1", CallQuery(cursor=first.next_cursor))
-    assert (last.has_more, last.total_count) == (False, None)
-
-
-@pytest.mark.row("D4", "D6")
 async def test_calls_of_another_principal_are_not_found(log: CallLog) -> None:
     for number in range(6):
         log.record(call_row(number, principal_id=f"uid:{number % 2}"))
@@ -205,17 +191,6 @@ class Log:
 async def times(log: Log, count: int) -> list[datetime]:
     async with asyncio.timeout(20):
         return [await log.pruned.get() for _ in range(count)]
-
-
-@pytest.mark.row("D6")
-async def test_log_is_pruned_at_start_and_whenever_overdue() -> None:
-    log = Log()
-    async with retention(log.prune, lambda: NOW, pytest.fail, overdue=log.overdue):  # type: ignore[arg-type]
-        assert await times(log, 1) == [NOW]
-        for _ in range(3):
-            log.overdue.set()
-            assert await times(log, 1) == [NOW]
-        assert log.pruned.empty()
 
 
 @pytest.mark.row("D6")

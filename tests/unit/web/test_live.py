@@ -60,23 +60,6 @@ async def test_page_receives_the_number_of_pending_approvals(site: Site) -> None
         assert await page.next() == b'event: approvals\ndata: {"pending":2}\n\n'
 
 
-async def test_all_open_pages_share_one_watcher(site: Site) -> None:
-    one, two = await log_in(site), await log_in(site, BOB)
-    async with Page(site, one) as first, Page(site, two) as second:
-        assert await first.next() == await second.next()
-        asked = site.engine.asked_for_changes
-        site.engine.put(approval(2))
-        assert await first.next() == await second.next()
-        assert site.engine.asked_for_changes <= asked + 2
-        watcher = site.console.live._watcher
-    with pytest.raises(BaseException):  # noqa: B017, PT011
-        await watcher
-    asked = site.engine.asked_for_changes
-    site.engine.put(approval(3))
-    await anyio.lowlevel.checkpoint()
-    assert site.engine.asked_for_changes == asked
-
-
 async def test_page_receives_events_when_the_engine_leaves_and_returns(site: Site) -> None:
     async with Page(site, await log_in(site)) as page:
         await page.next()
