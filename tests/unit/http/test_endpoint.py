@@ -14,7 +14,6 @@ import anyio
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from fumehood import Config, Engine, tool
 from fumehood.answers import Deleted
@@ -28,7 +27,6 @@ from fumehood.http.routes import stream
 from fumehood.http.routes.stream import EventsResponse
 from fumehood.protocol import sse
 from fumehood.testing import FakeWall
-from support.openapi import faults_of
 
 pytestmark = pytest.mark.anyio
 
@@ -39,31 +37,21 @@ class Query(BaseModel):
     since: str
 
 
-def described(function: Any = None, **declared: Any) -> dict[str, Any]:
-    """The one operation of a document, which is sound."""
-
-    async def look_up_thing() -> Response:
-        """Look a thing up.
-
-        More of it is said here.
-        """
-        return JSONResponse({})
-
-    given = {"method": "GET", "path": "/v1/x", "needs": Needs.CALLER} | declared
-    operation = endpoint(**given)(function or look_up_thing)
-    document = make_document("title", "1.2.3", [operation])
-    assert faults_of(document) == []
-    (entry,) = document["paths"][operation.path].values()
-    return entry | {"document": document}
+SECURITY = {
+    Needs.CALLER: [{}, {"bearer": []}],
+    Needs.NOBODY: [],
+    Needs.SIGNATURE: [{"signature": []}],
+    Needs.APPROVER: [{"bearer": []}],
+    Needs.ADMIN: [{"bearer": []}],
+}
 
 
-def test_required_authority_is_documented_with_its_error_codes() -> None:
-    assert described(needs=Needs.ADMIN)["security"] == [{"bearer": []}]
-    assert described(needs=Needs.CALLER)["security"] == [{}, {"bearer": []}]
-    nobody = described(needs=Needs.NOBODY)
-    assert nobody["security"] == []
-    assert not {"401", "403"} & set(nobody["responses"])
-    assert {"401", "403"} <= set(described()["responses"])
+@pytest.mark.parametrize("operation", [*OPERATIONS, *CONTROL_OPERATIONS], ids=lambda one: one.id)
+def test_required_authority_is_documented_with_its_error_codes(operation: Operation) -> None:
+    (documented,) = make_document("title", "1.2.3", [operation])["paths"].values()
+    (entry,) = documented.values()
+    assert entry["security"] == SECURITY[operation.needs]
+    assert ({"401", "403"} <= set(entry["responses"])) is (operation.needs is not Needs.NOBODY)
 
 
 def request(body: bytes = b"{}", query: bytes = b"") -> Request:
@@ -154,10 +142,15 @@ def test_connection_share_is_per_user_and_socket() -> None:
     alice = everybody.of(1000)
     assert [alice.connect("engine") for _ in range(4)] == [True, True, False, False]
     assert alice.connect("control")
-    assert everybody.of(1001).connect("engine")
+    bob = everybody.of(1001)
+    assert bob.connect("engine")
     alice.leave("engine")
     assert everybody.of(1000).connect("engine")
     assert not everybody.of(1000).connect("engine")
+    bob.leave("engine")
+    everybody.of(1002)
+    assert everybody.of(1000) is alice
+    assert everybody.of(1001) is not bob  # an unused share is forgotten
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The call log, its retention, and session rows."""
+"""The call log of one and of all principals, its retention, and session rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from fumehood.core.call_log import CallPage, CallQuery
+from fumehood.core.call_log import AllCallsQuery, CallPage, CallQuery
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.storage import calls as calls_module
 from fumehood.storage import database as database_module
 from fumehood.storage import retention as retention_module
-from fumehood.storage.calls import CallLog
+from fumehood.storage.calls import AllCalls, CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import ReadFailed
 from fumehood.storage.retention import retention
@@ -115,12 +115,18 @@ async def test_token_count_over_sqlite_maximum_is_clamped(log: CallLog) -> None:
 
 
 @pytest.mark.row("D4", "D6")
-async def test_calls_older_than_retention_are_pruned(log: CallLog) -> None:
+async def test_calls_older_than_retention_are_pruned_but_the_newest(log: CallLog) -> None:
     for number in range(10):
         log.record(call_row(number, at=stamp(NOON + timedelta(days=number))))
     assert await log.prune(NOON + timedelta(days=34)) == 4
     assert await listed(log) == [9, 8, 7, 6, 5, 4]
     assert await log.prune(NOON + timedelta(days=34)) == 0
+    late = NOON + timedelta(days=1000)
+    log.record(call_row(10, at=stamp(NOON)))
+    assert await log.prune(late) == 6
+    assert await listed(log) == [10]  # the newest stays, so that the sequence continues
+    log.record(call_row(11, at=stamp(late)))
+    assert await listed(log) == [11, 10]
 
 
 @pytest.mark.row("D4", "D6")
@@ -134,17 +140,6 @@ async def test_calls_of_a_principal_over_the_maximum_are_pruned_oldest_first(
     assert await log.prune(NOON) == 30
     assert await listed(log, limit=100) == list(range(130, 30, -1))
     assert await listed(log, "uid:7") == [0]  # of which nobody else's calls take the place
-
-
-@pytest.mark.row("D4", "D6")
-async def test_newest_call_is_never_pruned_so_that_sequence_continues(log: CallLog) -> None:
-    for number in range(3):
-        log.record(call_row(number, at=stamp(NOON)))
-    assert await log.prune(NOON + timedelta(days=1000)) == 2
-    log.record(call_row(3, at=stamp(NOON + timedelta(days=1000))))
-    assert await listed(log) == [3, 2]
-    assert await log.prune(NOON + timedelta(days=1000)) == 1
-    assert await listed(log) == [3]
 
 
 @pytest.mark.row("D4", "D6")
@@ -165,6 +160,107 @@ async def test_in_memory_log_has_a_lower_maximum(
         log.record(call_row(number, at=stamp(NOON)))
     await database.flush()
     assert await log.prune(NOON) == (5 if database.path is None else 0)
+
+
+# -- The calls of all principals ------------------------------------------------------------
+
+SINCE = datetime(2025, 12, 31, tzinfo=UTC)
+
+
+async def listed_of_all(database: Database, **query: Any) -> tuple[list[int], bool]:
+    page = await AllCalls(database).page(AllCallsQuery(**query))
+    return [int(one.call_id.removeprefix("call_"), 16) for one in page.items], page.has_more
+
+
+async def test_each_filter_returns_only_matching_calls(log: CallLog, database: Database) -> None:
+    fields: list[dict[str, Any]] = [
+        {"agent_id": "a"}, {"tool": "t"}, {"code": "TIMEOUT"}, {"session_id": "s"},
+        {"trace_id": "trace_x"}, {"parent_id": "call_p"}, {"principal_id": "uid:9"},
+    ]  # fmt: skip
+    plain = {"agent_id": None, "session_id": None, "parent_id": None}
+    for number, one in enumerate(fields):
+        log.record(call_row(number, **{**plain, **one}))
+    queries = [
+        {"agent": "a"}, {"tool": "t"}, {"code": "TIMEOUT"}, {"session": "s"},
+        {"trace": "trace_x"}, {"parent": "call_p"}, {"principal": "uid:9"},
+    ]  # fmt: skip
+    assert await listed_of_all(database) == ([6, 5, 4, 3, 2, 1, 0], False)
+    assert [await listed_of_all(database, **query) for query in queries] == [
+        ([number], False) for number in range(7)
+    ]
+
+
+async def test_rare_call_is_found_across_bounded_scans(
+    log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each query scans a bounded part of the log, however long it is."""
+    monkeypatch.setattr(calls_module, "SCANNED", 10)
+    for number in range(35):
+        log.record(call_row(number, code="TIMEOUT" if number == 3 else "OK"))
+    query = AllCallsQuery(code="TIMEOUT")
+    asked = 0
+    while True:
+        page = await AllCalls(database).page(query)
+        asked += 1
+        if page.items or not page.has_more:
+            break
+        query = query.model_copy(update={"cursor": page.next_cursor})
+    assert [one.call_id for one in page.items] == [f"call_{3:024x}"]
+    assert asked == 4
+    assert not page.has_more
+
+
+async def test_unknown_cursor_and_call_are_not_found(database: Database) -> None:
+    with pytest.raises(ResourceNotFound):
+        await AllCalls(database).page(AllCallsQuery(cursor="call_0"))
+    with pytest.raises(ResourceNotFound):
+        await AllCalls(database).get("call_0")
+
+
+async def test_figures_count_codes_and_percentiles_per_tool(
+    log: CallLog, database: Database
+) -> None:
+    codes = {0: "TIMEOUT", 1: "PERMISSION_DENIED", 2: "APPROVAL_DENIED", 3: "INVALID_PARAMS"}
+    codes |= {4: "EXECUTION_ERROR", 5: "OF_THE_TOOL"}
+    for number in range(100):
+        code = codes.get(number, "OK")
+        log.record(call_row(number, total_ms=float(number + 1), code=code))
+    log.record(call_row(200, tool="other", total_ms=7.0))
+    log.record(call_row(201, tool="old", at="2020-01-01T00:00:00.000Z"))
+    found = await AllCalls(database).figures(SINCE)
+    (one, other) = found.items
+    assert (one.tool, one.calls, one.succeeded, one.failed) == ("calculator", 100, 94, 3)
+    assert (one.mean_ms, one.p50_ms, one.p95_ms) == (50.5, 50.0, 95.0)
+    assert (other.tool, other.p50_ms, other.p95_ms) == ("other", 7.0, 7.0)
+    assert not found.is_partial
+
+
+async def test_figures_exclude_the_approval_wait(log: CallLog, database: Database) -> None:
+    """The twin: any other stage counts."""
+    for number, stage in enumerate(["approval wait", "execute"]):
+        row = call_row(number, tool=f"t{number}", total_ms=40_260.0)
+        row["stages"] = {stage: 40_000.0, "validate": 1.0}
+        log.record(row)
+    waited, ran = (await AllCalls(database).figures(SINCE)).items
+    assert (waited.mean_ms, waited.p50_ms, waited.p95_ms) == (260.0, 260.0, 260.0)
+    assert (ran.mean_ms, ran.p50_ms, ran.p95_ms) == (40_260.0, 40_260.0, 40_260.0)
+
+
+async def test_figures_over_their_bounds_are_marked_partial(
+    log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        log.record(call_row(number, tool=f"t{number}"))
+    monkeypatch.setattr(calls_module, "MAX_TOOLS", 5)
+    found = await AllCalls(database).figures(SINCE)
+    assert len(found.items) == 5
+    assert found.is_partial
+    monkeypatch.setattr(calls_module, "MAX_TOOLS", 50)
+    monkeypatch.setattr(calls_module, "SUMMED", 10)
+    found = await AllCalls(database).figures(SINCE)
+    assert len(found.items) == 10
+    assert found.is_partial
+    assert not (await AllCalls(database).figures(SINCE + timedelta(days=30))).is_partial
 
 
 # -- Retention -----------------------------------------------------------------------------

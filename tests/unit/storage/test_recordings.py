@@ -286,29 +286,6 @@ async def test_recording_of_ended_call_is_readable_until_it_expires(home: Path) 
         await gone(store)
 
 
-async def test_oldest_recording_is_evicted_and_bound_is_never_exceeded(home: Path) -> None:
-    size = 9000
-    async with opened(home, kept_s=60, max_bytes=100_000) as store:
-        for number in range(30):
-            await finished(store, f"call_{number}", size=size)
-            files = [path.stat().st_size for path in (home / "spool").iterdir()]
-            assert sum(files) <= 50_000  # one principal's half
-        await settled(store, {f"call_{number}" for number in range(25, 30)})
-        assert store.room.taken == sum(p.stat().st_size for p in (home / "spool").iterdir())
-        # Another principal's share is its own, and nothing of the first one's goes for it.
-        for number in range(4):
-            await finished(store, f"other_{number}", owner="uid:2", size=size)
-        assert await found(store, "call_25") is not None
-        # A third one finds the whole used up: of the first, who has most, the oldest goes; the one
-        # that was read just now is the newest.
-        await finished(store, "third", owner="uid:3", size=2 * size)
-        assert await found(store, "call_26") is None
-        assert await found(store, "call_25") is not None
-        assert await found(store, "other_0", "uid:2") is not None
-        assert await found(store, "third", "uid:3") is not None
-        assert sum(p.stat().st_size for p in (home / "spool").iterdir()) <= 100_000
-
-
 async def test_recording_being_read_is_not_evicted(home: Path) -> None:
     async with opened(home, kept_s=60, max_bytes=60_000) as store:
         records = await finished(store, "call_0", size=9000)

@@ -60,16 +60,6 @@ async def test_page_receives_the_number_of_pending_approvals(site: Site) -> None
         assert await page.next() == b'event: approvals\ndata: {"pending":2}\n\n'
 
 
-async def test_page_receives_events_when_the_engine_leaves_and_returns(site: Site) -> None:
-    async with Page(site, await log_in(site)) as page:
-        await page.next()
-        site.engine.is_away = True
-        site.engine.tell()
-        assert await page.next() == b"event: away\ndata: {}\n\n"
-        site.engine.is_away, site.engine.changes = False, 0  # it counts anew after a start
-        assert (await page.next()).startswith(b"event: approvals")
-
-
 async def test_stream_of_a_closed_login_ends_with_an_event(site: Site) -> None:
     login = await log_in(site)
     async with Page(site, login) as page:
