@@ -63,30 +63,6 @@ def test_misspelt_command_gets_a_suggestion() -> None:
     assert "--agent" in invoke(app, ["call", "calculator", "--agnt", "x"]).output
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("fumehood ca", ["call", "calls", "cache"]),
-        ("fumehood tools sh", ["show"]),
-        ("fumehood call x --ag", ["--agent"]),
-    ],
-)
-def test_completion_knows_commands_subcommands_and_options(
-    shell: str, line: str, completed: list[str]
-) -> None:
-    asked = {
-        "_FUMEHOOD_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
-        "_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-    }  # fmt: skip
-    done = CliRunner().invoke(app, env=asked, prog_name="fumehood")
-    assert done.exit_code == 0
-    lines = done.output.split("((")[-1].splitlines()  # zsh has a frame around them
-    found = [line.split("\t")[0].split(":")[0].strip('"') for line in lines]
-    assert found == completed
-
-
 # -- An envelope that no model has read ----------------------------------------------------
 
 SANDBOX = {

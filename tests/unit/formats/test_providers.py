@@ -245,10 +245,6 @@ def test_provider_library_accepts_every_result_message(name: str) -> None:
     messages = json.loads(json.dumps(chat.results(calls, answers, 2000)))
     for message in messages:
         TypeAdapter(CONVERSATION[name]).validate_python(message)
-    text = json.dumps(messages)
-    assert '"id1"' in text
-    assert '"id2"' in text
-    assert "PERMISSION_DENIED: No." in text
     turns = chat.turn(plain(WHOLE[name]))
     if name == "openai":
         ChatCompletionMessage.model_validate(turns[0])
