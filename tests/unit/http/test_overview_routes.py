@@ -164,23 +164,6 @@ async def test_stored_answer_of_a_keyed_call_is_shown_only_to_administrators(hou
     assert seen["envelope"]["metadata"]["call_id"] == call_id
 
 
-async def test_approved_call_can_be_repeated_as_a_dry_run(house: House) -> None:
-    waiting = await house.call("2 + 2")
-    assert waiting.error is not None
-    approval_id = str(waiting.error.approval_id)
-    tag = [("if-match", "*")]
-    denied = {"decision": "deny", "reason": "no"}
-    await house.ask("POST", f"/v1/approvals/{approval_id}/decision", denied, headers=tag)
-    call_id = waiting.metadata.call_id
-    shown = (await house.ask("GET", f"/v1/calls/{call_id}")).body["data"]
-    assert (shown["approval"]["id"], shown["can_repeat"]) == (approval_id, True)
-    again = (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).body
-    assert again["success"], again
-    assert again["data"]["dry_run"] is True
-    # Nothing was run or recorded, and no approval was asked for.
-    assert len((await house.ask("GET", "/v1/calls")).body["data"]["items"]) == 1
-
-
 async def test_arguments_of_a_call_without_approval_are_not_stored(house: House) -> None:
     call_id = (await house.call("1 + 1")).metadata.call_id
     assert (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).code == "RESOURCE_NOT_FOUND"

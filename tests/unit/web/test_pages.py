@@ -540,19 +540,16 @@ def test_health_shows_the_alerts_unless_they_are_disabled(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, enabled: bool
 ) -> None:
     async def alerts(self: Any) -> Any:
+        quiet = {"firing": False, "tool": None, "since": None}
         enough = {"calls": 1200, "least_calls": 20}
-        well = SimpleNamespace(
-            firing=False, tool=None, message="The mean is 4 ms.", since=None, **enough
-        )
-        said = "64.7% of the calls succeeded (at least 95.0%)."
-        few = SimpleNamespace(
-            firing=False, tool=None, message=said, since=None, calls=17, least_calls=20
-        )
-        said = f"5 % of calls failed {EVIL}"
-        firing = SimpleNamespace(
-            firing=True, tool=f"erase {EVIL}", message=said, since=NOW, **enough
-        )
-        return SimpleNamespace(enabled=enabled, window_seconds=300, alerts=(well, few, firing))
+        rows = (
+            {**quiet, **enough, "message": "The mean is 4 ms."},
+            {**quiet, "calls": 17, "least_calls": 20, "message": "64.7% of the calls succeeded."},
+            {"firing": True, "tool": f"erase {EVIL}", "since": NOW, **enough,
+             "message": f"5 % of calls failed {EVIL}"},
+        )  # fmt: skip
+        told = tuple(SimpleNamespace(**row) for row in rows)
+        return SimpleNamespace(enabled=enabled, window_seconds=300, alerts=told)
 
     monkeypatch.setattr(_Named, "alerts", alerts)
     text = browser.get("/health").text
