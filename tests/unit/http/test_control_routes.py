@@ -1,8 +1,10 @@
-"""Approvals over both sockets: who may see, who may decide, and on what."""
+"""The control socket: approvals, everybody's calls, and who may use its operations."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,19 +12,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
+from fumehood.core.call import CallBody
+from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.http.endpoint import Needs, Operation
 from fumehood.http.peer import Face
 from fumehood.identity.approvers import all_approvers, make_first_approver
+from fumehood.policy.loader import parse_policy
+from fumehood.policy.model import Policy
 from fumehood.testing import FakeWall, ManualClock
 from support.approvals import NOW, FakeDesk, approval
 from support.faces import FacesClient
 from support.http import Answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A4", "A6", "D6")]
 
 SECRET = b"s" * 32
 ROOT = Principal("init", frozenset({Scope.ADMIN}))
@@ -31,14 +40,47 @@ DECISION = f"/v1/approvals/{ONE.id}/decision"
 YES = {"decision": "approve"}
 
 
+POLICY = """
+[[rules]]
+id = "sums"
+decision = "ask"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "2"
+
+[[rules]]
+id = "no-tens"
+decision = "deny"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "10"
+"""
+RULE = """
+[[rules]]
+id = "big"
+decision = "deny"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "9"
+
+[[rules]]
+id = "for-one-agent"
+decision = "ask"
+agents = ["nobody"]
+"""
+
+
 @dataclass
-class Desk:
-    """An engine with a desk that remembers, and somebody with each kind of credential."""
+class House:
+    """An engine, and somebody with each kind of credential."""
 
     engine: Engine
-    desk: FakeDesk
     client: FacesClient
     clock: ManualClock
+    admin: str
     approver: str
     caller: str
     deciding: str
@@ -47,31 +89,19 @@ class Desk:
         """As the approver on the control socket, unless told otherwise."""
         return await self.client.ask(method, path, body, **{"credential": self.approver, **more})
 
-    async def decide(self, body: Any = YES, **more: Any) -> Answer:
-        return await self.ask("POST", DECISION, body, **{"headers": [("if-match", '"1"')], **more})
-
-    async def call_back(self, body: Any, *signatures: str) -> Answer:
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        given = signatures or (sign(SECRET, raw, self.clock.now()),)
-        headers = [(HEADER, one) for one in given]
-        path = "/v1/approvals/callback"
-        return await self.client.ask("POST", path, raw, headers=headers)
-
-    @property
-    def decisions(self) -> list[dict[str, Any]]:
-        return [given for what, given in self.desk.asked if what == "decide"]
+    async def call(self, expression: str, **options: Any) -> Envelope:
+        body = CallBody.model_validate(
+            {"arguments": {"expression": expression}, "options": options}
+        )
+        return await self.engine.run("calculator", body, self.engine.principal_of_uid(1))
 
 
-async def make_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
+async def built(home: Path, **config: Any) -> AsyncIterator[House]:
     clock = ManualClock(NOW)
     engine = Engine(config=Config(home=home, **config), interpreter=FakeWall(), clock=clock)
-    make_first_approver(engine.database, "owner", NOW)
+    admin = make_first_approver(engine.database, "owner", NOW)
     engine.approvers._approvers = engine.database.read_now(all_approvers)
     async with engine:
-        desk = FakeDesk()
-        desk.put(ONE)
-        engine.approvals = desk  # type: ignore[attr-defined]
-        engine.webhook = SimpleNamespace(callbacks=Callbacks(SECRET, window_s=300))  # type: ignore[attr-defined]
         _, approver = await engine.approvers.add("alice", {Scope.APPROVE}, by=ROOT, now=NOW)
 
         async def token(name: str, *scopes: Scope) -> str:
@@ -81,22 +111,68 @@ async def make_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
             )  # fmt: skip
             return text
 
-        yield Desk(
-            engine, desk, FacesClient(engine), clock, approver,
+        yield House(
+            engine, FacesClient(engine), clock, admin, approver,
             await token("caller", Scope.CALL), await token("robot", Scope.APPROVE),
         )  # fmt: skip
 
 
 @pytest.fixture
+async def house(home: Path) -> AsyncIterator[House]:
+    policy = home / "policy.toml"
+    policy.write_text(POLICY, encoding="utf-8")
+    policy.chmod(0o600)
+    async for made in built(home, policy_file=policy):
+        yield made
+
+
+@dataclass
+class Desk:
+    """An engine whose desk for approvals only remembers."""
+
+    house: House
+    desk: FakeDesk
+
+    async def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        return await self.house.ask(method, path, body, **more)
+
+    async def decide(self, body: Any = YES, **more: Any) -> Answer:
+        return await self.ask("POST", DECISION, body, **{"headers": [("if-match", '"1"')], **more})
+
+    async def call_back(self, body: Any, *signatures: str) -> Answer:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = signatures or (sign(SECRET, raw, self.house.clock.now()),)
+        headers = [(HEADER, one) for one in given]
+        path = "/v1/approvals/callback"
+        return await self.house.client.ask("POST", path, raw, headers=headers)
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        return [given for what, given in self.desk.asked if what == "decide"]
+
+
+async def made_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
+    async for house in built(home, **config):
+        desk = FakeDesk()
+        desk.put(ONE)
+        house.engine.approvals = desk  # type: ignore[attr-defined]
+        house.engine.webhook = SimpleNamespace(callbacks=Callbacks(SECRET, window_s=300))  # type: ignore[attr-defined]
+        yield Desk(house, desk)
+
+
+@pytest.fixture
 async def here(home: Path) -> AsyncIterator[Desk]:
-    async for made in make_desk(home):
+    async for made in made_desk(home):
         yield made
 
 
 @pytest.fixture
 async def service(home: Path) -> AsyncIterator[Desk]:
-    async for made in make_desk(home, mode="service"):
+    async for made in made_desk(home, mode="service"):
         yield made
+
+
+# -- Approvals: who may see, who may decide, and on what -----------------------------------
 
 
 async def test_approver_sees_full_approvals_with_version_as_etag(here: Desk) -> None:
@@ -120,7 +196,7 @@ async def test_decision_records_approver_digest_and_channel(here: Desk) -> None:
 
 @pytest.mark.row("A4")
 async def test_token_with_the_scope_decides_as_its_own_principal(here: Desk) -> None:
-    assert (await here.decide(credential=here.deciding)).code is None
+    assert (await here.decide(credential=here.house.deciding)).code is None
     assert here.decisions[0]["by"] == "token:robot"
 
 
@@ -176,7 +252,7 @@ async def test_poll_times_out_with_the_same_number(here: Desk) -> None:
 
 async def test_caller_sees_its_own_approvals_without_approver_names(here: Desk) -> None:
     here.desk.put(approval(2, principal_id="token:caller", approvers=("alice",)))
-    mine = {"face": Face.ENGINE, "credential": here.caller}
+    mine = {"face": Face.ENGINE, "credential": here.house.caller}
     listed = (await here.ask("GET", "/v1/approvals", **mine)).body["data"]["items"]
     assert [item["id"] for item in listed] == [approval(2).id]
     shown = (await here.ask("GET", f"/v1/approvals/{approval(2).id}", **mine)).body["data"]
@@ -226,7 +302,7 @@ async def test_callback_with_a_bad_signature_decides_nothing(here: Desk) -> None
     raw = json.dumps(CALLBACK).encode()
     for name, forge in FORGERIES.items():
         headers: Any = [(HEADER, value.encode()) for value in forge(raw)]
-        answer = await here.client.ask("POST", "/v1/approvals/callback", raw, headers=headers)
+        answer = await here.house.client.ask("POST", "/v1/approvals/callback", raw, headers=headers)
         assert (answer.status, answer.code) == (401, "UNAUTHORIZED"), name
     assert here.decisions == []
 
@@ -254,8 +330,118 @@ async def test_signed_callback_without_a_decision_is_refused(here: Desk) -> None
 
 
 async def test_callback_is_refused_if_callbacks_are_disabled(here: Desk) -> None:
-    here.engine.webhook = SimpleNamespace(callbacks=None)  # type: ignore[attr-defined]
+    here.house.engine.webhook = SimpleNamespace(callbacks=None)  # type: ignore[attr-defined]
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
-    here.engine.webhook = None  # type: ignore[attr-defined]
+    here.house.engine.webhook = None  # type: ignore[attr-defined]
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
     assert here.decisions == []
+
+
+# -- Everybody's calls, their figures and the rules ----------------------------------------
+
+
+def is_on_both(operation: Operation) -> bool:
+    """Whether the callers' socket has an operation at this address."""
+    same = [one for one in OPERATIONS if one.method == operation.method]
+    return any(one.address.fullmatch(operation.path) for one in same)
+
+
+GUARDED = [one for one in CONTROL_OPERATIONS if one.needs is Needs.ADMIN and is_on_both(one)]
+"""Operations whose address callers have as well, for their own. `tests/adversarial` tries others."""
+REFUSED = ("UNAUTHORIZED", "PERMISSION_DENIED")
+
+
+async def asked(house: House, operation: Operation, credential: str | None) -> str | None:
+    """The code of an operation's answer, with an `x` for each parameter."""
+    path = re.sub(r"{\w+}", "x", operation.path)
+    return (await house.ask(operation.method, path, credential=credential)).code
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.id)
+async def test_control_operation_at_an_address_of_callers_needs_the_admin_scope(
+    house: House, operation: Operation
+) -> None:
+    invented = f"fha_{'0' * 16}_{'a' * 43}"
+    for credential in (None, invented):
+        assert await asked(house, operation, credential) == "UNAUTHORIZED"
+    for credential in (house.caller, house.approver):
+        assert await asked(house, operation, credential) == "PERMISSION_DENIED"
+    assert await asked(house, operation, house.admin) not in REFUSED  # the twin
+
+
+async def test_caller_socket_shows_only_own_calls(house: House) -> None:
+    await house.call("1 + 1")
+    own = await house.ask("GET", "/v1/calls", face=Face.ENGINE, credential=None)
+    assert own.body["data"]["items"] == []
+
+
+async def test_call_details_have_stages_audit_row_and_children(house: House) -> None:
+    call_id = (await house.call("1 + 1")).metadata.call_id
+    shown = (await house.ask("GET", f"/v1/calls/{call_id}")).body["data"]
+    assert list(shown["stages_ms"])[:3] == ["resolve", "validate", "authorize"]
+    page = await house.ask("GET", f"/v1/audit?after={shown['audit_seq'] - 1}&limit=1",
+                           credential=house.admin)  # fmt: skip
+    assert f'"call_id":"{call_id}"' in page.body["data"]["items"][0]["body"]
+    assert (shown["children"], shown["approval"], shown["answer"]) == ([], None, "not_kept")
+
+
+async def test_stored_answer_of_a_keyed_call_is_shown_only_to_administrators(house: House) -> None:
+    call_id = (await house.call("1 + 1", idempotency_key="k")).metadata.call_id
+    path = f"/v1/calls/{call_id}"
+    seen = (await house.ask("GET", path)).body["data"]
+    assert (seen["answer"], seen["envelope"]) == ("needs_admin", None)
+    blob = await house.ask("GET", f"{path}/blobs/blob_0?expires=1&signature=0")
+    assert blob.code == "PERMISSION_DENIED"
+    seen = (await house.ask("GET", path, credential=house.admin)).body["data"]
+    assert seen["answer"] == "shown"
+    assert seen["envelope"]["metadata"]["call_id"] == call_id
+
+
+async def test_arguments_of_a_call_without_approval_are_not_stored(house: House) -> None:
+    call_id = (await house.call("1 + 1")).metadata.call_id
+    assert (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).code == "RESOURCE_NOT_FOUND"
+
+
+async def test_policy_rules_count_their_decided_calls(house: House) -> None:
+    await house.call("2 + 2")
+    await house.call("10 + 2")
+    await house.call("10 + 2", dry_run=True)
+    rules = (await house.ask("GET", "/v1/policy")).body["data"]["rules"]
+    assert {one["id"]: one["decided"] for one in rules} == {"sums": 1, "no-tens": 1}
+
+
+async def test_slow_rule_trial_does_not_block_other_requests(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred kilobytes of rules took nine seconds, in which nobody else was answered."""
+    others = threading.Event()
+
+    def slow(*given: Any) -> Policy:
+        assert others.wait(timeout=30)
+        return parse_policy(*given)
+
+    async def call() -> None:
+        await house.call("1 + 1")
+        others.set()
+
+    monkeypatch.setattr("fumehood.engine_overview.parse_policy", slow)
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        tried = await house.ask("POST", "/v1/policy/try", {"rules": RULE})
+    assert len(tried.body["data"]["items"]) == 2
+
+
+async def test_rule_trial_is_evaluated_on_past_calls(house: House) -> None:
+    await house.call("1 + 1")
+    await house.call("1 / 0")
+    await house.engine.run("gone", CallBody(), house.engine.principal_of_uid(1))
+    tried = (await house.ask("POST", "/v1/policy/try", {"rules": RULE})).body["data"]
+    assert (tried["calls"], tried["skipped"]) == (3, 1)
+    first, second = tried["items"]
+    assert (first["id"], first["calls"], first["unknown"]) == ("big", 2, ["argument /expression"])
+    assert first["groups"][0]["tool"] == "calculator"
+    assert (second["id"], second["calls"], second["unknown"]) == ("for-one-agent", 0, [])
+    faulty = await house.ask("POST", "/v1/policy/try", {"rules": "[[rules]]\nid = 7"})
+    assert faulty.code == "INVALID_PARAMS"
+    # The rules in force are the same as before.
+    assert len((await house.ask("GET", "/v1/policy")).body["data"]["rules"]) == 2
