@@ -52,6 +52,25 @@ def test_arguments_override_the_environment_unless_none(
 @pytest.mark.parametrize(
     ("text", "variables", "setting", "value"),
     [
+        ("", {}, "interpreter.limits.default_wall_s", 5),
+        ("", {}, "interpreter.limits.max_wall_s", 30),
+        ("", {}, "interpreter.limits.default_memory_mb", 64),
+        ("", {}, "interpreter.limits.max_memory_mb", 256),
+        ("", {}, "interpreter.limits.output_bytes", 65_536),
+        ("", {}, "jail.limits.default_wall_s", 30),
+        ("", {}, "jail.limits.default_memory_mb", 256),
+        ("", {}, "jail.limits.output_bytes", 1 << 20),
+        ("", {}, "container.limits.output_bytes", 1 << 20),
+        ("", {}, "container.limits.min_memory_mb", 128),
+        ("", {}, "container.limits.memory_classes", tuple(128 << n for n in range(9))),
+        ("[container]\ntimeout_seconds = 3\n", {}, "container.limits.default_wall_s", 3),
+        ("", {}, "sessions.image", "python-data"),
+        ("", {}, "sessions.max", 32),
+        ("", {}, "sessions.max_of_one", 16),
+        ("", {}, "sessions.idle_seconds", 1800),
+        ("", {}, "sessions.lifetime_seconds", 14_400),
+        ("", {}, "sessions.queue_seconds", 30),
+        ("", {}, "sessions.waiting", 20),
         ('log_level = "debug"\n', {}, "log_level", "debug"),
         ("drain_seconds = 3\n", {"DRAIN_SECONDS": "4"}, "drain_seconds", 4),
         ("[interpreter]\nmemory_mb = 32\n", {"DRAIN_SECONDS": "4"}, "interpreter.memory_mb", 32),
@@ -76,7 +95,7 @@ def test_arguments_override_the_environment_unless_none(
         ("", {"SECRETS": f'{{"k": {json.dumps(KEY)}}}'}, "secrets", {"k": SecretSettings(**KEY)}),
     ],
 )
-def test_setting_comes_from_its_variable_or_else_from_the_file(
+def test_setting_comes_from_its_variable_or_the_file_or_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str],
     setting: str, value: Any,
 ) -> None:  # fmt: skip
