@@ -49,7 +49,6 @@ SCHEMA = {
 def refusal(code: str, message: str, fields: Iterable[str] = ()) -> Refused:
     """The exception a client raises if the engine refuses."""
     envelope = decode_envelope(envelope_bytes({}, code=code, message=message))
-    assert envelope.error is not None
     error = envelope.error.model_copy(update={"fields": tuple(fields) or None})
     return Refused(envelope.model_copy(update={"error": error}))
 

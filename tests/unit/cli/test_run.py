@@ -102,7 +102,6 @@ ITERM = [{"TERM_PROGRAM": "iTerm.app"}, {"TERM_PROGRAM": "WezTerm", "TERM": "xte
 def test_figure_for_kitty_is_sent_in_chunks_without_a_reply(environ: dict[str, str]) -> None:
     image = png(more=b"x" * 10_000)
     drawing = drawing_of(image, environ)
-    assert drawing is not None
     chunks = re.findall(r"\x1b_G([^;]*);([A-Za-z0-9+/=]*)\x1b\\", drawing)
     assert [control for control, _ in chunks] == ["a=T,f=100,q=2,m=1", "m=1", "m=1", "m=0"]
     assert max(len(text) for _, text in chunks) == 4096

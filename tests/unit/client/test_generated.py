@@ -17,8 +17,6 @@ GENERATOR = ROOT / "scripts" / "make_clients.py"
 @pytest.fixture(scope="module")
 def generator() -> Any:
     spec = importlib.util.spec_from_file_location(GENERATOR.stem, GENERATOR)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

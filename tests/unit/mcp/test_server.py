@@ -177,7 +177,6 @@ async def test_long_progress_token_is_refused(engine: Engine, token: Any, told: 
 async def test_repeated_approved_call_waits_for_its_running_call(ends_first: bool) -> None:
     """A client that gives up meanwhile ends nothing, and finds the answer with its next try."""
     deeds = Deeds(gate=anyio.Event())
-    assert deeds.gate is not None
     async with asking(deeds=deeds) as desk:
         server = McpServer(desk.engine)
         await desk.decide(await desk.parked("a"))

@@ -23,12 +23,10 @@ from support.definitions import expression_document, rest_document
 
 
 def _names(contents: DirectoryContents | None) -> list[str]:
-    assert contents is not None
     return [tool.definition.name for tool in contents.tools]
 
 
 def _faults(contents: DirectoryContents | None) -> dict[str | None, str]:
-    assert contents is not None
     return {fault.file: fault.reason for fault in contents.faults}
 
 

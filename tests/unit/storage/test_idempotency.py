@@ -73,7 +73,6 @@ def test_orphaned_running_key_is_unknown_unless_repeatable(
     if may_repeat:
         assert found is None
     else:
-        assert found is not None
         assert (found.state, found.call.call_id) == (KeyState.UNKNOWN, "call_1")
 
 
@@ -81,7 +80,6 @@ def test_orphaned_running_key_is_unknown_unless_repeatable(
 def test_held_running_key_is_not_treated_as_lost(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1", may_repeat=True))
     found = _take(do, keyed("call_2", may_repeat=True), is_held="call_1".__eq__)
-    assert found is not None
     assert found.state is KeyState.RUNNING
 
 
@@ -123,7 +121,6 @@ def test_expired_key_can_be_taken_before_it_is_pruned(do: Callable[..., Any]) ->
     _done(do)
     assert _take(do, keyed("call_2", fingerprint="other"), NOW + KEY_LIFETIME) is None
     found = _take(do, keyed("call_3"), NOW + KEY_LIFETIME)
-    assert found is not None
     assert (found.call.fingerprint, found.answer) == ("other", None)
 
 
@@ -136,12 +133,10 @@ def test_waiting_key_is_completed_only_by_its_approval(do: Callable[..., Any]) -
     with pytest.raises(KeyLost):
         do(rows.finish, keyed("call_1"), "mine")
     found = _take(do, keyed("call_2"), is_held=_gone)
-    assert found is not None
     assert (found.state, found.approval_id) == (KeyState.WAITING, "apr_1")
     late = NOW + timedelta(days=3)
     do(rows.complete, "uid:1", "k", "answer", late)
     found = _take(do, keyed("call_3"), late + KEY_LIFETIME - MOMENT)
-    assert found is not None
     assert (found.state, found.answer) == (KeyState.DONE, "answer")
 
 
@@ -171,11 +166,9 @@ def test_resolution_does_not_overwrite_answer_of_later_call_with_same_key(
         do(rows.complete, call.principal_id, call.key, f"answer {number}", now)
     do(rows.correct, call.principal_id, call.key, "apr_1", "resolved", later)
     kept = _take(do, call, later)
-    assert kept is not None
     assert (kept.approval_id, kept.answer) == ("apr_2", "answer 2")
     do(rows.correct, call.principal_id, call.key, "apr_2", "resolved", later)  # the twin
     kept = _take(do, call, later)
-    assert kept is not None
     assert kept.answer == "resolved"
 
 
@@ -204,7 +197,6 @@ def test_ending_a_call_does_not_change_a_key_held_by_another(
     with pytest.raises(KeyLost):
         do(rows.finish, keyed("call_2"), "stolen")
     found = _take(do, keyed("call_3"))
-    assert found is not None
     assert (found.state, found.call.call_id) == (KeyState.RUNNING, "call_1")
 
 
@@ -220,7 +212,6 @@ def test_recovery_releases_or_marks_lost_keys_and_keeps_waiting_ones(
     assert _take(do, keyed("call_4", key="harmless"), later) is None
     for key, state in (("acts", KeyState.UNKNOWN), ("waits", KeyState.WAITING)):
         found = _take(do, keyed("call_5", key=key), later + KEY_LIFETIME - MOMENT)
-        assert found is not None
         assert found.state is state
     assert do(rows.recover, later) == 1  # the key that was taken anew
 

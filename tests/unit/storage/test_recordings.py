@@ -277,7 +277,6 @@ async def test_recording_of_ended_call_is_readable_until_it_expires(home: Path) 
         assert await store.prune(clock.now()) == 0
         assert await found(store, "call_1") == records
         held = store.find("call_1", OWNER)
-        assert held is not None
         clock.advance(2)
         assert await found(store, "call_1") is None
         assert await store.prune(clock.now()) == 0  # somebody reads it still
@@ -290,7 +289,6 @@ async def test_recording_being_read_is_not_evicted(home: Path) -> None:
     async with opened(home, kept_s=60, max_bytes=60_000) as store:
         records = await finished(store, "call_0", size=9000)
         reader = store.find("call_0", OWNER)
-        assert reader is not None
         for number in range(1, 6):
             await finished(store, f"call_{number}", size=9000)
         assert await found(store, "call_1") is None
@@ -324,11 +322,9 @@ async def test_in_memory_events_are_resumable_while_a_reader_is_open(
             while not recording.is_over:
                 await anyio.lowlevel.checkpoint()
         everything = store.find("call_1", OWNER)
-        assert everything is not None
         records = await read_all(everything)
         for number, record in enumerate(records):
             again = store.find("call_1", OWNER, record.id)
-            assert again is not None
             assert await read_all(again) == records[number + 1 :]
         assert [record.kind for record in records] == ["tool_output", "tool_notice", "tool_result"]
         first.close()
@@ -367,7 +363,6 @@ async def test_file_truncated_at_any_byte_yields_only_whole_events(home: Path) -
         if end < start:
             assert (count, records, path.exists()) == (0, None, False)
             continue
-        assert records is not None
         complete = whole[start:end].count(b"\n")
         assert [record.data for record in records[:-1]] == events[:complete]
         assert records[-1].kind == "tool_error"
