@@ -266,6 +266,20 @@ def test_unusual_decision_is_not_a_server_fault(
     assert len(site.engine.asked[0][1].decision.action_digest) == 100  # which is nobody's
 
 
+def test_page_reloads_itself_when_an_absent_engine_returns(site: Site) -> None:
+    browser = site.browser()
+    site.engine.is_away = True
+    page = browser.get("/inbox")
+    assert page.status_code == 503
+    assert "data-reload-when-back" in page.text
+    part = browser.part("/inbox/list")
+    assert part.status_code == 503
+    assert part.headers["hx-retarget"] == "#notices"
+    assert Browser(site.console).log_in(ALICE).status_code == 503
+    site.engine.is_away = False
+    assert browser.get("/inbox").status_code == 200
+
+
 def test_fault_of_a_page_tells_the_browser_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     async def broken(view: View) -> Any:
         raise RuntimeError("secret path")
