@@ -1,15 +1,14 @@
-"""Approvals on a real daemon: both sockets, both clients, the command line and the webhook."""
+"""Approvals on a real daemon: the caller's view, the command line and the webhook."""
 
 from __future__ import annotations
 
 import http.server
 import json
 import os
-import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from conftest import FUMEHOOD, Daemon
-from fumehood import Refused
 from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
-from fumehood.approvals.model import ApprovalState, RememberWish
 from fumehood.cli.main import app
 from support.approving import approving_daemon, ran
 from support.authority import ask
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.http import Answer
-from support.scripted_daemon import running_scripted_daemon
 from support.terminal import Person
 from support.wait import wait_until
 
@@ -69,61 +65,8 @@ def asked(caller: Any, text: str, **options: Any) -> Any:
     return envelope.error.approval_id
 
 
-def answer_of(caller: Any, call_id: str) -> Any:
-    """Wait for the call's answer."""
-    wait_until(lambda: caller.call_state(call_id).envelope is not None)
-    return caller.call_state(call_id).envelope
-
-
-def valid(control: Any) -> list[Any]:
-    """The remembered rules that have not been forgotten."""
-    return [rule for rule in control.approvals.remembered() if rule.removed_at is None]
-
-
 def times(daemon: Daemon, text: str) -> int:
     return sum(line.startswith(repr(text) + " ") for line in ran(daemon))
-
-
-@pytest.mark.row("A5", "A2")
-def test_approved_call_runs_once_and_its_answer_can_be_fetched(
-    daemon: Daemon, caller: Any, control: Any, kind: str
-) -> None:
-    approval_id = asked(caller, f"yes-{kind}")
-    shown = control.approvals.show(approval_id)
-    assert shown.arguments == {"text": f"yes-{kind}", "times": 1}
-    state = caller.call_state(shown.call_id)
-    assert (state.call.code, state.approval.state) == ("REQUIRES_HUMAN_APPROVAL", "pending")
-    assert times(daemon, f"yes-{kind}") == 0
-    control.approvals.approve(approval_id, version=shown.version)
-    assert answer_of(caller, shown.call_id).data == {"noted": f"yes-{kind}"}
-    assert times(daemon, f"yes-{kind}") == 1
-    with pytest.raises(Refused) as late:
-        control.approvals.deny(approval_id, version=shown.version)
-    assert late.value.code == "IDEMPOTENCY_CONFLICT"
-
-
-@pytest.mark.row("A3")
-def test_denied_call_never_runs_and_its_error_carries_the_reason(
-    daemon: Daemon, caller: Any, control: Any, kind: str
-) -> None:
-    approval_id = asked(caller, f"no-{kind}")
-    denied = control.approvals.deny(approval_id, version=1, reason="not on a friday")
-    assert denied.state is ApprovalState.DENIED
-    answer = answer_of(caller, denied.call_id)
-    assert answer.error.code == "APPROVAL_DENIED"
-    assert "not on a friday" in answer.error.message
-    assert times(daemon, f"no-{kind}") == 0
-
-
-def test_caller_lists_its_own_approvals_without_binding_or_approvers(
-    caller: Any, kind: str
-) -> None:
-    approval_id = asked(caller, f"list-{kind}")
-    page = caller.approvals.list(state="pending", limit=1)
-    assert [one.id for one in page.items] == [approval_id]
-    assert page.items[0].binding is None
-    assert caller.approvals.show(approval_id).approvers == ()
-    caller.approvals.cancel(approval_id)
 
 
 @pytest.mark.row("R3")
@@ -143,43 +86,6 @@ def test_caller_does_not_see_arguments_fixed_by_the_agent_binding(
     assert control.approvals.show(approval_id).arguments["times"] == 7
     assert control.approvals.list(limit=1).items[0].arguments["times"] == 7
     caller.approvals.cancel(approval_id)
-
-
-def test_next_change_blocks_until_an_approval_changes(caller: Any, control: Any, kind: str) -> None:
-    before = control.approvals.next_change()
-    assert control.approvals.next_change(before, wait_s=0) == before
-    approval_id = asked(caller, f"change-{kind}")
-    assert control.approvals.next_change(before) > before
-    caller.approvals.cancel(approval_id)
-
-
-@pytest.mark.row("A3")
-def test_remembered_rule_is_previewed_before_saving_and_can_be_forgotten(
-    daemon: Daemon, caller: Any, control: Any, kind: str
-) -> None:
-    from datetime import UTC, datetime, timedelta
-
-    approval_id = asked(caller, f"like-{kind}")
-    until = datetime.now(UTC) + timedelta(hours=1)
-    wish = RememberWish(scope="until", until=until, uses=5)
-    rule = control.approvals.preview_remember(approval_id, wish)
-    assert (rule.arguments, rule.uses_left) == ({"text": f"like-{kind}", "times": 1}, 5)
-    assert valid(control) == []
-    done = control.approvals.approve(approval_id, version=1, remember=wish)
-    answer_of(caller, done.call_id)
-    assert caller.call("note", {"text": f"like-{kind}"}).success
-    other = caller.call("note", {"text": f"like-{kind}", "times": 2})
-    assert other.error.code == "REQUIRES_HUMAN_APPROVAL"
-    caller.approvals.cancel(other.error.approval_id)
-    (saved,) = valid(control)
-    assert (saved.approval_id, saved.used) == (approval_id, 1)
-    listed = administer(daemon, "approvals", "remembered")
-    assert [one["id"] for one in listed] == [saved.id]
-    control.approvals.forget(saved.id)
-    assert valid(control) == []
-    assert saved.id in [one["id"] for one in administer(daemon, "approvals", "remembered", "--all")]
-    assert administer(daemon, "approvals", "remembered") == []
-    caller.approvals.cancel(asked(caller, f"like-{kind}"))
 
 
 # The command line.
@@ -344,65 +250,10 @@ def test_call_with_wait_returns_its_answer_after_terminal_approval(daemon: Daemo
     person.reads("Type yes: ")
     person.types("yes")
     assert person.leaves() == 0, person.seen
+    assert daemon.credential not in person.seen
     stdout, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, stdout
     assert json.loads(stdout)["data"] == {"noted": "wait"}
-
-
-NASTY = 'a\x1b[2J\x1b]0;owned\x07\u202egnp.exe\u200b\n\narguments\n  text: "harmless"\r' + "x" * 300
-
-
-def test_approve_prompt_escapes_control_characters_and_accepts_only_yes(daemon: Daemon) -> None:
-    _, approval_id = call(daemon, NASTY)
-    person = at_the_terminal(daemon, "approvals", "approve", approval_id)
-    shown = person.reads("Type yes: ")
-    person.types("y")
-    assert person.leaves() == 1
-    assert daemon.credential not in shown
-    after = shown.partition("Credential: ")[2]
-    for forbidden in ("\x1b", "\u202e", "\u200b", "\x07"):
-        assert forbidden not in after
-    for seen in ("\\u{001b}[2J", "\\u{202e}gnp.exe", "RIGHT-TO-LEFT OVERRIDE"):
-        assert seen in after
-    lines = after.replace("\r\n", "\n").split("\n")
-    assert sum(line == "arguments" for line in lines) == 1
-    assert "".join(lines).count("x") >= 300
-    assert administer(daemon, "approvals", "show", approval_id)["state"] == "pending"
-    administer(daemon, "approvals", "deny", approval_id)
-
-
-def test_denial_reason_is_escaped_on_the_callers_terminal(daemon: Daemon) -> None:
-    call_id, approval_id = call(daemon, "nasty-reason")
-    administer(daemon, "approvals", "deny", approval_id, "--reason", "no\x1b[2J\u202eX")
-    person = Person(daemon.environment, "calls", "answer", call_id)
-    assert person.leaves() == 1
-    assert "no\\u{001b}[2J\\u{202e}X" in person.seen
-    assert "\x1b[2J" not in person.seen
-    assert "\u202e" not in person.seen
-    assert "nothing ran" in person.seen
-
-
-def test_approver_sees_files_to_be_deleted_and_that_the_session_ended(tmp_path: Path) -> None:
-    with running_scripted_daemon(approver=True) as daemon:
-        session = run(daemon, "sessions", "new", "--memory", "128").stdout.strip()
-        (daemon.home / "workspaces" / session).mkdir(parents=True)
-        (tmp_path / "old.csv").write_text("1,2,3,4")
-        assert run(daemon, "sessions", "put", session, str(tmp_path / "old.csv")).exit_code == 0
-        asked = run(daemon, "call", "delete_files", '{"paths": ["old.csv"]}', "--session", session)
-        approval_id = json.loads(asked.stdout)["error"]["approval_id"]
-        person = at_the_terminal(daemon, "approvals", "show", approval_id)
-        assert person.leaves() == 0
-        assert "  removes 1 file, 7 bytes\r\n  - file, 7 bytes: old.csv\r\n" in person.seen
-        assert "session ended" not in person.seen
-        watching = at_the_terminal(daemon, "approvals", "watch")
-        watching.reads(f"{approval_id}  pending")
-        run(daemon, "sessions", "end", session)
-        watching.reads(f"{approval_id}  expired")
-        os.write(watching._ours, b"\x03")
-        assert watching.interrupts() == 0
-        person = at_the_terminal(daemon, "approvals", "show", approval_id)
-        assert person.leaves() == 0
-        assert "Its session ended before anybody decided" in person.seen
 
 
 def test_watch_shows_new_approvals_and_their_decisions(daemon: Daemon) -> None:
@@ -415,60 +266,7 @@ def test_watch_shows_new_approvals_and_their_decisions(daemon: Daemon) -> None:
     assert person.interrupts() == 0
 
 
-# Restarts, and the webhook.
-
-
-@pytest.mark.row("A2", "A5")
-def test_pending_approval_survives_a_killed_daemon_and_runs_once_after_approval(home: Path) -> None:
-    with approving_daemon(home) as before:
-        call_id, approval_id = call(before, "restart")
-        before.process.kill()
-        before.process.wait(timeout=30)
-    with approving_daemon(home, credential=before.credential) as after:
-        assert administer(after, "approvals", "show", approval_id)["state"] == "pending"
-        administer(after, "approvals", "approve", approval_id, "--yes")
-        wait_until(lambda: run(after, "calls", "answer", call_id).exit_code == 0)
-        assert times(after, "restart") == 1
-
-
-@pytest.mark.row("A5")
-def test_call_interrupted_by_crash_is_resolved_by_an_approver_and_never_rerun(
-    home: Path,
-) -> None:
-    with approving_daemon(home) as before:
-        done = run(before, "call", "hold", '{"text": "held"}')
-        call_id = json.loads(done.stdout)["metadata"]["call_id"]
-        approval_id = json.loads(done.stdout)["error"]["approval_id"]
-        early = run(
-            before, "approvals", "resolve", approval_id, "--outcome", "done", "--credential-stdin"
-        )
-        assert "IDEMPOTENCY_CONFLICT" in early.output
-        administer(before, "approvals", "approve", approval_id, "--yes")
-        wait_until(lambda: times(before, "held") == 1)
-        before.process.kill()
-        before.process.wait(timeout=30)
-    with approving_daemon(home, credential=before.credential) as after:
-        (found,) = administer(after, "approvals", "list", "--state", "interrupted")
-        assert found["id"] == approval_id
-        answer = run(after, "calls", "answer", call_id)
-        assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
-        caller = Person(after.environment, "calls", "answer", call_id)
-        assert caller.leaves() == 1
-        assert "unknown whether it took effect" in " ".join(caller.seen.split())
-        assert "nothing ran" not in " ".join(caller.seen.split())
-        approver = at_the_terminal(after, "approvals", "approve", approval_id)
-        assert approver.leaves() == 1
-        assert f"fumehood approvals resolve {approval_id} --outcome done|failed" in approver.seen
-        assert "Type yes" not in approver.seen
-        resolved = administer(
-            after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
-        )
-        assert resolved["state"] == "done"
-        caller = Person(after.environment, "calls", "answer", call_id)
-        assert caller.leaves() == 0
-        assert "an approver recorded that it took effect" in " ".join(caller.seen.split())
-        assert administer(after, "approvals", "list", "--state", "interrupted") == []
-        assert times(after, "held") == 1
+# The webhook.
 
 
 def test_stopping_engine_ends_long_polls_of_approval_changes(home: Path) -> None:
@@ -517,8 +315,8 @@ class Hook(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def receiver() -> Iterator[Any]:
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    server.got, server.anchors, server.refuses, server.refused = [], [], False, 0
-    server.cookies = []
+    server.got, server.anchors, server.cookies = [], [], []
+    server.refuses, server.refused = False, 0
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -589,14 +387,8 @@ def test_webhook_receives_approval_and_its_signed_decision_runs_the_call_once(ho
         wait_until(lambda: len(hook.got) >= 3)
         told = [json.loads(body)["event"] for body, _ in hook.got]
         assert sorted(told) == ["approval.created", "approval.decided", "approval.ended"]
-
-
-def test_webhook_ignores_cookies_set_by_the_receiver(home: Path) -> None:
-    with receiver() as hook, hooked(home, hook) as daemon:
-        for number in range(3):
-            call(daemon, f"told {number}")
-            wait_until(lambda: len(hook.got) == number + 1)  # noqa: B023 - called at once
-        assert hook.cookies[:1] + hook.cookies[-1:] == [None, None]
+        assert set(hook.cookies) == {None}  # although the receiver sets some
+    assert {"seq", "key_id", "mac"} <= json.loads(hook.anchors[-1][0]).keys()
 
 
 def test_undelivered_webhook_message_is_resent_after_restart(home: Path) -> None:
@@ -609,38 +401,3 @@ def test_undelivered_webhook_message_is_resent_after_restart(home: Path) -> None
         with hooked(home, hook, before.credential):
             wait_until(lambda: len(hook.got) >= 1)
         assert json.loads(hook.got[0][0])["approval"]["id"] == approval_id
-
-
-@pytest.mark.row("A7")
-def test_audit_anchors_sent_to_webhook_reveal_truncation_despite_deleted_anchor_file(
-    home: Path,
-) -> None:
-    """Control: without them the cut goes unnoticed, because the local anchors are gone."""
-    with receiver() as hook:
-        with hooked(home, hook) as daemon:
-            for number in range(3):
-                call(daemon, f"anchored {number}")
-        with hooked(home, hook, daemon.credential):
-            wait_until(lambda: json.loads(hook.anchors[-1][0])["seq"] > 5)
-        kept = home / "kept.jsonl"
-        kept.write_bytes(b"\n".join(body for body, _ in hook.anchors))
-    assert run(daemon, "audit", "verify", "--anchor", str(kept)).exit_code == 0
-    (home / "audit-anchors.jsonl").unlink()
-    with closing(sqlite3.connect(home / "state.db")) as connection, connection:
-        connection.execute("DELETE FROM audit WHERE seq > 4")
-    assert run(daemon, "audit", "verify").exit_code == 0
-    found = run(daemon, "audit", "verify", "--anchor", str(kept))
-    assert found.exit_code == 1
-    assert "missing at the end" in found.output
-
-
-def test_approve_scope_reads_approvals_but_cannot_administer(daemon: Daemon) -> None:
-    with client_of("blocking", daemon.control, control=True, credential=daemon.credential) as owner:
-        secret = owner.approvers.add("only-approves").secret
-    _, approval_id = call(daemon, "scopes")
-    path = f"/v1/approvals/{approval_id}"
-    assert ask(daemon.control, "GET", path, None, secret).code is None
-    assert ask(daemon.control, "GET", "/v1/changes", None, secret).code is None
-    assert ask(daemon.control, "GET", "/v1/tokens", None, secret).code == "PERMISSION_DENIED"
-    assert ask(daemon.socket, "GET", path, None, secret).code == "UNAUTHORIZED"
-    run(daemon, "approvals", "cancel", approval_id)

@@ -18,9 +18,7 @@ from typer.testing import CliRunner
 from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from fumehood.cli.main import app
 from fumehood.client import ControlClient
-from fumehood.core.errors import ERROR_CODES
 from support.audit import make_chain, rows_of, run_sql
-from support.authority import ask
 
 pytestmark = pytest.mark.row("A7")
 
@@ -153,14 +151,6 @@ def test_export_verifies_with_key_copies_and_no_state_directory(
     assert "Set FUMEHOOD_HOME" in done.stderr
 
 
-def test_export_accepts_relative_ages_and_rejects_others(chain: Path, tmp_path: Path) -> None:
-    assert export_to(tmp_path / "new", chain, "--since", "1h") == []
-    assert len(export_to(tmp_path / "old", chain, "--until", "10m")) == 20
-    done = audit(chain, "export", "--since", "banana")
-    assert done.exit_code == 2
-    assert "an age (30s, 10m, 1h, 7d)" in done.stderr
-
-
 def test_standalone_verifier_accepts_an_export_and_rejects_tampered_ones(
     chain: Path, tmp_path: Path
 ) -> None:
@@ -177,8 +167,6 @@ def test_standalone_verifier_accepts_an_export_and_rejects_tampered_ones(
     for name, tampered in {
         "changed": [*lines[:4], lines[4].replace("5", "6"), *lines[5:]],
         "removed": [*lines[:4], *lines[5:]],
-        "reordered": [*lines[:4], lines[5], lines[4], *lines[6:]],
-        "repeated": [*lines[:5], lines[4], *lines[5:]],
         "cut": lines[:12],
         "cut in a line": [*lines[:12], lines[12][:100]],
         "empty": [],
@@ -215,6 +203,7 @@ def test_verify_of_older_schema_asks_to_start_the_engine_once(chain: Path) -> No
 def test_running_engine_rotates_its_key_verifies_and_anchors_its_chain_in_the_log(
     daemon: Daemon, control: ControlClient, tmp_path: Path
 ) -> None:
+    secret = (daemon.home / "audit.key").read_text().strip()
     control.agents.create("clerk")
     done = audit(daemon.home, "rotate", "--credential-stdin", credential=daemon.credential)
     assert done.exit_code == 0, done.stderr
@@ -234,7 +223,11 @@ def test_running_engine_rotates_its_key_verifies_and_anchors_its_chain_in_the_lo
     ]  # fmt: skip
     assert not rest.pagination.has_more
     assert audit(daemon.home, "verify").exit_code == 0  # while it runs
+    export_to(tmp_path / "export", daemon.home)
     assert daemon.stop() == 0
+    for shown in (daemon.log, (tmp_path / "export").read_text()):
+        assert secret not in shown
+        assert daemon.credential not in shown
     log = tmp_path / "log"
     shutil.copy(daemon.home / "log", log)
     (daemon.home / "audit-anchors.jsonl").unlink()
@@ -242,55 +235,6 @@ def test_running_engine_rotates_its_key_verifies_and_anchors_its_chain_in_the_lo
     assert done.exit_code == 0
     told = json.loads(done.stdout)
     assert told["anchored_to"] == told["rows"] == len(rows_of(daemon.home))
-
-
-def test_killed_engine_leaves_an_intact_chain(daemon: Daemon) -> None:
-    client = daemon.client()
-    for _ in range(20):
-        client.calculate("1 + 1")
-    client.get("/v1/calls")  # what a list has shown survives
-    client.close()
-    daemon.process.kill()
-    daemon.process.wait(timeout=30)
-    done = audit(daemon.home, "verify")
-    assert done.exit_code == 0, done.stdout
-    assert json.loads(done.stdout)["rows"] >= 22
-
-
-def test_audit_api_requires_admin_scope_on_the_control_socket(
-    daemon: Daemon, control: ControlClient
-) -> None:
-    approver = control.approvers.add("olga", scopes=["approve"]).secret
-    caller = control.tokens.new("robot").secret
-    for credential, code in (
-        (approver, "PERMISSION_DENIED"),
-        (caller, "PERMISSION_DENIED"),
-        ("", "UNAUTHORIZED"),
-    ):
-        for method, path in (
-            ("GET", "/v1/audit"),
-            ("GET", "/v1/audit/verify"),
-            ("POST", "/v1/audit/rotate"),
-        ):
-            answer = ask(daemon.control, method, path, credential=credential or None)
-            assert answer.code == code
-            assert answer.status == ERROR_CODES[code].http_status
-    assert len(control.audit.verify().key_ids) == 1
-    client = daemon.client()  # the callers' socket has no such address
-    assert client.get("/v1/audit").code == "RESOURCE_NOT_FOUND"
-    client.close()
-
-
-def test_audit_key_and_credential_never_appear_in_log_or_export(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    secret = (daemon.home / "audit.key").read_text().strip()
-    rows = export_to(tmp_path / "x", daemon.home)
-    assert rows
-    assert secret not in (tmp_path / "x").read_text()
-    assert daemon.stop() == 0
-    assert secret not in daemon.log
-    assert daemon.credential not in (tmp_path / "x").read_text()
 
 
 def test_export_into_a_closed_pipe_exits_1_without_traceback(chain: Path) -> None:

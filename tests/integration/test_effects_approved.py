@@ -64,26 +64,6 @@ async def test_approved_deletion_removes_exactly_the_previewed_files(bench: Benc
     assert [path.name for path in bench.root.iterdir()] == ["kept"]
 
 
-async def test_approval_expires_if_files_changed_since_the_request(bench: Bench) -> None:
-    (bench.root / "d").mkdir()
-    (bench.root / "d/f").write_text("shown")
-    approval_id = await bench.ask(paths=["d"], recursive=True)
-    (bench.root / "d/new").write_text("never shown")
-    first = await bench.agree(approval_id)
-    assert (first.state, first.changed) == (ApprovalState.EXPIRED, ("workspace",))
-    answer = await bench.engine.approvals.answer_of(first.call_id, bench.engine.owner)
-    assert answer is not None
-    assert (code_of(answer), error_of(answer).details) == (
-        "APPROVAL_EXPIRED", {"changed": ["workspace"]},
-    )  # fmt: skip
-    assert sorted(path.name for path in (bench.root / "d").iterdir()) == ["f", "new"]
-    assert await bench.engine.approvals.count_pending() == 0  # the caller asks again, or nobody
-    second = await bench.engine.approvals.show(await bench.ask(paths=["d"], recursive=True))
-    assert removed(second) == ["d", "d/f", "d/new"]
-    assert (await bench.agree(second.id)).state is ApprovalState.DONE
-    assert list(bench.root.iterdir()) == []
-
-
 async def test_pending_approval_expires_with_its_session(bench: Bench) -> None:
     engine = bench.engine
     (bench.root / "f").write_text("text")
@@ -127,19 +107,6 @@ async def test_deletion_predicted_to_fail_is_refused_without_approval(
     assert await bench.engine.approvals.count_pending() == 0
     assert (bench.root / "f").exists()
     await bench.ask(paths=["f", "no"])  # the twin
-
-
-async def test_write_predicted_to_fail_is_refused_without_approval(bench: Bench) -> None:
-    gate: Any = bench.engine.policy.gate
-    gate.decide = lambda facts: Decision(Verdict.ASK, "look", policy_version="v")
-    (bench.root / "f").write_text("text")
-    codes = []
-    for path in ("f", "new"):
-        arguments = {"path": path, "content": "x"}
-        answer = await bench.engine.call("write_file", arguments, session_id=bench.session_id)
-        codes.append(answer.error and answer.error.code)
-    assert codes == ["INVALID_PARAMS", "REQUIRES_HUMAN_APPROVAL"]
-    assert await bench.engine.approvals.count_pending() == 1
 
 
 def removed(approval: Approval) -> list[str]:
@@ -205,16 +172,6 @@ async def test_vote_on_an_outdated_preview_is_discarded_when_refreshed(
     voted = await approvals.decide(approval_id, yes, BOB, channel="test")
     assert (voted.state, voted.counted) == (ApprovalState.PENDING, ("approver:bob",))
     assert (await bench.agree(approval_id)).state is ApprovalState.DONE
-
-
-async def test_refreshed_preview_reports_that_the_call_would_now_fail(bench: Bench) -> None:
-    (bench.root / "f").write_text("text")
-    approval_id = await bench.ask(paths=["f"])
-    (bench.root / "f").unlink()
-    opened = await bench.engine.approvals.opened(approval_id)
-    assert opened.preview is not None
-    assert "no such file" in opened.preview["would_fail"]
-    assert opened.state is ApprovalState.PENDING
 
 
 async def test_opening_an_approval_of_a_busy_session_keeps_the_old_preview(bench: Bench) -> None:

@@ -13,11 +13,8 @@ import pytest
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import ApprovalState
 from fumehood.budgets.settings import BudgetRule, RateLimitRule
-from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RateLimited
-from fumehood.executors.handle import CallHandle
-from fumehood.testing import FakeWall
 from support.asking import NO, YES, asking
 from support.recording import Bench, bench
 
@@ -34,21 +31,6 @@ def code(envelope: Envelope) -> str:
 async def called(b: Bench, name: str = "calculator", **options: Any) -> str:
     """Call the calculator and return the outcome's code."""
     return code(await b.engine.call(name, SUM, **options))
-
-
-async def test_concurrent_calls_never_exceed_the_rate_limit(home: Path) -> None:
-    rules = (RateLimitRule(tool="*", limit=7),)
-    async with bench(home, rate_limits=rules) as b:
-        codes: list[str] = []
-
-        async def one() -> None:
-            codes.append(await called(b))
-
-        async with anyio.create_task_group() as group:
-            for _ in range(30):
-                group.start_soon(one)
-        assert sorted(codes) == ["OK"] * 7 + ["RATE_LIMITED"] * 23
-        assert len(b.wall.runs) == 7
 
 
 async def test_call_refused_before_starting_consumes_no_rate(home: Path) -> None:
@@ -82,39 +64,6 @@ async def test_replayed_answer_consumes_no_rate_and_refusal_frees_the_key(
         b.clock.advance(30)
         assert await called(b, idempotency_key="three") == "OK"
         assert len(b.wall.runs) == 3
-
-
-async def test_cancelled_call_consumes_rate_only_if_it_was_running(home: Path) -> None:
-    began, over = anyio.Event(), False
-
-    async def meanwhile(*_: Any) -> None:
-        began.set()
-        if not over:
-            await anyio.sleep_forever()
-
-    rules = (RateLimitRule(tool="*", limit=1, max_wait_seconds=300),)
-    async with bench(home, wall=FakeWall(meanwhile=meanwhile), rate_limits=rules) as b:
-        answers: list[Envelope] = []
-        running, waiting = CallHandle(), CallHandle()
-
-        async def call(handle: CallHandle) -> None:
-            body = CallBody(arguments=SUM)
-            answers.append(await b.engine.run("calculator", body, b.engine.owner, handle))
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as group:
-                group.start_soon(call, running)
-                await began.wait()
-                group.start_soon(call, waiting)
-                await anyio.lowlevel.checkpoint()
-                waiting.cancel()
-                await waiting.over.wait()
-                running.cancel()
-            assert [code(one) for one in answers] == ["CANCELLED"] * 2
-            assert len(b.wall.runs) == 1
-            over = True
-            b.clock.advance(60)
-            assert await called(b) == "OK"  # at once: one call was counted, not two
 
 
 @pytest.mark.row("A3")
@@ -164,10 +113,3 @@ async def test_rate_limited_call_is_refused_without_asking_for_approval() -> Non
         assert refused.error.retryable
         desk.clock.advance(60)
         await desk.parked("b")
-
-
-async def test_rate_limit_pattern_matching_no_tool_is_logged_at_start(home: Path) -> None:
-    rules = (RateLimitRule(tool="calculater", limit=1), RateLimitRule(tool="calc*", limit=1))
-    async with bench(home, rate_limits=rules) as b:
-        named = b.log.named("rate_limit.covers_no_tool")
-        assert named == [{"rate_limit": "calculater"}]

@@ -46,7 +46,6 @@ from fumehood.config import Config
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.registry.discover import Tool
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 
@@ -166,10 +165,9 @@ async def engine_in(
     *,
     later_s: float = 0.0,
     calls: int = CALLS,
-    more: Iterable[Tool] = (),
 ) -> AsyncIterator[tuple[Engine, Database, ManualClock]]:
-    """An engine on the state in `home`, with the tools above and `more`, and nothing that
-    packages offer: to look for those would take longer than all the rest."""
+    """An engine on the state in `home`, with the tools above and nothing that packages offer: to
+    look for those would take longer than all the rest."""
     _HOME.set(home)
     clock = ManualClock()
     clock.advance(later_s)
@@ -189,9 +187,7 @@ async def engine_in(
                 # It writes whenever it comes to it: commits would have other numbers each time.
                 patch("fumehood.compose.retention", lambda *args, **options: nullcontext()),
             ):
-                engine = Engine(
-                    (*TOOLS, *more), config=config, clock=clock, database=database, **walls
-                )
+                engine = Engine(TOOLS, config=config, clock=clock, database=database, **walls)
                 await stack.enter_async_context(engine)
             yield engine, database, clock
     finally:

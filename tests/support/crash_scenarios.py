@@ -34,11 +34,6 @@ def liar(home: Path, hook: Hook, say: Say) -> None:
     database.close()
 
 
-def fails(home: Path, hook: Hook, say: Say) -> None:
-    """Fail by itself."""
-    raise RuntimeError("this scenario is wrong")
-
-
 async def rotations(home: Path, hook: Hook, say: Say) -> None:
     """Start an engine, change approvers, rotate the key twice, and stop."""
     database = open_database(home / "state.db", commit_hook=hook)
