@@ -39,17 +39,6 @@ def session(client: Any) -> Iterator[str]:
     client.end_session(made.id)
 
 
-def test_session_is_created_listed_and_ended(client: Any) -> None:
-    made = client.create_session(image="node", idle_seconds=60)
-    assert (made.state, made.image, made.calls) == ("active", "node", 0)
-    assert client.session(made.id).id == made.id
-    assert made.id in [one.id for one in client.sessions()]
-    assert client.end_session(made.id).state == "ended"
-    with pytest.raises(Refused) as refused:
-        client.put_file(made.id, "a", b"")
-    assert refused.value.code == "RESOURCE_NOT_FOUND"
-
-
 @pytest.mark.parametrize("how", ["bytes", "path", "file", "stream"])
 def test_file_is_uploaded_from_every_source_type_and_downloaded_unchanged(
     client: Any, session: str, tmp_path: Path, how: str
@@ -73,16 +62,6 @@ def test_file_is_uploaded_from_every_source_type_and_downloaded_unchanged(
     pieces: list[bytes] = []
     client.download_file(session, "d/a b.bin", pieces.append)
     assert b"".join(pieces) == content
-
-
-def test_session_file_list_is_paged(client: Any, session: str) -> None:
-    for number in range(3):
-        client.put_file(session, f"d/{number}", b"x")
-    first = client.session_files(session, "d", limit=2)
-    rest = client.session_files(session, "d", limit=2, cursor=first.pagination.next_cursor)
-    assert [entry.path for entry in first.items + rest.items] == ["d/0", "d/1", "d/2"]
-    client.delete_file(session, "d", recursive=True)
-    assert client.session_files(session, recursive=True).items == ()
 
 
 def test_upload_of_anything_but_a_regular_file_is_refused(

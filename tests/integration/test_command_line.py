@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -121,31 +120,6 @@ def test_arguments_are_read_from_a_file_or_standard_input(
         assert json.loads(answer.stdout)["data"]["value"] == 42
 
 
-@pytest.mark.row("P11")
-def test_debug_info_requires_both_the_option_and_the_configuration(
-    shared_daemon: Daemon, home: Path
-) -> None:
-    call = ["call", "calculator", '{"expression": "1"}', "--debug"]
-    refused = run(shared_daemon, *call)
-    assert "debug_info" not in json.loads(refused.stdout)
-    allowed = run(shared_daemon, *call, "--local", FUMEHOOD_ALLOW_DEBUG="true")
-    assert "stages_ms" in json.loads(allowed.stdout)["debug_info"]
-    silent = run(shared_daemon, *call[:-1], "--local", FUMEHOOD_ALLOW_DEBUG="true")
-    assert "debug_info" not in json.loads(silent.stdout)
-
-
-@pytest.mark.row("T1", "T2")
-def test_tools_list_and_show_print_complete_definitions(shared_daemon: Daemon) -> None:
-    listed = json.loads(run(shared_daemon, "tools", "list").stdout)
-    shown = json.loads(run(shared_daemon, "tools", "show", "calculator").stdout)
-    assert {**shown, "source": "builtin", "can_run_now": True} in listed
-    assert (shown["name"], shown["executor"], shown["dangerous"]) == (
-        "calculator",
-        "expression",
-        False,
-    )
-
-
 @pytest.mark.row("D7")
 def test_doctor_passes_on_this_host(administered_daemon: Daemon) -> None:
     answer = run(administered_daemon, "doctor")
@@ -163,16 +137,6 @@ def test_doctor_passes_on_this_host(administered_daemon: Daemon) -> None:
     assert findings["audit key"]["found"].startswith(f"{administered_daemon.home}/audit.key")
 
 
-@pytest.mark.row("D7", "D4")
-def test_doctor_warns_about_an_engine_without_approvers_and_names_the_cure(
-    shared_daemon: Daemon,
-) -> None:
-    answer = run(shared_daemon, "doctor")
-    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
-    assert (findings["approvers"]["verdict"], answer.returncode) == ("warning", 0)
-    assert "approvers init" in findings["approvers"]["cure"]
-
-
 @pytest.mark.row("D7")
 def test_doctor_names_the_cure_for_an_open_state_directory(
     shared_daemon: Daemon, tmp_path: Path
@@ -186,35 +150,6 @@ def test_doctor_names_the_cure_for_an_open_state_directory(
     assert findings["state directory"]["verdict"] == "missing"
     assert "chmod 700" in findings["state directory"]["cure"]
     assert findings["daemon"]["verdict"] == "warning"
-
-
-@pytest.mark.row("D7")
-def test_doctor_prints_each_finding_with_its_reason_on_one_line(
-    shared_daemon: Daemon, tmp_path: Path
-) -> None:
-    """Keeps `fumehood doctor | grep approvers` useful."""
-    file = tmp_path / "config.toml"
-    file.write_text("drain_seconds = 5\n")
-    answer = run(shared_daemon, "doctor", FUMEHOOD_CONFIG=str(file))
-    found = [line for line in answer.stdout.decode().splitlines() if '"approvers"' in line]
-    assert len(found) == 1
-    assert "dangerous calls are refused" in found[0]
-    assert "approvers init" in found[0]
-    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
-    assert findings["configuration"]["found"] == f"read from {file}"
-
-
-@pytest.mark.row("D1")
-def test_answer_on_a_terminal_is_human_readable(
-    shared_daemon: Daemon,
-) -> None:
-    status, shown = on_a_terminal(
-        shared_daemon.environment, "call", "calculator", '{"expression": "5! + 2**10"}', columns=200
-    )
-    assert status == 0
-    assert "value: 1144" in shown
-    assert "ended by ok" in shown
-    assert '"metadata"' not in shown
 
 
 @pytest.mark.row("D1")
@@ -240,35 +175,6 @@ def test_control_characters_in_a_refusal_are_escaped_on_a_terminal(
     assert "\u202e" not in shown
     assert "\x1b[31m" not in shown
     assert "\x1b[2J" not in shown
-
-
-@pytest.mark.row("D1", "D7")
-def test_foreign_server_on_the_socket_is_reported_by_every_command(
-    home: Path, shared_daemon: Daemon
-) -> None:
-    program = (
-        "import socket; s = socket.socket(socket.AF_UNIX); s.bind('engine.sock'); s.listen(); print()\n"
-        "while True:\n c, _ = s.accept(); c.recv(9999)\n"
-        " c.sendall(b'HTTP/1.1 200 OK\\r\\ncontent-length: 4\\r\\n\\r\\n<hi>'); c.close()"
-    )
-    stranger = subprocess.Popen(
-        [sys.executable, "-u", "-c", program], cwd=home, stdout=subprocess.PIPE
-    )
-    try:
-        assert stranger.stdout is not None
-        stranger.stdout.readline()
-        for command in (["call", "calculator", "{}"], ["tools", "list"]):
-            answer = run(shared_daemon, *command, FUMEHOOD_HOME=str(home))
-            assert answer.returncode == 4
-            assert b"not a fumehood engine" in answer.stderr
-            assert b"Traceback" not in answer.stderr
-        doctor = run(shared_daemon, "doctor", FUMEHOOD_HOME=str(home))
-        findings = {finding["check"]: finding for finding in json.loads(doctor.stdout)}
-        assert findings["daemon"]["verdict"] != "ok"
-        assert "not a fumehood engine" in findings["daemon"]["found"]
-    finally:
-        stranger.kill()
-        stranger.communicate(timeout=30)
 
 
 def test_invalid_configuration_warns_but_does_not_fail_a_daemon_command(

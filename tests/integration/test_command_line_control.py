@@ -13,10 +13,7 @@ from typer.testing import CliRunner
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
 from fumehood.cli.main import app
 from support.clients import LEAVES_SOCKETS
-from support.terminal import Person, on_a_terminal
-
-TERMINAL_COLUMNS = 80
-
+from support.terminal import Person
 
 pytestmark = [*LEAVES_SOCKETS]
 
@@ -33,13 +30,6 @@ def administer(daemon: Daemon, *arguments: str) -> str:
     done = run(daemon, *arguments, "--credential-stdin")
     assert done.exit_code == 0, done.stderr
     return done.stdout
-
-
-def lines_on_a_terminal(daemon: Daemon, *arguments: str) -> list[str]:
-    """The lines shown on a terminal of 80 columns."""
-    status, shown = on_a_terminal(daemon.environment, *arguments, typed=f"{daemon.credential}\n")
-    assert status in (0, 1)
-    return shown.splitlines()
 
 
 @pytest.mark.row("R3", "D4")
@@ -102,24 +92,6 @@ def test_refused_administration_command_has_its_exit_code_and_message(
     assert says in done.stdout + done.stderr
 
 
-@pytest.mark.row("D1")
-@pytest.mark.parametrize(
-    ("by", "code", "says"),
-    [
-        (["nonsense"], 2, "--by 'nonsense' is not one of principal, agent, session, tool, day."),
-        (["tool", "tool"], 2, "twice"),
-        (["tool", "day"], 0, ""),
-    ],
-)
-def test_usage_rejects_unknown_or_repeated_group_keys_by_name(
-    administered_daemon: Daemon, by: list[str], code: int, says: str
-) -> None:
-    done = run(administered_daemon, "usage", *(part for one in by for part in ("--by", one)))
-    assert done.exit_code == code, done.output
-    assert says in done.stderr
-    assert "pattern" not in done.output
-
-
 @pytest.mark.row("D4")
 @pytest.mark.parametrize(
     ("arguments", "scope"),
@@ -154,40 +126,6 @@ def test_command_without_daemon_exits_4_before_prompting_for_a_credential(
     assert there.leaves() == 0
 
 
-@pytest.mark.row("D4")
-def test_wrong_credential_changes_nothing(administered_daemon: Daemon) -> None:
-    stranger = Daemon(
-        administered_daemon.process, administered_daemon.home, {}, "fha_0123456789abcdef_wrong"
-    )
-    done = run(stranger, "agents", "create", "smuggled", "--credential-stdin")
-    assert done.exit_code == 1
-    assert "UNAUTHORIZED" in done.stdout
-    assert "smuggled" not in administer(administered_daemon, "agents", "list")
-
-
-@pytest.mark.row("D1")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["call", "calculator", '{"expression": "1 + 1"}'],
-        ["doctor"],
-    ],
-    ids=" ".join,
-)
-def test_socket_option_selects_the_callers_socket(
-    administered_daemon: Daemon, home: Path, arguments: list[str]
-) -> None:
-    daemon = administered_daemon
-    there = run(daemon, *arguments, "--socket", str(daemon.socket), elsewhere=home)
-    assert there.exit_code == 0, there.stderr
-    not_there = run(daemon, *arguments, elsewhere=home)
-    if arguments == ["doctor"]:
-        assert "No engine answers" not in there.stdout
-        assert "No engine answers" in not_there.stdout
-    else:
-        assert not_there.exit_code == 4
-
-
 @pytest.mark.row("D1", "D4")
 def test_socket_option_selects_the_control_socket(administered_daemon: Daemon, home: Path) -> None:
     daemon = administered_daemon
@@ -198,43 +136,6 @@ def test_socket_option_selects_the_control_socket(administered_daemon: Daemon, h
     not_there = run(daemon, *asked, elsewhere=home)
     assert not_there.exit_code == 4
     assert "fumehood serve" in not_there.stderr
-
-
-@pytest.mark.row("D1")
-def test_tables_fit_80_columns_without_truncating_ids_and_names(
-    administered_daemon: Daemon,
-) -> None:
-    daemon = administered_daemon
-    administer(daemon, "agents", "create", "wide-clerk", "--description", "It adds. " * 40)
-    administer(daemon, "tokens", "new", "wide-robot", "--agent", "wide-clerk", "--expires", "30d")
-    (token,) = [
-        token
-        for token in json.loads(administer(daemon, "tokens", "list"))
-        if token["name"] == "wide-robot"
-    ]
-    for command, needed in (
-        (["tokens", "list", "--credential-stdin"], [token["id"], "wide-robot"]),
-        (["agents", "list", "--credential-stdin"], ["wide-clerk"]),
-        (["approvers", "list", "--credential-stdin"], ["owner"]),
-        (["tools", "list"], ["calculator@1.0.0"]),
-        (["doctor"], ["Limits: "]),
-        (["doctor", "--verbose"], ["interpreter: wall_time"]),
-    ):
-        lines = lines_on_a_terminal(daemon, *command)
-        assert max(map(len, lines)) <= TERMINAL_COLUMNS, command
-        for text in needed:
-            assert any(text in line for line in lines), (command, text, lines)
-        assert not any("…" in line for line in lines), command
-
-
-@pytest.mark.row("D1")
-def test_refused_administration_on_a_terminal_mentions_no_call(administered_daemon: Daemon) -> None:
-    shown = lines_on_a_terminal(
-        administered_daemon, "agents", "show", "nobody", "--credential-stdin"
-    )
-    assert any("RESOURCE_NOT_FOUND" in line for line in shown)
-    assert any("trace_" in line for line in shown)
-    assert not any("None" in line or "nothing ran" in line for line in shown)
 
 
 @pytest.mark.row("D6")

@@ -137,28 +137,6 @@ def test_wrong_usage_exits_2_with_its_reason(run: Runner, options: list[str], wo
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "options", [["large.py"], ["ok.py", "--file", "five", "--file", "b=five"]], ids=str
-)
-def test_program_and_files_over_8_mb_are_refused_by_the_engine(
-    run: Runner, options: list[str]
-) -> None:
-    (run.directory / "ok.py").write_text(told(stdout=""))
-    (run.directory / "large.py").write_bytes(b"#" * (8 * 1024 * 1024 + 1))
-    (run.directory / "five").write_bytes(b"5" * 5_000_000)
-    done = run(*options)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"REQUEST_TOO_LARGE: The request is over 8 MB" in done.stderr
-
-
-def test_empty_program_is_refused_by_the_engine(run: Runner) -> None:
-    (run.directory / "empty.py").write_text("\n")
-    done = run("empty.py")
-    assert done.returncode == 1
-    assert b"INVALID_PARAMS" in done.stderr
-    assert b"code is empty" in done.stderr
-
-
 def test_run_without_a_daemon_exits_4(run: Runner, home: Path) -> None:
     (run.directory / "a.py").write_text("1")
     done = run("a.py", "--socket", str(home / "none.sock"))
@@ -244,12 +222,6 @@ def test_existing_file_is_not_overwritten_without_force(run: Runner) -> None:
     assert (run.directory / "b.txt").read_text() == "theirs"
     assert run("--save", ".", "--force", files={"a.txt": "theirs"}).returncode == 0
     assert (run.directory / "a.txt").read_text() == "theirs"
-
-
-def test_files_of_a_failed_program_are_saved(run: Runner) -> None:
-    done = run("--save", "out", ended_by="exit", exit_code=1, files={"a": "b"})
-    assert done.returncode == 1
-    assert (run.directory / "out" / "a").read_text() == "b"
 
 
 def test_session_new_creates_a_session_from_the_image_and_prints_its_id(run: Runner) -> None:

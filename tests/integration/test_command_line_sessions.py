@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,44 +109,6 @@ def test_get_never_writes_through_a_local_symlink(shell: Shell) -> None:
     assert not (shell.directory / "a").is_symlink()
 
 
-def test_put_of_anything_but_a_file_or_a_directory_is_refused(shell: Shell) -> None:
-    os.mkfifo(shell.directory / "pipe")
-    (shell.directory / "real").write_bytes(b"secret")
-    (shell.directory / "link").symlink_to("real")
-    for source, words in (
-        ("pipe", b"not a regular file"), ("link", b"symbolic link"), ("nothing", b"cannot be read"),
-    ):  # fmt: skip
-        done = shell("put", shell.session, source, "a")
-        assert (done.returncode, words in done.stderr) == (2, True), done
-    assert os.listdir(shell.root) == []
-    assert shell("put", shell.session, "real", "a").returncode == 0  # the twin
-
-
-def test_directory_is_put_and_got_on_the_command_line(shell: Shell) -> None:
-    (shell.directory / "d/e").mkdir(parents=True)
-    (shell.directory / "d/e/f").write_bytes(b"content")
-    assert shell("put", shell.session, "d", "--create").returncode == 2
-    done = shell("put", shell.session, "d", "--json")
-    assert json.loads(done.stdout) == {"path": "d", "files": 1, "size": 7}
-    assert shell("put", shell.session, "d/e", ".").returncode == 0
-    assert shell("get", shell.session, "d", "back", "--recursive").returncode == 0
-    assert (shell.directory / "back/e/f").read_bytes() == b"content"
-    again = shell("get", shell.session, "d", "back", "--recursive")
-    assert (again.returncode, b"no empty directory" in again.stderr) == (1, True)
-    assert shell("get", shell.session, ".", "-r").returncode == 2
-    assert shell("get", shell.session, ".", "all", "-r").returncode == 0
-    assert sorted(os.listdir(shell.directory / "all")) == ["d", "f"]
-    assert b"no directory" in shell("get", shell.session, "f", "no", "-r").stderr
-
-
-def test_path_outside_the_workspace_is_a_usage_error(shell: Shell) -> None:
-    (shell.directory / "a").write_bytes(b"")
-    for path in ("../a", "/etc/passwd", "a/../b", "a//b"):
-        assert shell("put", shell.session, "a", path).returncode == 2, path
-        assert shell("get", shell.session, path, "-").returncode == 2, path
-        assert shell("rm", shell.session, path).returncode == 2, path
-
-
 def test_rm_of_directory_requires_recursive_and_put_create_refuses_existing_file(
     shell: Shell,
 ) -> None:
@@ -189,20 +150,6 @@ def test_filenames_and_contents_are_escaped_on_a_terminal(shell: Shell) -> None:
     assert "a " in shown
     shown = shown_to_a_person(shell, "get", shell.session, "a", "-")
     assert shown.strip() == "\\u{001b}[2J\\u{202e}ok"
-
-
-def test_session_list_on_a_terminal_shows_relative_times(shell: Shell) -> None:
-    head, _, *rows = [line.split() for line in shown_to_a_person(shell, "list").split("\n")[1:]]
-    assert head == ["session", "state", "image", "age", "ends"]
-    (own,) = [row for row in rows if row[:1] == [shell.session]]
-    assert re.fullmatch(r"active python .+ in \d+ [mh]", " ".join(own[1:]))
-
-
-def test_new_session_on_a_terminal_prints_its_languages_and_usage(shell: Shell) -> None:
-    made, said = shown_to_a_person(shell, "new").splitlines()
-    assert "python" in said
-    assert "--session ID" in said
-    assert shell("end", made).returncode == 0
 
 
 @pytest.mark.row("S7")

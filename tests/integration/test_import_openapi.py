@@ -15,14 +15,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from conftest import Daemon
 from fumehood.cli import import_openapi
 from fumehood.cli.main import app
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
-from support.http import SocketClient
 from upstream import Reply, Upstream, bomb, redirect, running_upstream
 
 pytestmark = pytest.mark.row("R4", "T5")
@@ -132,26 +130,6 @@ def test_document_is_read_from_a_file_or_standard_input(tmp_path: Path) -> None:
     assert misspelt.stderr.endswith("document. Did you mean 'list_orders' or 'add_order'?\n")
 
 
-def test_engines_own_openapi_documents_can_be_imported(
-    tmp_path: Path, shared_daemon: Daemon
-) -> None:
-    """OpenAPI 3.1 documents that were not written for this test."""
-    for socket in (shared_daemon.socket, shared_daemon.control):
-        client = SocketClient(socket)
-        document = client.get("/v1/openapi.json").body
-        client.close()
-        file = tmp_path / "own.json"
-        file.write_text(json.dumps(document))
-        done = run(file, "--server", "https://fumehood.example")
-        bodies = [
-            operation.get("requestBody", {"content": {"application/json": {}}})["content"]
-            for path in document["paths"].values()
-            for method, operation in path.items()
-            if method != "parameters"
-        ]
-        assert len(printed(done)) == sum("application/json" in body for body in bodies) > 10
-
-
 # -- writing -------------------------------------------------------------------------------
 
 
@@ -174,14 +152,6 @@ def test_written_definitions_are_private_and_load_with_the_suggested_configurati
     assert sorted(tool.definition.name for tool in loaded.tools) == sorted(NAMES)
     without = ToolDirectory(out).load()
     assert [tool.definition.name for tool in without.tools] == ["read_status"]
-
-
-def test_printed_definitions_form_a_loadable_definition_file(
-    tmp_path: Path, definitions: DefinitionDirectory
-) -> None:
-    done = run(put(tmp_path, security=[]))
-    definitions.put("shop.json", done.stdout_bytes)
-    assert len(ToolDirectory(definitions.path).load().tools) == 3
 
 
 def test_existing_definition_is_not_replaced_without_force_and_nothing_is_written(
@@ -227,11 +197,6 @@ def test_imported_tool_cannot_shadow_a_tool_defined_in_another_file(
     assert list(configuration(prefixed)["secrets"]) == ["shop_shop-key"]
 
 
-def test_empty_out_option_is_a_usage_error(tmp_path: Path) -> None:
-    done = run("--out", "", put(tmp_path))
-    assert (done.exit_code, done.stderr) == (2, "--out takes a directory.\n")
-
-
 def test_world_or_group_writable_output_directory_is_refused(
     tmp_path: Path, definitions: DefinitionDirectory
 ) -> None:
@@ -256,33 +221,6 @@ def test_import_exceeding_the_file_limit_is_refused(
 
 
 # -- remarks -------------------------------------------------------------------------------
-
-
-def test_omitted_operations_and_parameters_are_listed_with_their_reasons(tmp_path: Path) -> None:
-    paths = {
-        "/upload": {"post": {"requestBody": {"content": {"multipart/form-data": {}}}}},
-        "/a": {"get": {"parameters": [{"name": "sid", "in": "cookie"}]}},
-    }
-    done = run(put(tmp_path, paths=paths))
-    assert printed(done) == ["get_a"]
-    assert done.stderr.splitlines()[:4] == [
-        "Left out:",
-        "  POST /upload: its body is 'multipart/form-data'; only JSON is supported",
-        "Changed:",
-        "  GET /a: without the parameter 'sid': arguments are not sent in a cookie",
-    ]
-    del paths["/a"]
-    nothing = run(put(tmp_path, paths=paths), "--out", tmp_path / "out")
-    assert (nothing.exit_code, nothing.stdout) == (2, "")
-    assert nothing.stderr.splitlines()[-1] == "No tool could be made of this document."
-    assert not (tmp_path / "out").exists()
-
-
-def test_tools_exempted_from_approval_are_listed(tmp_path: Path) -> None:
-    paths = {"/order": {"delete": {"operationId": "add_nothing"}}, **SHOP["paths"]}
-    done = run("--no-approval", "add_*", put(tmp_path, paths=paths))
-    assert "Run without approval: add_nothing, add_order." in done.stderr
-    assert "without approval" not in run(put(tmp_path, paths=paths)).stderr
 
 
 def test_control_characters_in_a_document_never_reach_the_terminal(tmp_path: Path) -> None:
@@ -326,20 +264,6 @@ def test_private_host_named_only_by_the_document_is_warned_about_not_allowed(
     assert configuration(secret)["rest"] == {"allowed_hosts": ["shop.example"]}
     public = run(file, "--server", "https://shop.example")
     assert "rest" not in configuration(public)
-
-
-def test_equal_remarks_are_merged_and_long_lists_truncated(tmp_path: Path) -> None:
-    paths: dict[str, Any] = {f"/{number}": {"trace": {}} for number in range(60)}
-    done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
-    named = ", ".join(f"TRACE /{number}" for number in range(8))
-    assert done.stderr.splitlines()[:2] == [
-        "Left out:",
-        f"  {named} and 52 more: its method is not supported",
-    ]
-    for number, path in enumerate(paths):
-        paths[path] = {"get": {"security": [{f"none-{number}": []}]}}
-    done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
-    assert "  … and 10 more" in done.stderr.splitlines()
 
 
 MANY: dict[str, Any] = {f"/{number}": {"get": {}} for number in range(2000)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FUMEHOOD, Daemon
+from conftest import Daemon
 
 HEAVY = {
     "anyio", "asyncio", "docker", "httpx2", "jsonschema", "pydantic", "pydantic_settings", "rich",
@@ -38,38 +38,37 @@ def modules_of(
     return code, set(names)
 
 
-def test_call_command_imports_neither_models_nor_engine_nor_http_library(
-    shared_daemon: Daemon,
+CALL = ("call", "calculator", '{"expression": "1 + 1"}')
+HOOKED = {
+    "hook_event_name": "PreToolUse", "session_id": "s", "cwd": "/", "tool_name": "Bash",
+    "tool_input": {"command": "ls"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "codes"),
+    [
+        ((*CALL, "--timeout", "5"), "", (0,)),
+        ((*CALL, "--agent", "nobody"), "", (1,)),
+        (("hook", "claude-code"), json.dumps(HOOKED), (0,)),
+        (("run", "-"), "print(1)", (0, 4)),  # here containers may be or not
+        ((), "", (0,)),
+    ],
+    ids=["call", "refused", "hook", "run", "overview"],
+)
+def test_frequent_command_loads_no_models_no_engine_and_no_http_library(
+    shared_daemon: Daemon, arguments: tuple[str, ...], stdin: str, codes: tuple[int, ...]
 ) -> None:
-    call = ("call", "calculator", '{"expression": "1 + 1"}', "--timeout", "5", "--agent")
-    for arguments, expected in ((call[:-1], 0), ((*call, "nobody"), 1)):
-        code, names = modules_of(shared_daemon, *arguments)
-        assert code == expected
-        assert not names & (HEAVY | HEAVY_OF_OURS)
-
-
-def test_hook_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
-    call = {
-        "hook_event_name": "PreToolUse", "session_id": "s", "cwd": "/", "tool_name": "Bash",
-        "tool_input": {"command": "ls"},
-    }  # fmt: skip
-    code, names = modules_of(shared_daemon, "hook", "claude-code", stdin=json.dumps(call))
-    assert code == 0
+    code, names = modules_of(shared_daemon, *arguments, stdin=stdin)
+    assert code in codes
     assert not names & (HEAVY | HEAVY_OF_OURS)
 
 
 def test_call_does_not_read_the_configuration_file(shared_daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("pool_min = 0\n")
-    call = ("call", "calculator", '{"expression": "1 + 1"}')
-    code, names = modules_of(shared_daemon, *call, FUMEHOOD_CONFIG=str(file))
+    code, names = modules_of(shared_daemon, *CALL, FUMEHOOD_CONFIG=str(file))
     assert (code, names & (HEAVY | HEAVY_OF_OURS)) == (0, set())
-
-
-def test_run_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
-    code, names = modules_of(shared_daemon, "run", "-", stdin="print(1)")
-    assert code in (0, 4)  # here containers may be or not
-    assert not names & (HEAVY | HEAVY_OF_OURS)
 
 
 def test_mcp_server_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
@@ -79,15 +78,6 @@ def test_mcp_server_loads_no_models_no_engine_and_no_http_library(shared_daemon:
     assert code == 0
     assert "fumehood.mcp.stdio" in names
     assert not names & (HEAVY | HEAVY_OF_OURS | {"mcp", "fumehood.client.exchange"})
-
-
-def test_overview_loads_no_models_no_engine_and_no_http_library(
-    shared_daemon: Daemon, tmp_path: Path
-) -> None:
-    for environment in ({}, {"FUMEHOOD_SOCKET": str(tmp_path / "none.sock")}):
-        code, names = modules_of(shared_daemon, **environment)
-        assert code == 0
-        assert not names & (HEAVY | HEAVY_OF_OURS)
 
 
 def test_help_loads_no_command(shared_daemon: Daemon) -> None:
@@ -111,16 +101,3 @@ def test_config_show_loads_no_schema_library(shared_daemon: Daemon) -> None:
 def test_control_tools_list_loads_the_heavy_libraries(shared_daemon: Daemon, name: str) -> None:
     """Control: the module names checked above exist and are loaded by other commands."""
     assert name in modules_of(shared_daemon, "tools", "list")[1]
-
-
-def test_bash_completion_lists_matching_commands() -> None:
-    script = (
-        'eval "$(fumehood --show-completion bash)"\n'
-        "COMP_WORDS=(fumehood ca) COMP_CWORD=1\n_fumehood_completion fumehood\n"
-        'echo "${COMPREPLY[@]}"'
-    )
-    environment = {"PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, timeout=60, check=True
-    )
-    assert done.stdout.split() == [b"call", b"calls", b"cache"]

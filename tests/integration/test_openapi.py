@@ -306,21 +306,8 @@ CONTROL = [
     Asked("whoami", "/v1/whoami", code="UNAUTHORIZED", credential="fha_0_0"),
     Asked("listChanges", "/v1/changes"),
     Asked("listChanges", "/v1/changes", code="UNAUTHORIZED", credential="fha_0_0"),
-    Asked("showPolicy", "/v1/policy"),
-    Asked("showPolicy", "/v1/policy", code="UNAUTHORIZED", credential="fha_0_0"),
-    Asked("explainCall", "/v1/policy/explain",
-          {"tool": "calculator", "arguments": {"expression": "1"}}),
-    Asked("explainCall", "/v1/policy/explain", {"tool": "nothing"}, "TOOL_NOT_FOUND"),
-    Asked("reloadPolicy", "/v1/policy/reload"),
-    Asked("reloadPolicy", "/v1/policy/reload", code="UNAUTHORIZED", credential="fha_0_0"),
-    Asked("listAudit", "/v1/audit"),
     Asked("listAudit", "/v1/audit?after=1&limit=1"),
     Asked("listAudit", "/v1/audit?limit=1001", code="INVALID_PARAMS"),
-    Asked("listAudit", "/v1/audit", code="UNAUTHORIZED", credential="fha_0_0"),
-    Asked("verifyAudit", "/v1/audit/verify"),
-    Asked("verifyAudit", "/v1/audit/verify", code="UNAUTHORIZED", credential="fha_0_0"),
-    Asked("rotateAuditKey", "/v1/audit/rotate"),
-    Asked("rotateAuditKey", "/v1/audit/rotate", code="UNAUTHORIZED", credential="fha_0_0"),
 ]  # fmt: skip
 
 ONLY_AFTER_A_CRASH = {"resolveApproval"}
