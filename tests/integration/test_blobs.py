@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Daemon, StartDaemon
+from conftest import Daemon
 from fumehood import Client, ControlClient, Refused
 from support.clients import KINDS, client_of
 from support.container import told
@@ -29,7 +27,7 @@ LARGE = 3_000_000
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[Daemon]:
     """A daemon whose fake containers answer as scripted by the program text."""
-    with running_scripted_daemon() as daemon:
+    with running_scripted_daemon(approver=True) as daemon:
         yield daemon
 
 
@@ -67,47 +65,21 @@ def test_filename_with_crlf_cannot_inject_a_response_header(http: SocketClient) 
     assert "set-cookie" not in answer.headers
 
 
-def test_failed_programs_output_and_files_are_kept_as_blobs(http: SocketClient) -> None:
-    script = told(ended_by="exit", exit_code=2, stdout="a" * 50_000, files={"big": LARGE})
-    answer = http.call("run_python", {"code": script})
-    details = answer.body["error"]["details"]
-    assert http.get(details["resource_url"]).body == b"a" * 50_000
-    assert len(http.get(details["files"][0]["url"]).body) == LARGE
-
-
-@pytest.mark.row("D4")
-@pytest.mark.parametrize(
-    "change",
-    [("expires=", "expires=9"), ("signature=", "signature=0"), ("blob_", "blob_0"),
-     ("?", "?a=b&"), ("?expires", "?"), ("&signature=", "&s="), ("blob_", "%2e%2e%2fblobs.key")],
-)  # fmt: skip
-def test_altered_blob_url_is_refused(http: SocketClient, change: tuple[str, str]) -> None:
-    (entry,) = run(http, files={"big": LARGE})["files"]
-    answer = http.get(entry["url"].replace(*change, 1))
-    assert answer.code in ("RESOURCE_NOT_FOUND", "INVALID_PARAMS")
-    assert http.get(entry["url"]).status == 200
-
-
 @pytest.mark.row("D4")
 def test_blob_of_another_principal_is_not_found_even_with_its_full_url(
-    start_daemon: StartDaemon, home: Path
+    scripted: Daemon,
 ) -> None:
-    with running_scripted_daemon(approver=True) as daemon:
-        with ControlClient(daemon.control, credential=daemon.credential) as control:
-            secret = control.tokens.new("other", principal_id="other").secret
-        with Client(daemon.socket) as owner, Client(daemon.socket, credential=secret) as other:
-            url = owner.call("run_python", {"code": told(files={"a": LARGE})}).data["files"][0][
-                "url"
-            ]
-            with pytest.raises(Refused) as caught:
-                other.blob(url)
-            assert caught.value.code == "RESOURCE_NOT_FOUND"
-            assert len(owner.blob(url)) == LARGE
-            # Twin: what is its own it gets.
-            own = other.call("run_python", {"code": told(files={"a": LARGE})}).data["files"][0][
-                "url"
-            ]
-            assert len(other.blob(own)) == LARGE
+    with ControlClient(scripted.control, credential=scripted.credential) as control:
+        secret = control.tokens.new("other", principal_id="other").secret
+    script = {"code": told(files={"a": LARGE})}
+    with Client(scripted.socket) as owner, Client(scripted.socket, credential=secret) as other:
+        url = owner.call("run_python", script).data["files"][0]["url"]
+        with pytest.raises(Refused) as caught:
+            other.blob(url)
+        assert caught.value.code == "RESOURCE_NOT_FOUND"
+        assert len(owner.blob(url)) == LARGE
+        own = other.call("run_python", script).data["files"][0]["url"]
+        assert len(other.blob(own)) == LARGE  # twin
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,58 +123,6 @@ def test_clients_read_truncated_output_and_values_whole(kind: str, scripted: Dae
         assert client.whole(answer, "value") == value
         with pytest.raises(ValueError, match="has no files"):
             client.whole(answer, "files.0.content")
-
-
-@pytest.mark.row("D6")
-def test_blobs_survive_a_killed_daemon_and_partial_files_are_removed(home: Path) -> None:
-    with running_scripted_daemon(home) as daemon:
-        http = daemon.client()
-        url = run(http, files={"a": LARGE})["files"][0]["url"]
-        http.close()
-        key = (home / "blobs.key").read_bytes()
-        daemon.process.send_signal(signal.SIGKILL)
-        daemon.process.wait(timeout=30)
-    (home / "blobs" / "blob_left.new").write_bytes(b"x")
-    assert stat.S_IMODE((home / "blobs.key").stat().st_mode) == 0o600
-    assert key not in (home / "state.db").read_bytes()
-    with running_scripted_daemon(home) as daemon:
-        http = daemon.client()
-        assert len(http.get(url).body) == LARGE
-        http.close()
-        assert len(os.listdir(home / "blobs")) == 1
-
-
-def test_expired_blob_is_not_found_with_its_reason(home: Path) -> None:
-    with running_scripted_daemon(home, blobs_kept_hours="0.0001") as daemon:
-        http = daemon.client()
-        url = run(http, files={"a": LARGE})["files"][0]["url"]
-        answer = http.get(url)
-        while answer.status == 200:  # a second is not over yet
-            answer = http.get(url)
-        assert answer.code == "RESOURCE_NOT_FOUND"
-        assert "has expired" in answer.body["error"]["message"]
-        http.close()
-
-
-def test_blob_over_the_principals_share_is_not_kept_and_calls_still_succeed(home: Path) -> None:
-    with running_scripted_daemon(home, blobs_kept_mb="5") as daemon:
-        http = daemon.client()
-        (entry,) = run(http, files={"a": LARGE})["files"]
-        assert "your share" in entry["not_kept"]
-        (twin,) = run(http, files={"a": 2_000_000})["files"]
-        assert len(http.get(twin["url"]).body) == 2_000_000
-        assert run(http, stdout="fine")["stdout"] == "fine"
-        http.close()
-
-
-def test_newest_output_evicts_the_principals_oldest_blobs(home: Path) -> None:
-    with running_scripted_daemon(home, blobs_kept_mb="8") as daemon:
-        http = daemon.client()
-        urls = [run(http, files={"a": LARGE})["files"][0]["url"] for _ in range(3)]
-        data = run(http, stdout="b" * 1_000_000)
-        assert http.get(data["resource_url"]).body == b"b" * 1_000_000
-        assert [http.get(url).status for url in urls] == [404, 404, 200]
-        http.close()
 
 
 def test_blobs_of_a_session_are_deleted_when_it_ends(home: Path) -> None:

@@ -146,19 +146,6 @@ async def test_dead_server_is_restarted_and_its_tools_stay_listed() -> None:
         await until(lambda: server_of(engine, "tester")._wire is not None)
 
 
-@pytest.mark.row("P7")
-async def test_repeatedly_failing_server_opens_its_circuit_but_no_other() -> None:
-    servers = {"bad": server(SCRIPTED, "dies"), "good": server(SCRIPTED)}
-    async with serving(count=2, settings={"circuits": {"min_failures": 2}}, **servers) as engine:
-        codes = []
-        for _ in range(3):
-            await until(lambda: server_of(engine, "bad")._wire is not None)
-            answer = await engine.call("bad__echo", {"text": "a"})
-            codes.append(answer.error.code if answer.error else None)
-        assert codes == ["NETWORK_ERROR", "NETWORK_ERROR", "CIRCUIT_OPEN"]
-        assert (await engine.call("good__echo", {"text": "a"})).data == {"text": "a"}
-
-
 @pytest.mark.parametrize(
     ("mode", "code"),
     [
@@ -303,14 +290,6 @@ async def test_server_requests_for_sampling_are_refused_and_ping_is_answered(
         sampling, ping = json.loads(answer.data["text"])
         assert sampling["error"]["code"] == -32601
         assert ping["result"] == {}
-
-
-async def test_schema_changed_during_a_call_applies_to_the_next_call() -> None:
-    async with serving(tester=server(SCRIPTED, "changes")) as engine:
-        assert (await engine.call("tester__echo", {"text": "a"})).data == {"text": "a"}
-        await until(lambda: "other" in engine.tool("tester__echo").tool.parameters["properties"])
-        refused = await engine.call("tester__echo", {"other": "no number"})
-        assert code_of(refused) == "INVALID_PARAMS"
 
 
 async def test_equal_tool_names_of_two_servers_coexist_and_collisions_are_left_out() -> None:

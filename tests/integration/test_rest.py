@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import keyring
 import pytest
 
-from fumehood import Config, Engine, Envelope
 from fumehood.core.errors import UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
@@ -25,11 +22,9 @@ from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
-from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
-from fumehood.testing import FakeWall
+from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
 from support.answers import details_of, error_of
 from support.certificates import make_certificate
-from support.file_keyring import FileKeyring
 from upstream import Reply, Upstream, head_of, packed, redirect, running_upstream
 
 pytestmark = pytest.mark.anyio
@@ -233,9 +228,6 @@ async def test_cancelled_request_closes_its_connection(asker: Asker) -> None:
     assert (await asker.ask(Reply())).error is None
 
 
-# -- what was not sent ---------------------------------------------------------------------
-
-
 # -- redirects -----------------------------------------------------------------------------
 
 
@@ -309,21 +301,6 @@ async def test_echoed_secret_is_redacted_in_every_encoding(asker: Asker, reply: 
     assert outcome.redacted > 0 or reply.status == 302
 
 
-async def test_secret_header_does_not_follow_a_redirect_to_another_port(
-    asker: Asker, upstream: Upstream
-) -> None:
-    with running_upstream() as other:
-        away = redirect(other.url + "/there")
-        assert (await asker.ask(away, **WITH_SECRET)).error is None
-        (there,) = other.requests
-        assert "authorization" not in there.headers
-        assert there.headers["x-plain"] == "plain"
-        assert there.query == ""
-    asker.upstream.script("/here", Reply())
-    assert (await asker.ask(redirect("/here"), **WITH_SECRET)).error is None  # twin
-    assert asker.upstream.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
-
-
 async def test_secret_file_is_read_per_call_and_must_be_private(
     upstream: Upstream, home: Path
 ) -> None:
@@ -341,75 +318,3 @@ async def test_secret_file_is_read_per_call_and_must_be_private(
     assert [r.headers["authorization"] for r in upstream.requests] == [
         "Bearer value-one", "Bearer value-two",
     ]  # fmt: skip
-
-
-async def test_locked_keyring_does_not_exceed_the_call_timeout(
-    upstream: Upstream,
-) -> None:
-    before, unlocked = keyring.get_keyring(), threading.Event()
-
-    class Asks(FileKeyring):
-        def get_password(self, service: str, username: str) -> str | None:
-            assert unlocked.wait(20)
-            return SECRET
-
-    keyring.set_keyring(Asks())
-    entry = KeyringEntry(service="a", username="b")
-    key = SecretSettings(keyring=entry, tools=("ask",), hosts=("127.0.0.1",))
-    headers = {"authorization": "Bearer ${secret:key}"}
-    try:
-        async with asking(upstream, key=key) as asker:
-            outcome = await asker.ask(timeout=300, headers=headers, read_only=True)
-            assert isinstance(outcome.error, UpstreamTimeout)
-            assert outcome.error.was_sent is False
-            unlocked.set()
-            assert (await asker.ask(headers=headers)).error is None  # twin
-    finally:
-        unlocked.set()
-        keyring.set_keyring(before)
-    assert len(upstream.requests) == 1
-
-
-# -- in an engine --------------------------------------------------------------------------
-
-
-async def call(upstream: Upstream, home: Path, arguments: JsonObject, **fields: Any) -> Envelope:
-    rest = RestSettings(allowed_hosts=(upstream.authority,))
-    tool = document(upstream, **fields)
-    async with Engine(
-        [tool], config=Config(home=home, rest=rest), interpreter=FakeWall()
-    ) as engine:
-        return await engine.call("ask", arguments)
-
-
-# -- results that are mapped, and pages ----------------------------------------------------
-
-PAGED = {
-    "parameters": {"properties": {"city": {"type": "string"}, "cursor": {"type": "string"}}},
-    "response": {
-        "items": "/found",
-        "fields": {"name": "/name/full"},
-        "cursor_parameter": "after",
-        "next_cursor": "/next",
-        "total_count": "/count",
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (Reply(body=b'{"error": "no"}'), "without a list at '/found'"),
-        (Reply(body=b"<html>", content_type="text/html"), "invalid JSON"),
-        (Reply(204, b""), "invalid JSON"),
-        (Reply(body=json.dumps({"found": [1], "next": SECRET}).encode()), "with a secret"),
-    ],
-)
-async def test_answer_not_matching_the_response_mapping_is_an_error(
-    asker: Asker, reply: Reply, words: str
-) -> None:
-    headers = {"authorization": "Bearer ${secret:key}"}
-    outcome = await asker.ask(reply, headers=headers, **PAGED)
-    assert ended(outcome) == "EXECUTION_ERROR"
-    assert words in error_of(outcome).message
-    assert SECRET not in str(error_of(outcome).details) + error_of(outcome).message

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import FUMEHOOD, Daemon
+from conftest import Daemon
 from fumehood import Client, ControlClient, DaemonUnavailable
 from fumehood.client import exchange
 from fumehood.core.events import ErrorEvent, OutputEvent, ResultEvent
@@ -78,25 +76,23 @@ def test_ended_call_can_be_resumed_after_each_of_its_events(
     assert len(ended) == len(TELLS) + 2
 
 
-@pytest.mark.parametrize("by", ["header", "query"])
-def test_running_call_can_be_resumed_after_each_of_its_events(daemon: Daemon, by: str) -> None:
+def test_running_call_can_be_resumed_after_each_of_its_events(daemon: Daemon) -> None:
     with streaming(daemon.socket, "run_python", program(tells=TELLS, waits=True)) as uncut:
         events = uncut.events()
         seen = [next(events) for _ in range(len(TELLS) + 1)]
         call_id = call_id_of(seen[0])
-        readers = []
         for number, cut in enumerate(seen):
-            with resuming(daemon.socket, call_id, cut.id, by=by) as stream:
+            with resuming(daemon.socket, call_id, cut.id) as stream:
                 resumed = stream.events()
                 expected = seen[number + 1 :]
                 assert [next(resumed) for _ in expected] == expected
         # The last of them waits for what is to come, as the first stream does.
-        with resuming(daemon.socket, call_id, seen[-1].id, by=by) as waiting:
+        with resuming(daemon.socket, call_id, seen[-1].id) as waiting:
             assert waiting.begin() == 200
-            readers.append(waiting.events())
+            reader = waiting.events()
             with Client(daemon.socket) as client:
                 client.cancel(call_id)
-            (last,) = list(readers[0])
+            (last,) = list(reader)
         assert [last] == list(events)
         assert json.loads(last.data)["error"]["code"] == "CANCELLED"
 
@@ -131,20 +127,6 @@ def test_last_event_id_header_takes_precedence_over_the_query(
         raw = b"".join(iter(lambda: connection.recv(65536), b""))
     assert raw.count(b"\nevent: ") == 1
     assert f"id: {ended[-1].id}".encode() in raw
-
-
-def test_head_of_a_running_call_answers_at_once(daemon: Daemon) -> None:
-    with streaming(daemon.socket, "run_python", program(waits=True)) as stream:
-        call_id = call_id_of(next(stream.events()))
-        with connect(daemon.socket) as connection:
-            connection.sendall(
-                f"HEAD /v1/calls/{call_id}/events HTTP/1.1\r\nhost: x\r\n"
-                "connection: close\r\n\r\n".encode()
-            )
-            raw = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert raw.startswith(b"HTTP/1.1 200")
-        with Client(daemon.socket) as client:
-            client.cancel(call_id)
 
 
 # -- hostile cursors -------------------------------------------------------------------------
@@ -217,9 +199,8 @@ def test_events_of_another_principals_call_are_not_found(
     assert rest_of(daemon, call_id_of(ended[0]), None) == ended  # twin: its own caller
 
 
-@pytest.mark.parametrize("kept", ["0", "0.001"])
-def test_events_expire_after_the_configured_time(kept: str) -> None:
-    with running_scripted_daemon(streams_kept_minutes=kept) as own:
+def test_events_expire_after_the_configured_time() -> None:
+    with running_scripted_daemon(streams_kept_minutes="0.001") as own:
         with streaming(own.socket, "run_python", program(value=1)) as stream:
             first, *_ = stream.events()
             call_id = call_id_of(first)
@@ -230,14 +211,6 @@ def test_events_expire_after_the_configured_time(kept: str) -> None:
 
         wait_until(is_gone)
         wait_until(lambda: not os.listdir(own.home / "spool"))
-
-
-def test_call_that_was_not_streamed_has_no_events(daemon: Daemon) -> None:
-    with Client(daemon.socket) as client:
-        call_id = client.call("calculator", {"expression": "1"}).metadata.call_id
-        (event,) = client.follow(str(call_id))
-    assert isinstance(event, ErrorEvent)
-    assert code_of(event.envelope) == "RESOURCE_NOT_FOUND"
 
 
 # -- kill -9 ---------------------------------------------------------------------------------
@@ -365,7 +338,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("blocking", 1000), ("awaiting", 100)])
+@pytest.mark.parametrize(("kind", "count"), [("blocking", 300), ("awaiting", 100)])
 def test_client_that_reconnects_many_times_gets_every_event_exactly_once(
     daemon: Daemon, home: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,44 +395,6 @@ def test_client_follows_a_call_across_a_killed_engine(kind: str) -> None:
     assert isinstance(seen[-1], ErrorEvent)
     assert seen[-1].envelope.error is not None
     assert seen[-1].envelope.error.code == "OUTCOME_UNKNOWN"
-
-
-@pytest.mark.row("D1")
-def test_command_line_stream_survives_a_restart_and_prints_outcome_unknown() -> None:
-    with running_scripted_daemon() as own:
-        arguments = json.dumps(program(tells=[["stdout", "so far\n"]], waits=True))
-        process = subprocess.Popen(
-            [str(FUMEHOOD), "call", "--stream", "run_python", arguments],
-            env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stderr is not None
-        assert process.stderr.readline() == b"so far\n"
-        own.process.send_signal(signal.SIGKILL)
-        own.process.wait(timeout=30)
-        with running_scripted_daemon(own.home):
-            out, err = process.communicate(timeout=60)
-    assert json.loads(out)["error"]["code"] == "OUTCOME_UNKNOWN"
-    assert (process.returncode, err) == (1, b"")
-
-
-def test_concurrent_readers_of_one_call_get_the_same_events(daemon: Daemon) -> None:
-    with streaming(daemon.socket, "run_python", program(tells=TELLS, waits=True)) as stream:
-        events = stream.events()
-        first = next(events)
-        call_id = call_id_of(first)
-        found: list[list[Frame]] = []
-        threads = [
-            threading.Thread(target=lambda: found.append(rest_of(daemon, call_id, first.id)))
-            for _ in range(20)
-        ]
-        for thread in threads:
-            thread.start()
-        with Client(daemon.socket) as client:
-            client.cancel(call_id)
-        for thread in threads:
-            thread.join(timeout=30)
-        rest = list(events)
-    assert found == [rest] * 20
 
 
 # -- a browser -------------------------------------------------------------------------------

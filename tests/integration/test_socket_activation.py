@@ -238,13 +238,3 @@ def test_service_manager_is_notified_ready_and_stopping(
         process.send_signal(signal.SIGTERM)
         assert manager.recv(100) == b"STOPPING=1"
         assert process.wait(timeout=30) == 0
-
-
-@pytest.mark.row("D6")
-def test_unreachable_notify_socket_is_ignored(launch: Launch, running: ExitStack) -> None:
-    launch.variables["NOTIFY_SOCKET"] = "/nowhere/at/all"
-    process = _started(launch, running)
-    client, _ = _clients(launch, running)
-    assert client.calculate("1 + 1").body["success"]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0, _log(launch)

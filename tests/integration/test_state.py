@@ -73,18 +73,6 @@ def test_lock_is_exclusive_and_released(home: Path) -> None:
         assert (home / "lock").exists()
 
 
-@pytest.mark.row("D6")
-def test_lock_is_released_if_its_holder_raises(home: Path) -> None:
-    def fail() -> None:
-        with hold_lock(home / "lock", "it"):
-            raise RuntimeError("died")
-
-    with pytest.raises(RuntimeError, match="died"):
-        fail()
-    with hold_lock(home / "lock", "it"):
-        assert (home / "lock").exists()
-
-
 def test_lock_does_not_follow_a_symlink(home: Path) -> None:
     target = home / "target"
     target.write_bytes(b"mine")

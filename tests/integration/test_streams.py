@@ -237,16 +237,3 @@ def test_unread_stream_does_not_delay_shutdown() -> None:
         stream.begin()
         own.process.send_signal(signal.SIGTERM)
         assert own.process.wait(timeout=20) == 0
-
-
-def test_recordings_of_a_killed_engine_are_deleted_at_start_with_zero_retention() -> None:
-    with running_scripted_daemon(streams_kept_minutes="0") as own:
-        with follow(own, WAITS) as stream:
-            events = stream.events()
-            call_id = call_id_of(next(events))
-            wait_until(lambda: spooled(own) == [call_id])
-            own.process.kill()
-            own.process.wait(timeout=30)
-        assert spooled(own) == [call_id]
-        with running_scripted_daemon(own.home, streams_kept_minutes="0") as again:
-            assert spooled(again) == []

@@ -8,7 +8,6 @@ import subprocess
 import threading
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import anyio
 import pytest
@@ -80,12 +79,15 @@ def test_faulty_definition_file_is_logged_once_per_change_and_others_are_served(
     definitions.put("bad.json", b"[")
     definitions.put("good.json", rest_document(name="good"))
     wait_until(lambda: "good" in _names(client) and _log(daemon, "tools_directory.left_out"))
+    descriptors = f"/proc/{daemon.process.pid}/fd"
+    before = len(os.listdir(descriptors))
     definitions.put("other.json", rest_document(name="other"))
     wait_until(lambda: "other" in _names(client))
     definitions.put("bad.json", b"[[")
     definitions.put("third.json", rest_document(name="third"))
     wait_until(lambda: "third" in _names(client))
     wait_until(lambda: len(_log(daemon, "tools_directory.left_out")) == 2)
+    wait_until(lambda: len(os.listdir(descriptors)) <= before)  # no reload leaks one
     files = [event["file"] for event in _log(daemon, "tools_directory.left_out")]
     reasons = [event["reason"] for event in _log(daemon, "tools_directory.left_out")]
     assert files == ["bad.json", "bad.json"]
@@ -151,17 +153,6 @@ def test_tool_list_is_paged_over_http_and_complete_in_client_and_command_line(
     assert run(daemon, "tools", "list", "--type", "nothing").returncode == 1
 
 
-@pytest.mark.row("E5")
-@pytest.mark.parametrize(
-    "query",
-    ["limit=0", "limit=101", "limit=-1", "limit=ten", "limit=", "limit=1&limit=2", "limit=²",
-     "type=rest", "colour=red", "cursor=abc", "cursor=", "tag=a&tag=b"],
-)  # fmt: skip
-def test_invalid_tool_list_query_is_refused(client: SocketClient, query: str) -> None:
-    answer = client.get(f"/v1/tools?{quote(query, safe='=&')}")
-    assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
-
-
 @pytest.mark.row("R1")
 def test_directory_change_is_atomic_for_concurrent_readers(
     daemon: Daemon, definitions: DefinitionDirectory
@@ -171,7 +162,7 @@ def test_directory_change_is_atomic_for_concurrent_readers(
 
     def write() -> None:
         other = daemon.client()
-        for generation in range(3):
+        for generation in range(2):
             pair = [f"p{generation}a", f"p{generation}b"]
             definitions.put_tools("pair.json", *pair)
             wait_until(lambda pair=pair: set(pair) <= set(_names(other)))
@@ -186,7 +177,7 @@ def test_directory_change_is_atomic_for_concurrent_readers(
         )  # none of ours does
         assert client.calculate("1 + 1").body["success"]
     writer.join(timeout=60)
-    assert seen <= {(), *((f"p{n}a", f"p{n}b") for n in range(3))}
+    assert seen <= {(), *((f"p{n}a", f"p{n}b") for n in range(2))}
     assert len(seen) >= 2
 
 
@@ -209,18 +200,3 @@ async def test_embedded_engine_watches_the_directory_while_entered(
         assert page.pagination == {"has_more": False, "next_cursor": None, "total_count": 0}
         with pytest.raises(InvalidParams):
             engine.tools_page(cursor="x")
-
-
-def test_directory_reload_leaks_no_file_descriptor(
-    daemon: Daemon, definitions: DefinitionDirectory
-) -> None:
-    client = daemon.client()
-    descriptors = f"/proc/{daemon.process.pid}/fd"
-    definitions.put_tools("a.json", "a0")
-    wait_until(lambda: "a0" in _names(client))
-    before = len(os.listdir(descriptors))
-    for generation in range(1, 4):
-        definitions.put_tools("a.json", f"a{generation}")
-        definitions.put("bad.json", b"[" * generation)
-        wait_until(lambda name=f"a{generation}": name in _names(client))
-    wait_until(lambda: len(os.listdir(descriptors)) <= before)

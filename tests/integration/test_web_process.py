@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, make_first_approver
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, make_first_approver
 from fumehood.web.server import MAX_CONNECTIONS, protect
 from support.browser import running_console
 from support.preloaded import PYTHON
@@ -212,13 +212,3 @@ def test_idle_connections_do_not_exhaust_the_console(administered_daemon: Daemon
         assert status_of(f"{console.address}/login") == 200
         held = os.listdir(f"/proc/{console.process.pid}/fd")
         assert MAX_CONNECTIONS < len(held) < MAX_CONNECTIONS + 50
-
-
-def test_daemon_without_the_option_has_no_console(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
-    assert not any(
-        b"fumehood.web" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(daemon)
-    )
-    maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
-    assert "markupsafe" not in maps
-    assert os.path.exists(daemon.socket)

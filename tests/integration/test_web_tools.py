@@ -145,22 +145,6 @@ async def test_search_queries_the_configured_service_page_by_page(
     assert fetched.error.code == "TOOL_DISABLED"
 
 
-async def test_search_parameters_follow_the_configured_endpoint(
-    upstream: Upstream, home: Path
-) -> None:
-    upstream.script("/search", Reply(body=b'{"hits": []}'))
-    settings = search_config(
-        upstream, home, endpoint=f"{upstream.url}/search?q={{query}}", headers={},
-        response={"items": "/hits", "fields": HITS},
-    )  # fmt: skip
-    async with Engine(config=settings) as engine:
-        found = await engine.call("search_web", {"query": "x", "limit": 3})
-        tool = engine._made.registry.get("search_web").definition
-    assert list(tool.parameters["properties"]) == ["query"]
-    assert found.data["pagination"]["has_more"] is False
-    assert [request.query for request in upstream.requests] == ["q=x"]
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

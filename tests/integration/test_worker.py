@@ -13,7 +13,7 @@ import pytest
 
 from fumehood import Config, Engine
 from support import host_tools
-from support.answers import code_of, sandbox_of
+from support.answers import sandbox_of
 from support.processes import is_gone
 from support.recording import RecordingLog
 from support.wait import wait_until
@@ -24,7 +24,6 @@ TOOLS = [
     host_tools.who, host_tools.block, host_tools.end, host_tools.end_harmlessly, host_tools.fail,
     host_tools.refuse, host_tools.give,
 ]  # fmt: skip
-SECRET = "secret-91c2"
 
 
 @pytest.fixture
@@ -145,19 +144,6 @@ async def test_idle_worker_that_died_is_replaced(engine: Engine) -> None:
     envelope = await engine.call("who")
     assert envelope.error is None
     assert envelope.data["pid"] != pid
-
-
-@pytest.mark.row("E1", "E8")
-async def test_exception_text_is_neither_returned_nor_logged_in_clear(
-    engine: Engine, log: RecordingLog
-) -> None:
-    envelope = await engine.call("fail", {"secret": SECRET})
-    assert code_of(envelope) == "EXECUTION_ERROR"
-    assert SECRET not in envelope.model_dump_json()
-    (fault,) = log.named("call.tool_failed")
-    assert fault["exception"] == "ValueError"
-    assert fault["where"][-1].startswith("support.host_tools:")
-    assert not any(SECRET in str(values) for _, _, values in log.above_debug())
 
 
 @pytest.mark.row("E1")
