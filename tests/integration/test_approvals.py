@@ -65,6 +65,25 @@ def asked(caller: Any, text: str, **options: Any) -> Any:
     return envelope.error.approval_id
 
 
+def test_caller_lists_its_own_approvals_without_binding_or_approvers(
+    caller: Any, kind: str
+) -> None:
+    approval_id = asked(caller, f"list-{kind}")
+    page = caller.approvals.list(state="pending", limit=1)
+    assert [one.id for one in page.items] == [approval_id]
+    assert page.items[0].binding is None
+    assert caller.approvals.show(approval_id).approvers == ()
+    caller.approvals.cancel(approval_id)
+
+
+def test_next_change_blocks_until_an_approval_changes(caller: Any, control: Any, kind: str) -> None:
+    before = control.approvals.next_change()
+    assert control.approvals.next_change(before, wait_s=0) == before
+    approval_id = asked(caller, f"change-{kind}")
+    assert control.approvals.next_change(before) > before
+    caller.approvals.cancel(approval_id)
+
+
 def times(daemon: Daemon, text: str) -> int:
     return sum(line.startswith(repr(text) + " ") for line in ran(daemon))
 
