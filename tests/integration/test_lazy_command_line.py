@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Daemon
+from conftest import FUMEHOOD, Daemon
 
 HEAVY = {
     "anyio", "asyncio", "docker", "httpx2", "jsonschema", "pydantic", "pydantic_settings", "rich",
@@ -101,3 +101,16 @@ def test_config_show_loads_no_schema_library(shared_daemon: Daemon) -> None:
 def test_control_tools_list_loads_the_heavy_libraries(shared_daemon: Daemon, name: str) -> None:
     """Control: the module names checked above exist and are loaded by other commands."""
     assert name in modules_of(shared_daemon, "tools", "list")[1]
+
+
+def test_bash_completion_lists_matching_commands() -> None:
+    script = (
+        'eval "$(fumehood --show-completion bash)"\n'
+        "COMP_WORDS=(fumehood ca) COMP_CWORD=1\n_fumehood_completion fumehood\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    environment = {"PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [b"call", b"calls", b"cache"]

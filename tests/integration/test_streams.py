@@ -174,6 +174,17 @@ def newest(daemon: Daemon) -> tuple[str, str]:
         return (items[0].call_id, items[0].code) if items else ("", "")
 
 
+def test_call_in_one_session_does_not_wait_for_another_session(daemon: Daemon) -> None:
+    with Client(daemon.socket) as client:
+        busy, free = [client.create_session(memory_mb=128).id for _ in range(2)]
+        with follow(daemon, WAITS, session_id=busy) as stream:
+            call_id = call_id_of(next(stream.events()))
+            assert client.call("run_python", program(value=1), session_id=free).success
+            client.cancel(call_id)
+        for session in (busy, free):
+            client.end_session(session)
+
+
 def test_half_closed_connection_still_receives_all_events(daemon: Daemon) -> None:
     """Twin: a half-closed connection is not a disconnect, even with cancel_on_disconnect."""
     with follow(daemon, WAITS, cancel_on_disconnect=True) as stream:
