@@ -28,16 +28,19 @@ LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=MEMORY_MB, output_bytes=MB)
 @dataclass
 class Case:
     wall: SessionWall
+    places: list[SessionContainer] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
     async def hold(self, name: str = "one") -> SessionContainer:
         with anyio.fail_after(SLOW_S):
-            return await self.wall.hold(
+            place = await self.wall.hold(
                 TrustDomain("uid:1", None, name),
                 image="python-data",
                 memory_mb=MEMORY_MB,
                 on_lost=lambda: self.lost.append(name),
             )
+        self.places.append(place)
+        return place
 
 
 async def run(place: SessionContainer, code: str, limits: Limits = LIMITS) -> RunEnding:
@@ -71,20 +74,38 @@ COUNTS = "import os\nlen(os.listdir('.'))"
 FOREVER = "while True: pass"
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.fixture(
+    scope="module",
     params=[
         "fake",
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
-    ]
+    ],
 )
-async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
+async def containers(request: pytest.FixtureRequest) -> AsyncIterator[SessionWall | None]:
+    """One real wall for all tests, or None for a fake one for each."""
     if request.param == "fake":
-        yield Case(FakeWall(answer=Pretended(), limits=CONTAINER_LIMITS))
+        yield None
         return
     image: Image = request.getfixturevalue("python_image")
-    async with container_wall(image, request.param) as wall:
-        yield Case(wall)
+    async with container_wall(image, request.param) as made:
+        yield made
+
+
+@pytest.fixture
+async def case(containers: SessionWall | None) -> AsyncIterator[Case]:
+    """A wall, whose places are ended after each test."""
+    made = Case(containers or FakeWall(answer=Pretended(), limits=CONTAINER_LIMITS))
+    yield made
+    for place in made.places:
+        place.end("the test is over")
+        with anyio.fail_after(SLOW_S):
+            await place.until_gone()
 
 
 def value(ending: RunEnding) -> object:
@@ -143,9 +164,11 @@ async def test_ended_place_reports_its_loss_once_and_refuses_runs(case: Case) ->
     assert (await run(place, COUNTS)).ended_by is EndedBy.SANDBOX_LOST
 
 
-async def test_missing_image_is_sandbox_unavailable(case: Case) -> None:
+async def test_missing_image_is_sandbox_unavailable(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not isinstance(case.wall, FakeWall):
-        case.wall._supply._find_image = _finds_nothing  # type: ignore[attr-defined]
+        monkeypatch.setattr(case.wall._supply, "_find_image", _finds_nothing)  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
         await case.wall.hold(
             TrustDomain("uid:1"), image="nothing", memory_mb=MEMORY_MB, on_lost=lambda: None

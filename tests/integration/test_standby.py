@@ -37,19 +37,30 @@ found
 """
 
 
-@pytest.fixture
-async def node() -> AsyncIterator[OneContainer]:
-    async with one_container(ready_image("node"), runtime="runc") as box:
-        yield box
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
 
 
-@pytest.fixture(params=RUNTIMES)
-async def any_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
-    """Both runtimes, for tests that depend on the kernel programs see."""
+@pytest.fixture(scope="module", params=RUNTIMES)
+async def shared_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     async with one_container(ready_image("node"), runtime=request.param) as box:
         yield box
 
 
+@pytest.fixture
+async def node(shared_node: OneContainer) -> AsyncIterator[OneContainer]:
+    """On both runtimes, unless a test does not depend on the kernel that programs see."""
+    yield shared_node
+    await shared_node.shell("kill -9 -1")
+    await shared_node.shell("find . -mindepth 1 -delete")
+    assert shared_node.ended is None
+
+
+only_runc = pytest.mark.parametrize("shared_node", ["runc"], indirect=True)
+
+
+@only_runc
 async def test_control_standby_process_is_used(node: OneContainer) -> None:
     """Control: without a standby process the other tests would only exercise fresh ones."""
     with anyio.fail_after(DEADLINE_S):
@@ -62,10 +73,10 @@ async def test_control_standby_process_is_used(node: OneContainer) -> None:
 
 
 async def test_standby_process_provides_stdin_files_streams_and_value(
-    any_node: OneContainer,
+    node: OneContainer,
 ) -> None:
     for _ in range(3):
-        ran = await any_node.run(
+        ran = await node.run(
             "javascript",
             {
                 "code": "const fs = require('fs')\n"
@@ -84,12 +95,7 @@ async def test_standby_process_provides_stdin_files_streams_and_value(
         assert value_of(ran) == ["text", 255, 2, "/workspace/main.js", "/workspace"]
 
 
-async def test_missing_stdin_is_empty(node: OneContainer) -> None:
-    for _ in range(3):
-        ran = await node.javascript("require('fs').readFileSync(0, 'utf8')", keep=False)
-        assert value_of(ran) == ""
-
-
+@only_runc
 async def test_unwritable_input_file_gives_the_same_error_fresh_and_standby(
     node: OneContainer,
 ) -> None:
@@ -110,9 +116,9 @@ async def test_unwritable_input_file_gives_the_same_error_fresh_and_standby(
     assert len(said) == 1
 
 
-async def test_no_javascript_state_passes_between_programs(any_node: OneContainer) -> None:
+async def test_no_javascript_state_passes_between_programs(node: OneContainer) -> None:
     for number in range(4):
-        ran = await any_node.javascript(
+        ran = await node.javascript(
             f"const had = globalThis.left; globalThis.left = {number};"
             "Array.prototype.left = 1; require('fs').left = 1; process.env.LEFT = 'x'; String(had)",
             keep=False,
@@ -120,16 +126,17 @@ async def test_no_javascript_state_passes_between_programs(any_node: OneContaine
         assert value_of(ran) == "undefined"
 
 
-async def test_standby_process_is_invisible_to_programs(any_node: OneContainer) -> None:
+async def test_standby_process_is_invisible_to_programs(node: OneContainer) -> None:
     """In every order of languages, no other process of the user is visible."""
     for _ in range(3):
-        assert value_of(await any_node.javascript(OTHERS, keep=False)) == []
-        assert value_of(await any_node.python(OTHERS_IN_PYTHON, keep=False)) == []
-        assert value_of(await any_node.javascript(OTHERS, keep=False)) == []
-        ran = await any_node.shell("ps -eo uid,comm | grep -c node; ls /proc | grep -c '^[0-9]'")
+        assert value_of(await node.javascript(OTHERS, keep=False)) == []
+        assert value_of(await node.python(OTHERS_IN_PYTHON, keep=False)) == []
+        assert value_of(await node.javascript(OTHERS, keep=False)) == []
+        ran = await node.shell("ps -eo uid,comm | grep -c node; ls /proc | grep -c '^[0-9]'")
         assert ran.stdout.splitlines()[0] == "0" or "not found" in ran.stderr
 
 
+@only_runc
 async def test_python_session_variables_survive_javascript_calls(node: OneContainer) -> None:
     await node.javascript("0")
     await node.python("x = 41")
@@ -137,6 +144,7 @@ async def test_python_session_variables_survive_javascript_calls(node: OneContai
     assert value_of(await node.python("x + 1")) == 42
 
 
+@only_runc
 @pytest.mark.parametrize("code", ["while (true);", "process.kill(process.pid, 'SIGKILL')"])
 async def test_program_runs_after_its_predecessor_was_killed(node: OneContainer, code: str) -> None:
     await node.javascript("0", wall_s=2)

@@ -45,17 +45,27 @@ names = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Threads",
 """
 
 
-@pytest.fixture
-async def data() -> AsyncIterator[OneContainer]:
-    async with one_container(ready_image("python-data"), runtime="runc") as box:
-        yield box
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
 
 
-@pytest.fixture(params=RUNTIMES)
-async def any_data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
-    """Both runtimes, for tests that depend on the kernel programs see."""
+@pytest.fixture(scope="module", params=RUNTIMES)
+async def shared_data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     async with one_container(ready_image("python-data"), runtime=request.param) as box:
         yield box
+
+
+@pytest.fixture
+async def data(shared_data: OneContainer) -> AsyncIterator[OneContainer]:
+    """On both runtimes, unless a test does not depend on the kernel that programs see."""
+    yield shared_data
+    await shared_data.shell("kill -9 -1")
+    await shared_data.shell("find . -mindepth 1 -delete")
+    assert shared_data.ended is None
+
+
+only_runc = pytest.mark.parametrize("shared_data", ["runc"], indirect=True)
 
 
 async def stateless(box: OneContainer, code: str) -> object:
@@ -64,6 +74,7 @@ async def stateless(box: OneContainer, code: str) -> object:
     return value_of(ran)
 
 
+@only_runc
 async def test_modules_are_preloaded_only_for_programs_that_mention_them(
     data: OneContainer,
 ) -> None:
@@ -72,14 +83,13 @@ async def test_modules_are_preloaded_only_for_programs_that_mention_them(
 
 
 async def test_process_state_is_equal_in_both_zygotes(
-    any_data: OneContainer,
+    data: OneContainer,
 ) -> None:
-    fat = await stateless(
-        any_data, FAT + STATE
-    )  # first: then both zygotes have loaded what they load
-    assert await stateless(any_data, STATE) == fat
+    fat = await stateless(data, FAT + STATE)  # first: then both zygotes have loaded what they load
+    assert await stateless(data, STATE) == fat
 
 
+@only_runc
 @pytest.mark.parametrize(
     "code", ["1 / 0", "import nothing_there", "def f(:", "raise SystemExit('bye')", "x = [0][1]"]
 )
@@ -91,16 +101,17 @@ async def test_errors_are_equal_in_both_zygotes(data: OneContainer, code: str) -
 
 
 async def test_undetected_import_gets_the_same_module_configuration(
-    any_data: OneContainer,
+    data: OneContainer,
 ) -> None:
     shown = "(pd.get_option('display.width'), pd.get_option('display.max_columns'), \
              mpl.get_configdir(), mpl.get_cachedir(), mpl.get_backend().lower())"
     hidden = await stateless(
-        any_data, f"{HIDDEN}hidden('imp' 'ort pandas as pd, matplotlib as mpl')\n{shown}"
+        data, f"{HIDDEN}hidden('imp' 'ort pandas as pd, matplotlib as mpl')\n{shown}"
     )
-    assert hidden == await stateless(any_data, f"import pandas as pd, matplotlib as mpl\n{shown}")
+    assert hidden == await stateless(data, f"import pandas as pd, matplotlib as mpl\n{shown}")
 
 
+@only_runc
 async def test_figure_of_an_undetected_import_is_returned(data: OneContainer) -> None:
     await data.python(
         f"{HIDDEN}hidden('from matplot' 'lib import pyplot as p')\np.plot([1, 2])\np.show()",
@@ -112,24 +123,26 @@ async def test_figure_of_an_undetected_import_is_returned(data: OneContainer) ->
 
 
 async def test_session_started_in_the_thin_zygote_keeps_variables_after_importing_modules(
-    any_data: OneContainer,
+    data: OneContainer,
 ) -> None:
-    await any_data.python("rows = [3, 4]")
-    assert value_of(await any_data.python("rows.append(5)\nlen(rows)")) == 3
-    third = await any_data.python("import pandas as pd\ntable = pd.DataFrame({'n': rows})\nrows")
+    await data.python("rows = [3, 4]")
+    assert value_of(await data.python("rows.append(5)\nlen(rows)")) == 3
+    third = await data.python("import pandas as pd\ntable = pd.DataFrame({'n': rows})\nrows")
     assert (value_of(third), third.state) == ([3, 4, 5], "kept")
-    assert value_of(await any_data.python("int(table.n.sum())")) == 12
-    killed = await any_data.python("import os\ntable = None\nos._exit(1)")
+    assert value_of(await data.python("int(table.n.sum())")) == 12
+    killed = await data.python("import os\ntable = None\nos._exit(1)")
     assert killed.state == "rolled_back"
-    assert value_of(await any_data.python("int(table.n.sum()), rows")) == [12, [3, 4, 5]]
+    assert value_of(await data.python("int(table.n.sum()), rows")) == [12, [3, 4, 5]]
 
 
+@only_runc
 async def test_forks_of_one_zygote_draw_different_random_numbers(data: OneContainer) -> None:
     code = "import random, os\n[random.random(), os.fork() and os.wait()[1]]"
     seen = {str(await stateless(data, code)) for _ in range(4)}
     assert len(seen) == 4
 
 
+@only_runc
 async def test_program_that_forks_runs_the_at_fork_hooks_of_its_modules(data: OneContainer) -> None:
     """A zygote's own forks skip these hooks; here `random` must be reseeded in the child."""
     code = """\
