@@ -35,78 +35,76 @@ def _engine(home: Path, database: Database, **container: Any) -> Engine:
     return Engine(config=config, database=database)
 
 
+async def _ask(engine: Engine, code: str, **options: Any) -> str:
+    """The approval id of a program that waits for approval."""
+    asked = await engine.call("run_python", {"code": code}, **options)
+    return error_of(asked).approval_id or ""
+
+
+async def _place_of(engine: Engine, approval_id: str) -> Any:
+    """The place that an approval is bound to."""
+    binding = (await engine.approvals.show(approval_id)).binding
+    assert binding is not None
+    return binding["place"]
+
+
+async def _ending_of(engine: Engine, approval_id: str) -> tuple[ApprovalState, Any]:
+    """Approve: how the approval ends, with the program's output or with what has changed."""
+    one = await approve(engine, approval_id)
+    answer = await engine.approvals.answer_of(one.call_id, engine.owner)
+    assert answer is not None
+    if answer.success:
+        return one.state, answer.data["stdout"]
+    assert code_of(answer) == "APPROVAL_EXPIRED"
+    return one.state, error_of(answer).details
+
+
+CHANGED = (ApprovalState.EXPIRED, {"changed": ["place"]})
+
+
 @pytest.mark.parametrize(
-    ("changed", "ends"),
+    "changed",
     [
-        pytest.param({}, ApprovalState.DONE, id="unchanged"),
-        pytest.param({"images": {"python": "python-data"}}, ApprovalState.EXPIRED, id="image"),
-        pytest.param(
-            {"runtime": "runsc"}, ApprovalState.EXPIRED, id="runtime",
-            marks=pytest.mark.needs("runsc"),
-        ),
+        pytest.param({"images": {"python": "python-data"}}, id="image"),
+        pytest.param({"runtime": "runsc"}, id="runtime", marks=pytest.mark.needs("runsc")),
     ],
-)  # fmt: skip
+)
 async def test_approval_expires_if_image_or_runtime_changed_since_the_request(
-    home: Path, changed: dict[str, Any], ends: ApprovalState
+    home: Path, changed: dict[str, Any]
 ) -> None:
-    """The program's definition, arguments and limits stay what they were."""
-    database = open_database(home / "state.db")
-    try:
+    """The program's definition, arguments and limits stay what they were.
+
+    The next test has the twin, whose place does not change.
+    """
+    with closing(open_database(home / "state.db")) as database:
         async with _engine(home, database) as engine:
             await add_approvers(engine)
-            asked = await engine.call("run_python", {"code": "print(6 * 7)"})
-            approval_id = error_of(asked).approval_id or ""
-            shown = (await engine.approvals.show(approval_id)).binding
-            assert shown is not None
-            assert shown["place"]["image"] == "python"
-            assert shown["place"]["image_digest"].startswith("sha256:")
+            approval_id = await _ask(engine, "print(6 * 7)")
+            place = await _place_of(engine, approval_id)
+            assert place["image"] == "python"
+            assert place["image_digest"].startswith("sha256:")
         async with _engine(home, database, **changed) as engine:
-            one = await approve(engine, approval_id)
-            answer = await engine.approvals.answer_of(one.call_id, engine.owner)
-    finally:
-        database.close()
-    assert one.state is ends
-    assert answer is not None
-    if ends is ApprovalState.DONE:
-        assert answer.data["stdout"] == "42\n"
-        return
-    assert code_of(answer) == "APPROVAL_EXPIRED"
-    assert answer.error.details == {"changed": ["place"]}
+            assert await _ending_of(engine, approval_id) == CHANGED
 
 
-@pytest.mark.parametrize(
-    ("newer", "ends"), [(False, ApprovalState.DONE), (True, ApprovalState.EXPIRED)]
-)
 async def test_approval_expires_if_the_index_has_other_versions_since_the_request(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer: bool, ends: ApprovalState
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in only_from(tmp_path).items():
         monkeypatch.setenv(name, value)
     write_wheel(tmp_path, "tool")
-    code = {"code": "import tool; print(tool.VERSION)"}
-    database = open_database(home / "state.db")
-    try:
+    code = "import tool; print(tool.VERSION)"
+    with closing(open_database(home / "state.db")) as database:
         async with _engine(home, database) as engine:
             await add_approvers(engine)
-            asked = await engine.call("run_python", code, packages=["tool"])
-            approval_id = error_of(asked).approval_id or ""
-            shown = (await engine.approvals.show(approval_id)).binding
-            assert shown is not None
-            assert shown["place"]["packages"] == ["tool==1.0"]
-        if newer:
-            write_wheel(tmp_path, "tool", "2.0")
+            before = await _ask(engine, code, packages=["tool"])
+            after = await _ask(engine, f"{code}  # once more", packages=["tool"])
+            assert (await _place_of(engine, after))["packages"] == ["tool==1.0"]
         async with _engine(home, database) as engine:
-            one = await approve(engine, approval_id)
-            answer = await engine.approvals.answer_of(one.call_id, engine.owner)
-    finally:
-        database.close()
-    assert one.state is ends
-    assert answer is not None
-    if ends is ApprovalState.DONE:
-        assert answer.data["stdout"] == "1.0\n"
-    else:
-        assert answer.error is not None
-        assert answer.error.details == {"changed": ["place"]}
+            assert await _ending_of(engine, before) == (ApprovalState.DONE, "1.0\n")  # twin
+        write_wheel(tmp_path, "tool", "2.0")
+        async with _engine(home, database) as engine:
+            assert await _ending_of(engine, after) == CHANGED
 
 
 class Twin:
@@ -144,34 +142,22 @@ def twin(home: Path) -> Iterator[Twin]:
 
 
 @pytest.mark.needs("disks")
-@pytest.mark.parametrize(
-    ("is_stopped", "ends"), [(False, ApprovalState.DONE), (True, ApprovalState.EXPIRED)]
-)
 async def test_approval_in_a_session_is_bound_to_the_image_of_its_container(
-    home: Path, twin: Twin, is_stopped: bool, ends: ApprovalState
+    home: Path, twin: Twin
 ) -> None:
     """The image is built again after the question. A container goes on with the old one."""
     first = twin.build()
-    database = open_database(home / "state.db")
-    try:
+    with closing(open_database(home / "state.db")) as database:
         async with _engine(home, database) as engine:
             await add_approvers(engine)
             session = await engine.sessions.create(engine.owner, image="twin", disk_mb=16)
         twin.build()
         async with _engine(home, database) as engine:
-            asked = await engine.call("run_python", {"code": "6 * 7"}, session_id=session.id)
-            approval_id = error_of(asked).approval_id or ""
-            shown = (await engine.approvals.show(approval_id)).binding
-            assert shown is not None
-            assert shown["place"]["image_digest"] == first
-            if is_stopped:
-                await engine.sessions.stop(engine.owner, session.id)
-            one = await approve(engine, approval_id)
-            answer = await engine.approvals.answer_of(one.call_id, engine.owner)
+            running, stopped = [
+                await _ask(engine, f"print({number})", session_id=session.id) for number in (1, 2)
+            ]
+            assert (await _place_of(engine, stopped))["image_digest"] == first
+            assert await _ending_of(engine, running) == (ApprovalState.DONE, "1\n")
+            await engine.sessions.stop(engine.owner, session.id)
+            assert await _ending_of(engine, stopped) == CHANGED
             await engine.sessions.end(engine.owner, session.id)
-    finally:
-        database.close()
-    assert one.state is ends
-    assert answer is not None
-    if ends is ApprovalState.EXPIRED:
-        assert error_of(answer).details == {"changed": ["place"]}

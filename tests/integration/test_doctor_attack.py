@@ -201,7 +201,7 @@ async def test_container_with_excess_memory_fails_the_memory_attacks(
     change_body(monkeypatch, roomy)
     card = await attacked(
         containers(python_image, command=weakened.weak_container()),
-        lambda attack: attack.topic is Topic.FLOOD,
+        lambda attack: attack.topic is Topic.FLOOD and "memory" in attack.id,
     )
     assert red(card) == {"memory-hog", "memory-hog-in-grandchildren"}
 
@@ -276,17 +276,6 @@ async def test_interpreter_with_unsealed_children_is_untried() -> None:
     card = await attacked(target)
     assert (card.verdict, card.walls[0].attacks) == (UNTRIED, ())
     assert "not sealed" in card.walls[0].why
-
-
-async def test_containers_without_docker_are_untried_with_the_reason(
-    tmp_path: Path,
-) -> None:
-    nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
-    targets = await targets_of(["container"], None, nowhere)
-    card = await run_attacks(targets, engine_version="test")
-    assert (card.verdict, [wall.verdict for wall in card.walls]) == (UNTRIED, [UNTRIED])
-    assert "Docker is not" in card.walls[0].why
-    assert card.walls[0].cure
 
 
 @pytest.mark.needs("docker")

@@ -101,15 +101,6 @@ def test_cached_wheels_are_used_without_running_pip(
     assert steps == []
 
 
-def test_wheel_missing_from_the_cache_is_fetched_again(packages: Path, cache: Path) -> None:
-    write_wheel(packages, "tool")
-    lock = resolve("tool\n", "bookworm", cache, silent)
-    shutil.rmtree(cache)
-    (wheel,) = fetch(lock, "bookworm", cache, silent)
-    assert wheel.read_bytes() == (packages / wheel.name).read_bytes()
-    assert not list(cache.glob(".*")), "what it worked in is gone"
-
-
 def test_tampered_cached_wheel_is_fetched_again(packages: Path, cache: Path) -> None:
     write_wheel(packages, "tool")
     lock = resolve("tool\n", "bookworm", cache, silent)
