@@ -10,17 +10,13 @@ import psutil
 import pytest
 
 from fumehood.attack.bait import LOOPBACK, VARIABLE, Bait
-from fumehood.attack.looks import Watch, below, is_sealed, named, status_of
+from fumehood.attack.looks import Watch, is_sealed
 
 
 @pytest.fixture
 def bait() -> Iterator[Bait]:
     with Bait() as bait:
         yield bait
-
-
-def test_untouched_bait_reports_no_losses(bait: Bait) -> None:
-    assert bait.losses("an answer with the knock is none: " + bait.knock) == []
 
 
 def test_knock_on_any_bait_listener_is_reported_exactly_once(bait: Bait) -> None:
@@ -71,14 +67,6 @@ def test_closed_bait_leaves_no_directory_variable_process_or_listener() -> None:
     assert not process.is_running()
     with socket.socket() as caller:
         assert caller.connect_ex((LOOPBACK, bait.port)) != 0
-
-
-def test_processes_are_found_by_name_and_by_parent(bait: Bait) -> None:
-    pid = bait.process.pid
-    assert pid in below(os.getpid())
-    assert named(status_of(pid)["Name"]).count(pid) == 1
-    assert named("no-such-name") == []
-    assert below(None) == []
 
 
 def test_process_without_seccomp_filter_is_not_seen_as_sealed(bait: Bait) -> None:

@@ -191,30 +191,6 @@ async def test_hanging_docker_is_unavailable_in_time_and_recovers(
             assert (await made.run(who="uid:2")).ended_by is EndedBy.OK
 
 
-@pytest.mark.row("S9")
-@pytest.mark.usefixtures("_quick_deadlines")
-async def test_docker_connection_cut_during_a_run_loses_the_run_and_recovers(
-    python_image: Image, home: Path
-) -> None:
-    with DockerProxy(home / "docker.sock") as docker:
-        async with bench(python_image, docker.address) as made:
-            endings: list[EndedBy] = []
-
-            async def call() -> None:
-                endings.append((await made.run("import time; time.sleep(60)", wall_s=90)).ended_by)
-
-            async with anyio.create_task_group() as group:
-                group.start_soon(call)
-                await made.until(lambda: made.wall.counts.get("busy") == 1)
-                docker.cut()
-            assert endings == [EndedBy.SANDBOX_LOST]
-            await made.until(lambda: not made.wall.status.is_ready)
-            with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
-                await made.run()
-            docker.open()
-            assert (await made.run()).ended_by is EndedBy.OK
-
-
 def status_of(pid: int) -> str:
     return Path(f"/proc/{pid}/status").read_text(encoding="ascii")
 
@@ -258,20 +234,6 @@ def test_killed_engines_containers_are_reaped_at_its_next_start(
     assert again.stop() == other.stop() == 0
     for daemon in (killed, again, other):
         assert containers_of(f"fumehood.pid={daemon.process.pid}") == []
-
-
-@pytest.mark.row("S9")
-@pytest.mark.usefixtures("python_image")
-def test_guest_of_a_killed_engine_exits_by_itself(start_daemon: StartDaemon) -> None:
-    killed = start_daemon()
-    assert call_python(killed)["success"]
-    label = f"fumehood.pid={killed.process.pid}"
-    killed.process.send_signal(signal.SIGKILL)
-    killed.process.wait(timeout=DEADLINE_S)
-    wait_until(lambda: not any(one["State"]["Running"] for one in containers_of(label)))
-    assert len(containers_of(label)) == 1  # for the next engine of this state to remove
-    assert start_daemon().process.poll() is None
-    wait_until(lambda: not containers_of(label), SLOW_START_S)
 
 
 @pytest.mark.row("S9", "D7")
@@ -321,56 +283,3 @@ async def test_docker_restart_loses_the_run_and_later_calls_succeed(
             await anyio.to_thread.run_sync(docker.start)
             assert (await made.run()).ended_by is EndedBy.OK
             await made.until(lambda: len(docker.containers()) == 1)  # what was lost is removed
-
-
-NOT_BUILT = (
-    "The image python, which python needs, is not built. Build it: fumehood images build python"
-)
-
-
-@pytest.mark.row("S9", "S10")
-@pytest.mark.needs("root")
-def test_engine_serves_calls_right_after_an_image_build_and_a_docker_restart(
-    python_image: Image, start_daemon: StartDaemon, home: Path
-) -> None:
-    for name in ("docker", "called", "idle"):
-        (home / name).mkdir(mode=0o700)
-    with OwnDocker(home / "docker") as docker:
-        daemon, idle = (start_on(docker, start_daemon, home / name) for name in ("called", "idle"))
-        refused = call_python(daemon)["error"]
-        assert (refused["code"], refused["message"]) == ("SANDBOX_UNAVAILABLE", NOT_BUILT)
-        assert not refused["retryable"]
-        rehearsed = call_python(daemon, dry_run=True)["data"]
-        assert (rehearsed["would_run"], rehearsed["placement"]["why"]) == (False, NOT_BUILT)
-        assert not container_of(daemon)["ready"]
-        assert NOT_BUILT.replace(", which python needs,", "") in container_of(daemon)["missing"]
-        wait_until(lambda: container_of(idle)["missing"])
-
-        docker.copy_image(python_image.id)
-        assert call_python(daemon)["data"]["value"] == 4
-        assert container_of(daemon)["ready"]
-        wait_until(lambda: container_of(idle)["ready"])  # though nobody calls it
-        assert call_python(idle)["success"]
-        assert idle.stop() == 0
-
-        docker.stop()
-        refused = call_python(daemon)["error"]
-        assert refused["code"] == "SANDBOX_UNAVAILABLE"
-        assert "Docker is not running. Install it" in refused["message"]
-        assert refused["retryable"]
-        docker.start()
-        assert call_python(daemon)["success"]
-
-
-def start_on(docker: OwnDocker, start_daemon: StartDaemon, directory: Path) -> Daemon:
-    """A daemon on this Docker that needs only the image `python` to run Python."""
-    return start_daemon(
-        directory,
-        variables={"DOCKER_HOST": docker.address, "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"},
-    )
-
-
-def container_of(daemon: Daemon) -> dict[str, Any]:
-    """The container wall as `/v1/ready` reports it."""
-    wall: dict[str, Any] = daemon.client().get("/v1/ready").body["walls"]["container"]
-    return wall

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
@@ -26,9 +26,9 @@ from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer, SessionDisk
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
-from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
-from support.fake_docker import GOOD_INFO, FakeDocker, FakeGuest, honest
-from support.scripted_guest import READY, ended, reset
+from fumehood.sandbox.wall import ImageMissing, RunEnding
+from support.fake_docker import FakeDocker, FakeGuest, honest
+from support.scripted_guest import READY
 from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
@@ -135,17 +135,6 @@ async def test_wall_runs_a_program_and_removes_its_containers_on_exit() -> None:
     assert sorted(made.docker.removed) == ["fumehood-eeeeeeee-1", "fumehood-eeeeeeee-2"]
 
 
-async def test_container_body_has_the_engines_labels_image_and_runtime() -> None:
-    async with bench(runtime="runc", cpus=0.5) as made:
-        await made.run()
-        (body,) = made.docker.bodies
-        assert body["Image"] == "sha256:1"
-        assert body["Labels"]["fumehood.engine"] == "e" * 32
-        assert body["Labels"]["fumehood.owner"] == "o" * 32
-        assert body["HostConfig"]["Runtime"] == "runc"
-        assert body["HostConfig"]["NanoCpus"] == 500_000_000
-
-
 async def test_lazy_wall_sends_nothing_to_docker_before_the_first_call() -> None:
     async with bench(eager=False) as made:
         for _ in range(20):
@@ -229,38 +218,6 @@ async def test_docker_timeout_is_cached_so_later_calls_fail_without_asking(
         assert made.docker.asked == ["info"]
 
 
-async def test_call_arriving_during_a_docker_check_gets_a_newer_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    only_calls_look(monkeypatch)
-    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
-        with pytest.raises(SandboxUnavailable):
-            await made.run()
-        looks = made.docker.asked.count("info")
-        made.docker.silence = silence = anyio.Event()
-        made.docker.failing = None
-        made.docker.info_answer["MemoryLimit"] = False
-        endings: list[EndedBy] = []
-
-        async def refused() -> None:
-            with pytest.raises(SandboxUnavailable, match="cannot limit memory"):
-                await made.run()
-
-        async def call() -> None:
-            endings.append((await made.run()).ended_by)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(refused)
-            await made.until(lambda: made.docker.asked.count("info") > looks)
-            made.docker.info_answer = dict(GOOD_INFO)
-            made.docker.silence = None
-            group.start_soon(call)
-            await anyio.wait_all_tasks_blocked()
-            silence.set()
-        assert endings == [EndedBy.OK]
-        assert made.docker.asked.count("info") == looks + 2
-
-
 async def test_thousand_concurrent_calls_share_one_docker_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,42 +239,6 @@ async def test_thousand_concurrent_calls_share_one_docker_check(
             made.docker.silence.set()
         assert endings == [EndedBy.OK] * 1000
         assert made.docker.asked.count("info") == looks + 1
-
-
-async def test_image_removed_during_a_run_spares_the_run_and_refuses_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    may_end = anyio.Event()
-
-    async def slow(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        message = await guest.hears()
-        await may_end.wait()
-        await guest.says(ended(message["id"]), reset(message["id"]))
-        await guest.hears()
-
-    only_calls_look(monkeypatch)
-    endings: list[EndedBy] = []
-    async with bench(images=ONE_IMAGE, docker={"behave": slow}) as made:
-
-        async def call() -> None:
-            endings.append((await made.run()).ended_by)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(call)
-            await made.until(lambda: made.wall.counts.get("busy") == 1)
-            made.missing.add("python")
-            await made.wall.look_again()
-            assert not made.wall.status.is_ready
-            with pytest.raises(ImageMissing):
-                await made.run()
-            may_end.set()
-        assert endings == [EndedBy.OK]
-        made.missing.clear()
-        made.image = "sha256:2"
-        made.docker.behave = honest
-        assert (await made.run()).ended_by is EndedBy.OK
-        assert [body["Image"] for body in made.docker.bodies] == ["sha256:1", "sha256:2"]
 
 
 async def test_docker_warning_about_a_limit_prevents_the_start() -> None:
@@ -420,18 +341,6 @@ async def test_oom_reported_late_by_docker_is_waited_for() -> None:
         assert ending == [EndedBy.MEMORY]
 
 
-async def test_container_lost_while_docker_times_out_ends_as_sandbox_lost() -> None:
-    async def dies(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        await guest.hears()
-        made.docker.failing = DockerTimeout("silent")
-
-    async with bench() as made:
-        made.docker.behave = dies
-        assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
-        made.docker.failing = None
-
-
 async def test_invalid_guest_frame_ends_as_sandbox_lost_even_if_docker_reports_oom() -> None:
     async def lies(guest: FakeGuest) -> None:
         await guest.says(READY)
@@ -443,16 +352,6 @@ async def test_invalid_guest_frame_ends_as_sandbox_lost_even_if_docker_reports_o
         docker={"behave": lies, "last_state": {"OOMKilled": True, "ExitCode": 137}}
     ) as made:
         assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
-
-
-async def test_lease_refuses_a_larger_run_and_a_second_run() -> None:
-    async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=128) as lease:
-        with pytest.raises(InternalError):
-            await lease.run("python", {"code": "1"}, LIMITS)
-    async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=512) as lease:
-        await lease.run("python", {"code": "1"}, LIMITS)
-        with pytest.raises(InternalError):
-            await lease.run("python", {"code": "1"}, LIMITS)
 
 
 async def test_stopping_wall_ends_a_running_call_as_sandbox_lost() -> None:
@@ -509,67 +408,6 @@ async def hold(made: Bench, lost: list[str], image: str = "python") -> HeldConta
             memory_mb=512,
             on_lost=lambda: lost.append("lost"),
         )
-
-
-async def test_held_container_leaves_the_pool_and_is_removed_when_ended() -> None:
-    lost: list[str] = []
-    async with bench() as made:
-        held = await hold(made, lost)
-        assert held.languages == ("python", "shell")
-        assert await made.wall._reaper.sweep() == 0
-        for _ in range(2):
-            await held.until_free()
-            ending = await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
-            assert (ending.ended_by, ending.isolation) == (EndedBy.OK, "session")
-        assert made.wall.counts["held"] == 1
-        assert made.wall.counts["idle"] == made.wall.counts["busy"] == 0
-        held.end("its owner ended it")
-        with anyio.fail_after(DEADLINE_S):
-            await held.until_gone()
-        assert lost == ["lost"]
-        assert made.docker.removed == [held.name]
-        assert made.wall.counts["held"] == 0
-
-
-async def test_runs_in_a_held_container_request_kept_state() -> None:
-    heard: list[JsonObject] = []
-
-    async def behave(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        while True:
-            message = await guest.hears()
-            heard.append(message)
-            if message["op"] == "run":
-                await guest.says(ended(message["id"]), reset(message["id"]))
-
-    async with bench(docker={"behave": behave}) as made:
-        held = await hold(made, [])
-        await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
-        await made.run()
-    assert [message.get("keep", False) for message in heard if message["op"] == "run"] == [
-        True, False,
-    ]  # fmt: skip
-
-
-async def test_held_container_with_failed_reset_is_lost_with_the_guests_reason() -> None:
-    async def behave(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        message = await guest.hears()
-        not_clean = {**reset(message["id"]), "clean": False, "why": "the head\x1b[2J is gone"}
-        await guest.says(ended(message["id"]), not_clean)
-        await guest.hears()
-
-    lost: list[str] = []
-    async with bench(docker={"behave": behave}) as made:
-        held = await hold(made, lost)
-        ending = await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
-        assert ending.ended_by is EndedBy.OK
-        with anyio.fail_after(DEADLINE_S):
-            await held.until_free()
-        assert held.lost == (
-            "its container could not be cleared up after a run (the head[2J is gone)"
-        )
-        assert lost == ["lost"]
 
 
 async def test_stopping_wall_that_keeps_sessions_leaves_their_containers() -> None:

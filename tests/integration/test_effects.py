@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood import Config, Engine
-from fumehood.approvals.preview import preview
-from fumehood.core.errors import EngineError, WorkspaceChanged
-from fumehood.core.tool import ToolDefinition
-from fumehood.executors.outcome import Outcome
-from fumehood.executors.workspace import run_workspace
-from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.plan import make_plan
-from fumehood.pipeline.resolve import ResolvedCall
-from fumehood.pipeline.validate import ValidatedCall
-from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.images.catalog import Image
 from fumehood_tools.delete_files import delete_files
 from fumehood_tools.write_file import write_file
-from support.definitions import by_default, request
-from support.effect_files import DOMAIN, EffectFiles
+from support.effect_files import EffectFiles
 from support.one_container import one_container, value_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S6")]
@@ -103,61 +90,6 @@ async def test_preview_ignores_planted_modules_in_the_workspace(files: EffectFil
     await files.shell("echo 'raise SystemExit(9)' | tee hashlib.py json.py base64.py stat.py")
     found = await files.effect(delete_files, {"paths": ["json.py"]})
     assert (await files.act(delete_files, {"paths": ["json.py"]}, found.base)).error is None
-
-
-# -- through the engine ---------------------------------------------------------------------
-
-
-def permitted(engine: Engine, tool: ToolDefinition, session_id: str, **arguments: Any) -> Any:
-    resolved = ResolvedCall(
-        request(session_id=session_id), engine._made.registry.get(tool.name), ()
-    )
-    return PermittedCall(ValidatedCall(resolved, arguments, ()), engine.owner, by_default(tool))
-
-
-async def test_preview_takes_a_session_turn_and_detects_later_uploads(
-    home: Path, python_image: Image
-) -> None:
-    config = Config(home=home, container={"pool_min": 0}, sessions={"image": "python"})  # type: ignore[arg-type]
-    async with Engine(config=config) as engine:
-        session = await engine.sessions.create(engine.owner, memory_mb=128)
-        await engine.call("write_file", {"path": "f", "content": "1\n"}, session_id=session.id)
-        arguments = {"path": "f", "content": "2\n", "mode": "replace"}
-        call = permitted(engine, write_file, session.id, **arguments)
-        plan = make_plan(call, engine._made.walls.by_name, engine.sessions)
-        found = await preview(call, plan, engine.sessions)
-        assert found is not None
-        assert found.shown["changed"][0]["diff"] == "@@ -1 +1 @@\n-1\n+2\n"
-        record = engine.sessions.find(engine.owner, session.id)
-        assert (record.calls, record.is_busy) == (1, False)
-
-        async def act(expected: str) -> Outcome:
-            turn = engine.sessions.lease(
-                engine.owner, None, session.id, language=None, memory_mb=plan.limits.memory_mb
-            )
-            async with turn as lease:
-                return await run_workspace(
-                    write_file,
-                    arguments,
-                    plan.limits,
-                    lease,
-                    DOMAIN,
-                    Cursors(b"k" * 32),
-                    expected=expected,
-                )
-
-        await engine.session_files(session.id).write("f", b"sent meanwhile")
-        with pytest.raises(WorkspaceChanged):
-            await act(found.base)
-        assert await engine.session_files(session.id).read("f") == b"sent meanwhile"
-        anew = await preview(call, plan, engine.sessions)
-        assert anew is not None
-        assert (await act(anew.base)).error is None
-        assert await engine.session_files(session.id).read("f") == b"2\n"
-        await engine.sessions.end(engine.owner, session.id)
-        with pytest.raises(EngineError) as caught:
-            await preview(call, plan, engine.sessions)
-        assert caught.value.code == "RESOURCE_NOT_FOUND"
 
 
 async def test_session_variables_survive_a_preview(files: EffectFiles) -> None:

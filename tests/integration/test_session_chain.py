@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -64,19 +63,19 @@ async def test_traceback_shows_source_lines_of_earlier_calls(box: OneContainer) 
 
 
 @pytest.mark.parametrize(
-    ("code", "ended_by"),
+    ("code", "ended_by", "wall_s"),
     [
-        ("x = 'new'\nwhile True: pass", EndedBy.WALL_TIME),
-        ("x = 'new'\nimport os\nos._exit(3)", EndedBy.EXIT),
-        ("x = 'new'\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", EndedBy.SIGNAL),
-        ("x = 'new'\nprint('y' * 3_000_000)", EndedBy.OUTPUT),
+        ("x = 'new'\nwhile True: pass", EndedBy.WALL_TIME, 1),
+        ("x = 'new'\nimport os\nos._exit(3)", EndedBy.EXIT, 20),
+        ("x = 'new'\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", EndedBy.SIGNAL, 20),
+        ("x = 'new'\nprint('y' * 3_000_000)", EndedBy.OUTPUT, 20),
     ],
 )
 async def test_killed_run_rolls_back_variables_and_keeps_files(
-    box: OneContainer, code: str, ended_by: EndedBy
+    box: OneContainer, code: str, ended_by: EndedBy, wall_s: float
 ) -> None:
     await box.python("x = 'old'")
-    killed = await box.python(f"open('left.txt', 'w').write('here')\n{code}", wall_s=3)
+    killed = await box.python(f"open('left.txt', 'w').write('here')\n{code}", wall_s=wall_s)
     assert (killed.ended_by, killed.state) == (ended_by, "rolled_back")
     assert box.heard.names == ["left.txt"]
     assert value_of(await box.python("x, open('left.txt').read()")) == ["old", "here"]
@@ -118,18 +117,6 @@ async def test_threads_and_child_processes_end_with_their_call(box: OneContainer
     assert value_of(await box.python(listed)) == [1, []]
 
 
-async def test_call_waits_for_non_daemon_threads(box: OneContainer) -> None:
-    await box.python(
-        "import threading, time\n"
-        "def work():\n"
-        "    global done\n"
-        "    time.sleep(0.2)\n"
-        "    done = 'yes'\n"
-        "threading.Thread(target=work).start()"
-    )
-    assert value_of(await box.python("done")) == "yes"
-
-
 @pytest.mark.parametrize("kind", ["BufferedWriter", "BufferedRandom"])
 async def test_file_lock_held_by_a_thread_does_not_deadlock_the_next_call(
     box: OneContainer, kind: str
@@ -169,23 +156,6 @@ async def test_call_returns_only_files_it_wrote_or_changed(box: OneContainer) ->
     assert box.heard.names == ["b", "d/c"]
 
 
-async def test_shell_and_python_share_files_and_variables_survive_the_shell(
-    box: OneContainer,
-) -> None:
-    await box.python("x = 1\nopen('words', 'w').write('b\\na\\n')")
-    sorted_words = await box.shell("sort words > sorted; cat sorted")
-    assert (sorted_words.stdout, sorted_words.state) == ("a\nb\n", None)
-    assert box.heard.names == ["sorted"]
-    assert value_of(await box.python("x, open('sorted').read()")) == [1, "a\nb\n"]
-
-
-async def test_seeded_random_sequence_continues_in_the_next_call(box: OneContainer) -> None:
-    await box.python("import random\nrandom.seed(7)")
-    own = random.Random(7)  # the same numbers are the point
-    assert value_of(await box.python("random.random()")) == own.random()
-    assert value_of(await box.python("random.random()")) == own.random()
-
-
 async def test_large_variables_are_kept_and_counted_until_memory_is_exceeded(
     box: OneContainer,
 ) -> None:
@@ -198,12 +168,6 @@ async def test_large_variables_are_kept_and_counted_until_memory_is_exceeded(
         (EndedBy.MEMORY, "kept"),  # where Python itself was refused the memory, nothing was killed
     )
     assert value_of(await box.python("len(hoard), 'more' in globals()")) == [300 << 20, False]
-
-
-async def test_call_without_keep_leaves_no_variables_or_files(box: OneContainer) -> None:
-    await box.python("x = 1\nopen('f', 'w')", keep=False)
-    assert box.ended is None
-    assert value_of(await box.python("import os\n'x' in globals(), os.listdir('.')")) == [False, []]
 
 
 async def test_input_files_stdin_and_progress_belong_to_their_call(box: OneContainer) -> None:

@@ -1,11 +1,7 @@
-"""Sessions on a real Docker: state, isolation, serialization, and every way to end."""
+"""Sessions on a real Docker: full memory, killed containers, and guests of other engines."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT
 from fumehood import Config, Engine
 from fumehood.core.envelope import Envelope
 from fumehood.core.session import SessionRecord
@@ -80,15 +75,6 @@ async def until(condition: Any) -> None:
             await anyio.sleep(0.02)
 
 
-async def test_concurrent_sessions_share_no_variables_or_files(engine: Engine) -> None:
-    first, second = await create(engine), await create(engine)
-    await run(engine, first, "x = 'mine'\nopen('mine.txt', 'w').write('x')")
-    look = "import os\n'x' in globals(), os.path.exists('mine.txt'), len(os.listdir('.'))"
-    assert await value(engine, second, look) == [False, False, 0]
-    assert await value(engine, first, look) == [True, True, 1]
-    assert len(running(engine)) == 2
-
-
 async def test_oom_keeps_the_session_and_a_killed_container_loses_the_run(
     engine: Engine,
 ) -> None:
@@ -122,65 +108,6 @@ async def test_session_with_killed_container_is_lost_and_refuses_calls(engine: E
     assert "files and variables are gone" in error_of(after).message
     assert await value(engine, other, "1") == 1
     await until(lambda: name not in running(engine))
-
-
-DIES = """
-import sys
-import anyio
-from pathlib import Path
-from fumehood import Config, Engine
-from fumehood.storage.database import open_database
-
-async def main():
-    config = Config.model_validate_json(sys.argv[1])
-    async with Engine(config=config, database=open_database(config.home / "state.db")) as engine:
-        session = await engine.sessions.create(engine.owner)
-        await engine.call("run_python", {"code": "x = 1"}, session_id=session.id)
-        print(session.id, flush=True)
-        await anyio.sleep_forever()
-
-anyio.run(main)
-"""
-
-
-def start_engine(document: str) -> subprocess.Popen[str]:
-    docker = {key: os.environ[key] for key in ("DOCKER_HOST",) if key in os.environ}
-    return subprocess.Popen(
-        [sys.executable, "-c", DIES, document],
-        stdout=subprocess.PIPE, text=True, env={**CLEAN_ENVIRONMENT, **docker},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_session_of_an_ended_engine_continues_and_other_containers_are_reaped(
-    home: Path, python_image: Image, how: signal.Signals
-) -> None:
-    chosen = config(home)
-    document = chosen.model_dump_json(include={"home", "container", "sessions"})
-    process = start_engine(document)
-    assert process.stdout is not None
-    try:
-        with anyio.fail_after(SLOW_S):
-            session_id = (await anyio.to_thread.run_sync(process.stdout.readline)).strip()
-        assert session_id.startswith("sess_")
-    finally:
-        process.send_signal(how)
-        process.wait(timeout=30)
-        process.stdout.close()
-    mine = f"fumehood.owner={owner_id(home)}"
-    left = {one["Id"] for one in containers_of(mine)}
-    assert left
-    database = open_database(home / "state.db")
-    async with Engine(config=chosen, database=database) as engine:
-        session = engine.sessions.find(engine.owner, session_id)
-        assert session.state == "active"
-        assert await value(engine, session, "x") == 1
-        assert await value(engine, session, "x += 1\nx") == 2
-        await until(lambda: len(left & {one["Id"] for one in containers_of(mine)}) == 1)
-        await engine.sessions.end(engine.owner, session_id)
-        await until(lambda: not left & {one["Id"] for one in containers_of(mine)})
-        assert await value(engine, await create(engine), "1 + 1") == 2
-    database.close()
 
 
 @pytest.mark.needs("disks")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,8 +15,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S
 
 PNG = b"\x89PNG\r\n\x1a\n"
 RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
-
-Made = Callable[[str], AbstractAsyncContextManager[OneContainer]]
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +117,6 @@ async def test_environment_directory_and_stdin_apply_on_every_runtime(
     assert refused.claimed_kind == "invalid"
 
 
-async def test_file_modes_persist_on_every_runtime(node: OneContainer) -> None:
-    await node.shell("echo x > f; mkdir d; chmod 4000 f; chmod 400 d")
-    assert sorted(node.heard.names) == ["f"]
-    shown = await node.python("import os; [oct(os.stat(name).st_mode & 0o7777) for name in 'df']")
-    assert value_of(shown) == ["0o400", "0o4000"]
-
-
 # -- JavaScript -----------------------------------------------------------------------------
 
 
@@ -188,7 +178,7 @@ async def test_javascript_exception_reports_its_line_and_no_guest_frames(
 
 
 async def test_endless_javascript_loop_is_ended_by_wall_time(node: OneContainer) -> None:
-    ran = await node.javascript("while (true) {}", wall_s=2)
+    ran = await node.javascript("while (true) {}", wall_s=1)
     assert ran.ended_by is EndedBy.WALL_TIME
     assert value_of(await node.javascript("1")) == 1  # the twin, in the same container
 
@@ -208,11 +198,6 @@ async def test_javascript_progress_and_output_are_streamed(node: OneContainer) -
     await node.javascript("progress(30, 'third'); console.log('a'); progress(500)", live=True)
     assert node.heard.progress == [(30.0, "third"), (100.0, "")]
     assert node.heard.output == [("stdout", "a\n")]
-
-
-async def test_javascript_exit_status_is_reported(node: OneContainer) -> None:
-    ran = await node.javascript("process.exit(5)")
-    assert (ran.ended_by, ran.exit_code) == (EndedBy.EXIT, 5)
 
 
 # -- tables and figures ---------------------------------------------------------------------
@@ -273,12 +258,6 @@ async def test_numpy_values_are_returned_as_json_numbers(data: OneContainer) -> 
     assert value_of(await data.python("import numpy as np\nnp.arange(3) * 1.5")) == [0.0, 1.5, 3.0]
     assert value_of(await data.python("np.int64(3)")) == 3
     assert value_of(await data.python("np.float64('nan')")) is None
-
-
-async def test_numpy_random_differs_between_programs(data: OneContainer) -> None:
-    code = "import numpy as np\nnp.random.rand()"
-    drawn = [value_of(await data.python(code, keep=False)) for _ in range(5)]
-    assert len(set(drawn)) == 5
 
 
 async def test_open_figures_are_returned_automatically(data: OneContainer) -> None:
