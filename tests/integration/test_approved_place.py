@@ -7,13 +7,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import docker.errors
 import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.model import ApprovalState
 from fumehood.sandbox.container.docker_api import open_docker
-from fumehood.sandbox.images.catalog import IMAGE, RECIPE
+from fumehood.sandbox.images.catalog import IMAGE, RECIPE, Image
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.storage.database import Database, open_database
 from support.answers import code_of, error_of
@@ -110,14 +111,15 @@ async def test_approval_expires_if_the_index_has_other_versions_since_the_reques
 class Twin:
     """An image of the operator, equal to `python`, that can be built again as another one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, image: Image) -> None:
+        self._image = image
         self._recipe = read_recipe("twin", own=folder).digest
         self.built: list[str] = []
 
     def build(self) -> str:
         """Return the id of the new image."""
         with closing(open_docker(timeout_s=60)) as client:
-            made = client.create_container("fumehood/python:latest")["Id"]
+            made = client.create_container(self._image.id)["Id"]
             labels = {IMAGE: "twin", RECIPE: self._recipe, "fumehood.build": str(len(self.built))}
             changes = [f"LABEL {name}={value}" for name, value in labels.items()]
             image = str(client.commit(made, "fumehood/twin", "latest", changes=changes)["Id"])
@@ -133,10 +135,10 @@ class Twin:
 
 
 @pytest.fixture
-def twin(home: Path) -> Iterator[Twin]:
+def twin(home: Path, python_image: Image) -> Iterator[Twin]:
     folder = write_image_folder(home, "twin").rename(home / "images")
     (folder / "twin" / "requirements.in").touch()
-    twin = Twin(folder)
+    twin = Twin(folder, python_image)
     yield twin
     twin.remove()
 
@@ -161,3 +163,6 @@ async def test_approval_in_a_session_is_bound_to_the_image_of_its_container(
             await engine.sessions.stop(engine.owner, session.id)
             assert await _ending_of(engine, stopped) == CHANGED
             await engine.sessions.end(engine.owner, session.id)
+            with anyio.fail_after(20):
+                while list((home / "disks").iterdir()):
+                    await anyio.sleep(0.02)
