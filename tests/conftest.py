@@ -31,6 +31,7 @@ from fumehood.sandbox.images.recipe import read_recipe
 from support.checked_once import check_once
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
+from support.postgres import SERVER, running_postgres, use_postgres
 from support.preloaded import commands, start_from_preloaded
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
@@ -79,12 +80,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Start every command from nothing, and not from a process with its modules loaded.",
     )
+    parser.addoption(
+        "--state",
+        choices=["sqlite", "postgresql"],
+        default="sqlite",
+        help="Where the tests' own engines keep their state; without those marked as SQLite's.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start commands from a process that has their modules loaded."""
     if not config.getoption("--cold-start"):
         subprocess.Popen = start_from_preloaded(str(FUMEHOOD))  # type: ignore[misc]
+    if config.getoption("--state") == "postgresql":
+        if SERVER not in os.environ:
+            server = running_postgres()
+            os.environ[SERVER] = server.__enter__()
+            config.add_cleanup(lambda: server.__exit__(None, None, None))
+        use_postgres(pytest.MonkeyPatch(), os.environ[SERVER])
 
 
 TOGETHER = {
@@ -130,8 +143,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesOnWorke
     return FilesOnWorkers(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, and else as they were given."""
+    if config.getoption("--state") == "postgresql":
+        items[:] = [item for item in items if item.get_closest_marker("sqlite") is None]
     place = {file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 

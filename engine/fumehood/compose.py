@@ -218,7 +218,7 @@ def compose(
     config, log, clock, ids = basis.config, basis.log, basis.clock, basis.ids
     registry, load_faults = _find_tools(basis, tools)
     database = given if given is not None else open_database(None)
-    files = database.path.parent if database.path is not None else None
+    files = database.directory
     audit = AuditService(database, config.audit, log, clock.now)
     registrations = _read_registrations(registry, database, log)
     directory = None

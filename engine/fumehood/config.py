@@ -27,6 +27,7 @@ one limits the calls that it covers | | `external_tools` | callers' own tools ar
 same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP servers | the same |
 the tools of these servers |
 | `alerts` | the five thresholds of the mission | the same | these thresholds |
+| `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
 | `webhook` | no messages about approvals | – | messages to this URL; `may_decide`: decisions |
 """
 
@@ -67,6 +68,7 @@ from fumehood.sandbox.settings import (
     PackageSettings,
     SessionSettings,
 )
+from fumehood.storage.settings import StateSettings
 
 
 class Config(SocketSettings):
@@ -92,6 +94,7 @@ class Config(SocketSettings):
     jail: JailSettings = JailSettings()
     container: ContainerSettings = ContainerSettings()
     sessions: SessionSettings = SessionSettings()
+    state: StateSettings = StateSettings()
     packages: PackageSettings = PackageSettings()
     prices: Prices = Prices()
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")

@@ -30,13 +30,13 @@ def test_database_killed_during_schema_creation_opens_afterwards(home: Path) -> 
     program = (
         "import sys, os\n"
         "from pathlib import Path\n"
-        "from fumehood.storage import database\n"
-        "step = database.STEPS[0]\n"
+        "from fumehood.storage import sqlite\n"
+        "step = sqlite.STEPS[0]\n"
         "def die(connection):\n"
         "    step(connection)\n"
         "    os.kill(os.getpid(), 9)\n"
-        "database.STEPS = (die,)\n"
-        "database.open_engines(Path(sys.argv[1]))\n"
+        "sqlite.STEPS = (die,)\n"
+        "sqlite.open_file(Path(sys.argv[1]))\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL

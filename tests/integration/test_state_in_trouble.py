@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from conftest import Daemon, StartDaemon
-from fumehood.storage import database as database_module
+from fumehood.storage import sqlite as sqlite_module
 from fumehood.storage.database import open_database
 from fumehood.storage.errors import StoreError, WriteFailed
 from support.http import SocketClient
@@ -160,7 +160,7 @@ def test_write_blocked_by_a_foreign_lock_fails_and_later_writes_succeed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process holds an open transaction."""
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sqlite_module, "BUSY_TIMEOUT_S", 0.05)
     database = open_database(home / "state.db")
     program = (
         "import sqlite3, sys\n"

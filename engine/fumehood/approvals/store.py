@@ -18,8 +18,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    LargeBinary,
-    cast,
     delete,
     func,
     insert,
@@ -52,6 +50,7 @@ from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import EXTERNAL
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
+from fumehood.storage.backend import RawBytes
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.idempotency import pack_answer
@@ -406,7 +405,7 @@ class ApprovalTable:
 
     async def pending(self) -> list[tuple[str, str, int]]:
         """Return the id, principal and approximate size on disk of each pending approval."""
-        size = func.length(cast(APPROVALS.c.document, LargeBinary))
+        size = func.length(RawBytes(APPROVALS.c.document))
         rows = select(APPROVALS.c.id, APPROVALS.c.principal_id, size)
         pending = rows.where(APPROVALS.c.state == ApprovalState.PENDING.value)
         return await self._database.read(lambda c: [tuple(row) for row in c.execute(pending)])
@@ -621,7 +620,7 @@ def _that_fit(
 
     The first row is returned even if it alone is larger than a page.
     """
-    size = func.length(cast(APPROVALS.c.document, LargeBinary))
+    size = func.length(RawBytes(APPROVALS.c.document))
     newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
     rows = connection.execute(newest.limit(limit + 1)).all()
     sizes = itertools.accumulate(row[1] for row in rows[:limit])

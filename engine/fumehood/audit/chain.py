@@ -26,6 +26,7 @@ from fumehood.audit.verify import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
+from fumehood.storage.backend import RawBytes
 from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
@@ -36,11 +37,12 @@ READ_AT_ONCE = 2000
 """Number of rows that are read from the database at a time."""
 
 _INSERT = insert(AUDIT)
-# Columns are read as bytes, so that invalid text is reported instead of failing to be read.
+
+# Read as bytes, so that invalid text is reported instead of failing to be read.
 _COLUMNS = (
     AUDIT.c.seq,
-    cast(AUDIT.c.key_id, LargeBinary).label("key_id"),
-    cast(AUDIT.c.body, LargeBinary).label("body"),
+    RawBytes(AUDIT.c.key_id).label("key_id"),
+    RawBytes(AUDIT.c.body).label("body"),
     cast(AUDIT.c.mac, LargeBinary).label("mac"),
 )
 _HEAD = select(*_COLUMNS).order_by(AUDIT.c.seq.desc()).limit(1)

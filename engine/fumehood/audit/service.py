@@ -59,7 +59,7 @@ class AuditService:
     ) -> None:
         self._database = database
         self._chain = database.audit
-        self._state = database.path.parent if database.path is not None else None
+        self._state = database.directory
         self._settings = settings
         self._log = log
         self._now = now

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, text
 from sqlalchemy.engine import RowMapping
 
 from fumehood.budgets.model import Subject
@@ -180,13 +179,15 @@ def _values(row: CounterRow, until: str) -> Row:
     }
 
 
-_INSERT = insert(COUNTERS)
-_NEW = _INSERT.excluded
-_KEY = ["name", "subject", "period", "unit"]
-_CHANGED = {"settled": _NEW.settled, "until": _NEW.until}
-_PUT = _INSERT.on_conflict_do_update(_KEY, set_=_CHANGED | {"reserved": _NEW.reserved})
-_RAISE = _INSERT.on_conflict_do_update(
-    _KEY, set_=_CHANGED | {"reserved": func.max(COUNTERS.c.reserved, _NEW.reserved)}
+_ADD = """
+INSERT INTO counters (name, subject, period, unit, settled, reserved, until)
+VALUES (:name, :subject, :period, :unit, :settled, :reserved, :until)
+ON CONFLICT (name, subject, period, unit)
+DO UPDATE SET settled = excluded.settled, until = excluded.until, reserved = """
+_PUT = text(f"{_ADD}excluded.reserved")
+_RAISE = text(
+    f"{_ADD}CASE WHEN counters.reserved > excluded.reserved THEN counters.reserved "
+    "ELSE excluded.reserved END"
 )
 
 __all__ = ["KEPT_DAYS", "CounterKey", "CounterRow", "CounterTable"]

@@ -17,6 +17,7 @@ from sqlalchemy import (
     case,
     cast,
     func,
+    literal_column,
     select,
 )
 
@@ -31,15 +32,12 @@ may report 2^63 - 1 tokens twice."""
 
 MILLION = 1_000_000
 
-_DAY_CHARACTERS = 10
-"""Length of the day in a timestamp, `2026-01-31`."""
-
 _GROUP_COLUMNS: dict[Group, ColumnElement[Any]] = {
     "principal": CALLS.c.principal_id,
     "agent": CALLS.c.agent_id,
     "session": CALLS.c.session_id,
     "tool": CALLS.c.tool,
-    "day": func.substr(CALLS.c.at, 1, _DAY_CHARACTERS),
+    "day": func.substr(CALLS.c.at, literal_column("1"), literal_column("10")),
 }
 
 _ADDED: dict[str, ColumnElement[Any]] = {
@@ -107,7 +105,7 @@ def _summed(
         )
         .where(*wanted)
         .group_by(*keys, CALLS.c.currency)
-        .order_by(*keys, CALLS.c.currency)
+        .order_by(*(key.nulls_first() for key in keys), CALLS.c.currency)
     )
     together: dict[tuple[Any, ...], list[RowMapping]] = {}
     for row in connection.execute(chosen).mappings():

@@ -64,10 +64,11 @@ class CircuitStatus(_Value):
 class Readiness(_Value):
     """Whether calls are served, and what each wall in use enforces, either way.
 
-    A state that cannot be written keeps no harmless call from being served, but it is said.
+    A state that cannot be written keeps no harmless call from being served, but it is said. An
+    engine is a `standby` while another one is active on the state that both share.
     """
 
-    status: Literal["ready", "not_ready"]
+    status: Literal["ready", "not_ready", "standby"]
     walls: dict[str, WallReadiness]
     state: StateReadiness
     broken_circuits: int = 0

@@ -16,33 +16,45 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import uvicorn
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from fumehood.config import Config
-from fumehood.core.errors import EngineError
+from fumehood.core.errors import EngineError, ShuttingDown
 from fumehood.core.json_types import JsonObject
+from fumehood.core.status import Health, Readiness, StateReadiness
 from fumehood.engine import Engine, Tool
+from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
-from fumehood.http.listen import listening, listening_on_loopback
+from fumehood.http.listen import Listeners, listening, listening_on_loopback
 from fumehood.http.peer import MAX_HEADER_BYTES, Shares, make_protocol, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
 from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.database import FILE_NAME, open_database
-from fumehood.storage.directory import hold_lock, private_directory
+from fumehood.storage.database import FILE_NAME, Database, open_database
+from fumehood.storage.directory import StateError, hold_lock, private_directory
+from fumehood.storage.errors import Standby
 
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
 """uvicorn's message about requests that did not end in time. *Source*: `Server.shutdown`."""
+
+STANDBY_PAUSE_S = 0.5
+"""Seconds between attempts of a standby to become active."""
+
+STANDBY_RETRY_MS = 1000
+"""Delay suggested to callers of a standby, in milliseconds."""
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -73,7 +85,16 @@ async def serve(
         places.enter_context(_server_messages_to(log))
         state = private_directory(config.state_directory)
         places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
-        database = open_database(state / FILE_NAME, on_event=_state_events_to(log))
+        listeners: Listeners | None = None
+        try:
+            database = _opened(config, log)
+        except Standby:
+            listeners = places.enter_context(listening(config))
+            on_ready()
+            active = await _stand_by(config, log, listeners, manager)
+            if active is None:
+                return
+            database = active
         places.callback(database.close)
         if show_credential is not None and not had_approver(database):
             make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
@@ -89,8 +110,9 @@ async def serve(
                 anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             )
             loopback = places.enter_context(listening_on_loopback(config))
-            listeners = places.enter_context(listening(config))
-            server = _Server(_uvicorn_config(engine, config, listeners.control_path))
+            was_standby = listeners is not None
+            listeners = listeners or places.enter_context(listening(config))
+            server = _Server(_uvicorn_config(engine, Faces(engine), listeners))
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, signals, server, engine, manager, on_draining)
@@ -99,12 +121,86 @@ async def serve(
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(700)  # the usual one, which the command line raised
-                on_ready()
-                tell_manager(manager, READY)
+                if not was_standby:
+                    on_ready()
+                    tell_manager(manager, READY)
                 await server.serve(sockets=[listeners.engine, listeners.control, *loopback])
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
     flush(log)
+    if database.is_fenced:
+        raise StateError("Another engine has become active on this state. Start this one again.")
+
+
+def _opened(config: Config, log: Logger) -> Database:
+    """Open the state. Raises as `open_database`."""
+
+    def on_event(event: str, values: JsonObject) -> None:
+        level = log.info if event == "state.write_works_again" else log.error
+        level(event, **values)
+        if event == "state.fenced":
+            os.kill(os.getpid(), signal.SIGTERM)  # it can promise nothing any more
+
+    return open_database(config.state_directory / FILE_NAME, on_event, url=config.state.secret_url)
+
+
+# -- standby --------------------------------------------------------------------------------
+
+
+async def _stand_by(
+    config: Config, log: Logger, listeners: Listeners, manager: str
+) -> Database | None:
+    """Refuse all requests until this engine is the active one. Return None on a signal."""
+    found: list[Database] = []
+    app = _StandbyApp(Engine(config=config, log=log))
+    server = _Server(_uvicorn_config(app.engine, app, listeners))
+
+    async def become_active() -> None:
+        while not found:
+            await anyio.sleep(STANDBY_PAUSE_S)
+            with suppress(Standby):
+                found.append(await anyio.to_thread.run_sync(_opened, config, log))
+        server.should_exit = True
+
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_exit_on_signal, signals, server)
+            group.start_soon(become_active)
+            log.info("daemon.standby")
+            tell_manager(manager, READY)
+            # Copies of the sockets, because the server closes its own.
+            await server.serve(sockets=[listeners.engine.dup(), listeners.control.dup()])
+            group.cancel_scope.cancel()
+    return found[0] if found else None
+
+
+async def _exit_on_signal(signals: AsyncIterator[signal.Signals], server: uvicorn.Server) -> None:
+    async for _ in signals:
+        server.should_exit = True
+
+
+class _StandbyApp:
+    """Refuses requests. Its engine was not started, and only phrases the refusals."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Return the coroutine that answers one request."""
+        if scope["path"] == "/v1/health":
+            response: Response = JSONResponse(Health().model_dump(mode="json"))
+        elif scope["path"] == "/v1/ready":
+            state = StateReadiness(failing=False, lost_rows=0)
+            ready = Readiness(status="standby", walls={}, state=state)
+            response = JSONResponse(ready.model_dump(mode="json"), status_code=503)
+        else:
+            why = "This engine stands by: another one is active on the state. Call that one."
+            refusal = ShuttingDown(why, retry_after_ms=STANDBY_RETRY_MS)
+            response = envelope_response(self.engine.refusal(refusal))
+        return response(scope, receive, send)
+
+
+# -- logs -----------------------------------------------------------------------------------
 
 
 def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
@@ -113,14 +209,6 @@ def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
     if cure is not None:
         told = "Dangerous calls will be refused: there is no approver."
         engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")
-
-
-def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:
-    def on_event(event: str, values: JsonObject) -> None:
-        level = log.info if event == "state.write_works_again" else log.error
-        level(event, **values)
-
-    return on_event
 
 
 class _ToLog(logging.Handler):
@@ -203,15 +291,17 @@ async def _exit_when_drained(server: uvicorn.Server, engine: Engine) -> None:
     server.should_exit = True
 
 
-def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicorn.Config:
+def _uvicorn_config(
+    engine: Engine, app: Faces | _StandbyApp, listeners: Listeners
+) -> uvicorn.Config:
     def refusal_body(why: EngineError) -> bytes:
         return encode_envelope(engine.refusal(why))
 
     return uvicorn.Config(
-        Faces(engine),
+        app,
         interface="asgi3",
         loop="asyncio",
-        http=make_protocol(refusal_body, control_path, Shares(most_connections())),
+        http=make_protocol(refusal_body, listeners.control_path, Shares(most_connections())),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -157,7 +157,7 @@ class Keys:
         self._database = database
         self._held: set[str] = set()
         """Ids of the calls that hold a key in this process. Also read by the writer's thread."""
-        self._is_used = database.path is not None
+        self._is_used = database.directory is not None
 
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime

@@ -92,7 +92,7 @@ class CallLog:
     def __init__(self, database: Database, *, kept_days: int, kept: int) -> None:
         self._database = database
         self._kept_days = kept_days
-        self._kept = kept if database.path is not None else min(kept, IN_MEMORY_KEPT)
+        self._kept = kept if database.directory is not None else min(kept, IN_MEMORY_KEPT)
         self._unpruned = 0
         self._patience = max(1, self._kept // 10)
         self.overdue = asyncio.Event()
@@ -135,7 +135,7 @@ class CallLog:
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
-        if self._unpruned == 0 and self._database.path is None:
+        if self._unpruned == 0 and self._database.directory is None:
             return 0  # nothing was ever recorded
         self._unpruned = 0
         await self._database.flush()
@@ -367,7 +367,7 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
 def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]:
     # For each call, the share of its tool's calls that took at most as long.
     waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
-    own_ms = func.max(CALLS.c.total_ms - waited_ms, 0.0)
+    own_ms = case((CALLS.c.total_ms > waited_ms, CALLS.c.total_ms - waited_ms), else_=0.0)
     part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=own_ms)
     columns = (
         CALLS.c.tool, CALLS.c.code, CALLS.c.at, own_ms.label("own_ms"), part.label("part"),

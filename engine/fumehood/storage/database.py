@@ -1,35 +1,19 @@
-"""The database: one SQLite file, written by one thread and read by others.
+"""The database: the rows of the state, written by one thread and read by others.
 
-Host side, used by every package that stores rows. Invariants: a change is durable once `write` has
-returned; a file that this engine cannot use (a newer engine's, another program's, a damaged one)
-stays unchanged, byte for byte, including its write-ahead log. Therefore a file is first checked
-with a connection that can neither write nor merge the log into the file when it closes.
+Host side, used by every package that stores rows. Invariant: a change is durable once `write` has
+returned.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import anyio.to_thread
-from sqlalchemy import (
-    Column,
-    Connection,
-    Delete,
-    Engine,
-    QueuePool,
-    StaticPool,
-    create_engine,
-    delete,
-    event,
-)
+from sqlalchemy import Column, Connection, Delete, delete
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.audit.chain import (
@@ -40,259 +24,13 @@ from fumehood.audit.chain import (
     key_id_after,
 )
 from fumehood.audit.keys import new_key, open_key
-from fumehood.storage.directory import PRIVATE_FILE
-from fumehood.storage.errors import (
-    DamagedState,
-    ForeignState,
-    NewerState,
-    ReadFailed,
-    StoreError,
-)
-from fumehood.storage.schema import METADATA, STEPS
+from fumehood.storage.backend import READ_THREADS, Backend
+from fumehood.storage.errors import DamagedState, ReadFailed, Standby
+from fumehood.storage.sqlite import in_words, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
-PAGE_CACHE_KB = 500
-"""Pages that each connection keeps, a second time beside the kernel. With SQLite's default of 2 MB,
-a daemon's memory grew by 4 MB over its first 50,000 calls; with this it stays.
-"""
-
-BUSY_TIMEOUT_S = 5
 DELETED_AT_ONCE = 500
 """Rows deleted in one transaction. Limited so that other writes do not wait long."""
-
-READ_THREADS = 4
-
-APPLICATION_ID = 0x46554D45  # "FUME", the application id in SQLite's file header
-
-SIDE_FILES = ("-wal", "-journal")
-"""Suffixes of files beside a database that was not closed. SQLite needs them to read it."""
-
-
-def open_engines(path: Path) -> tuple[Engine, Engine]:
-    """Open a database and bring it to the newest schema; return an engine to write and one to read.
-
-    "Engine" is SQLAlchemy's word for a source of connections.
-
-    Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
-        StoreError: the file cannot be opened.
-    """
-    try:
-        _check(path)
-        _make_private(path)
-        writing = _writing_engine(path)
-        try:
-            _migrate(writing)
-        except BaseException:
-            writing.dispose()
-            raise
-    except (sqlite3.DatabaseError, DatabaseError) as error:
-        raise _refusal(path, error) from None
-    except OSError as error:
-        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
-    return writing, _reading_engine(path)
-
-
-def open_to_read(path: Path) -> Engine:
-    """Open a database only to read, also beside a running writer. Creates and migrates nothing.
-
-    Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the file.
-        StoreError: the file cannot be opened, or an older engine wrote it.
-    """
-    try:
-        if not _has_content(path):
-            raise StoreError(f"There is no database {path}.")
-        _check(path)
-        engine = _reading_engine(path)
-        with engine.connect() as connection:
-            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-    except (sqlite3.DatabaseError, DatabaseError) as error:
-        raise _refusal(path, error) from None
-    except OSError as error:
-        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
-    if version != len(STEPS):
-        engine.dispose()
-        raise StoreError(f"An older engine wrote the database {path}. Start this one once.")
-    return engine
-
-
-def open_memory() -> Engine:
-    """Create an empty database in memory, with one connection for reading and writing."""
-    engine = create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-    )
-    _begin_explicitly(engine, "BEGIN")
-    _migrate(engine)
-    return engine
-
-
-def in_words(error: BaseException) -> str:
-    """Return SQLite's message, which contains no values, or the type of another error."""
-    cause = error.orig if isinstance(error, DatabaseError) else error
-    return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
-
-
-def damage_words(path: Path) -> str:
-    """Return the remedy for a database that cannot be read."""
-    return (
-        f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
-        "what can be read with the sqlite3 shell's .recover; to start over, move it away "
-        "together with the files beside it (-wal, -shm)."
-    )
-
-
-def _check(path: Path) -> None:
-    """Refuse a file that this engine cannot use. Changes neither the file nor its log."""
-    if not _has_content(path):
-        for side in SIDE_FILES:
-            if _has_content(path.with_name(path.name + side)):
-                raise DamagedState(
-                    f"The database {path} is missing, but its {side} file is there and may hold "
-                    "changes that are not yet in it. Put both back, or move both away."
-                )
-        return
-    was_left_open = _has_content(path.with_name(path.name + "-wal"))
-    # `immutable` ignores locks and side files, so it is only for databases without a log.
-    how = "mode=ro" if was_left_open else "mode=ro&immutable=1"
-    connection = sqlite3.connect(_uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S)
-    try:
-        _check_content(connection, path, thoroughly=was_left_open)
-    finally:
-        connection.close()
-
-
-def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bool) -> None:
-    def one(query: str) -> Any:
-        return connection.execute(query).fetchone()[0]
-
-    tables = {
-        name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
-    }
-    version, owner = one("PRAGMA user_version"), one("PRAGMA application_id")
-    if owner != APPLICATION_ID:
-        if owner or version or tables:
-            raise ForeignState(
-                f"The database {path} is not fumehood's. Move it away, or use another "
-                "FUMEHOOD_HOME."
-            )
-        return  # an empty file is a new database
-    if version > len(STEPS):
-        raise NewerState(
-            f"The database {path} was written by a newer engine (schema {version}, this one "
-            f"knows {len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
-        )
-    if version == len(STEPS) and not tables >= set(METADATA.tables):
-        raise DamagedState(damage_words(path))
-    if thoroughly and one("PRAGMA quick_check(1)") != "ok":
-        raise DamagedState(damage_words(path))
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is not a file. Remove it, or use another FUMEHOOD_HOME.")
-    return found.st_size > 0
-
-
-def _make_private(path: Path) -> None:
-    """Create the file, or remove other users' access. SQLite's side files get the same mode."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, PRIVATE_FILE)
-    try:
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE_FILE:
-            os.fchmod(descriptor, PRIVATE_FILE)
-    finally:
-        os.close(descriptor)
-
-
-def _writing_engine(path: Path) -> Engine:
-    def prepare(connection: sqlite3.Connection) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise StoreError(
-                f"The file system of {path} cannot hold the state (no write-ahead log). Set "
-                "FUMEHOOD_HOME to a directory on a local disk."
-            )
-        connection.execute("PRAGMA synchronous = FULL")
-
-    engine = _engine(path, "mode=rw", size=1, prepare=prepare)
-    # Take the write lock when a transaction begins, so that a lock held by another process fails
-    # it before the first job runs.
-    _begin_explicitly(engine, "BEGIN IMMEDIATE")
-    return engine
-
-
-def _reading_engine(path: Path) -> Engine:
-    engine = _engine(path, "mode=ro", size=READ_THREADS, prepare=lambda connection: None)
-    _begin_explicitly(engine, "BEGIN")
-    return engine
-
-
-def _engine(
-    path: Path, how: str, *, size: int, prepare: Callable[[sqlite3.Connection], None]
-) -> Engine:
-    def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            _uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
-        )
-        try:
-            connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KB}")
-            prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    return create_engine(
-        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=0
-    )
-
-
-def _begin_explicitly(engine: Engine, statement: str) -> None:
-    """Begin transactions with this statement: the driver's implicit ones break savepoints."""
-
-    @event.listens_for(engine, "connect")
-    def no_guessing(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        raw: Any = (
-            connection.connection.driver_connection
-        )  # takes a third of the time that SQLAlchemy would
-        raw.execute(statement)
-
-
-def _migrate(engine: Engine) -> None:
-    with engine.connect() as connection, connection.begin():
-        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-        if version == len(STEPS):
-            return
-        for step in STEPS[version:]:
-            step(connection)
-        connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")
-
-
-def _uri(path: Path, how: str) -> str:
-    return f"file:{quote(os.fspath(path.absolute()))}?{how}"
-
-
-def _refusal(path: Path, error: BaseException) -> StoreError:
-    if _is_damage(error):
-        return DamagedState(damage_words(path))
-    return StoreError(f"The database {path} cannot be opened: {in_words(error)}.")
-
-
-def _is_damage(error: BaseException) -> bool:
-    cause = error.orig if isinstance(error, DatabaseError) else error
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
-    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-
 
 T = TypeVar("T")
 
@@ -308,20 +46,19 @@ class Database:
 
     def __init__(
         self,
-        path: Path | None,
-        writing: Engine,
-        reading: Engine,
+        backend: Backend,
+        directory: Path | None,
         on_event: OnEvent,
         audit: AuditChain,
         commit_hook: CommitHook | None = None,
     ) -> None:
-        self.path = path
+        self.directory = directory
+        """The state directory, for what is kept in files; None if nothing is kept."""
         self.audit = audit
-        self._writing = writing
-        self._reading = reading
+        self._backend = backend
         self._on_event = on_event
-        attach_chain(writing, audit)
-        self._writer = Writer(writing, in_words, on_event, commit_hook)
+        attach_chain(backend.writing, audit)
+        self._writer = Writer(backend, on_event, commit_hook)
         self._readers = anyio.CapacityLimiter(READ_THREADS)
         self._is_closed = False
         self._cannot_read = False
@@ -375,13 +112,13 @@ class Database:
         Raises:
             ReadFailed: the database cannot be read.
         """
-        if self.path is None:  # a database in memory has only the writer's connection
+        if not self._backend.has_readers:  # a database in memory has only the writer's connection
             return await asyncio.wrap_future(self._writer.submit(query, durable=False))
         return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
         """Run a query in this thread, which it blocks. For the engine's start."""
-        if self.path is None and self._writer.is_running:
+        if not self._backend.has_readers and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
@@ -405,6 +142,11 @@ class Database:
         return self._writer.lost
 
     @property
+    def is_fenced(self) -> bool:
+        """Whether another engine has become active, so that this one can write no more."""
+        return self._writer.is_fenced
+
+    @property
     def is_failing(self) -> bool:
         """Whether the last write failed because of the disk."""
         return self._writer.is_failing
@@ -413,17 +155,16 @@ class Database:
         """Write pending rows, then close the file."""
         self._writer.close()
         self._is_closed = True
-        self._reading.dispose()
-        self._writing.dispose()  # closing the last connection merges the write-ahead log
+        self._backend.close()
 
     def _read(self, query: Callable[[Connection], T]) -> T:
         if self._is_closed:
             raise ReadFailed("it is closed")
         try:
-            with self._reading.connect() as connection:
+            with self._backend.reading.connect() as connection:
                 result = query(connection)
         except DatabaseError as error:
-            reason = in_words(error)
+            reason = self._backend.in_words(error)
             if not self._cannot_read:  # report each period of failures once
                 self._cannot_read = True
                 self._on_event("state.read_failed", {"reason": reason})
@@ -437,57 +178,75 @@ def _executing(statement: Delete) -> Job[object]:
 
 
 def open_database(
-    path: Path | None, on_event: OnEvent = _silent, commit_hook: CommitHook | None = None
+    path: Path | None,
+    on_event: OnEvent = _silent,
+    commit_hook: CommitHook | None = None,
+    *,
+    url: str | None = None,
 ) -> Database:
-    """Open or create the database at `path`; None keeps one in memory.
+    """Open or create the database at `path`; None keeps one in memory. With the `url` of a
+    PostgreSQL database the rows are there, and only files and keys are beside `path`.
 
     `on_event` receives failures while the database is open: `state.write_failed` and later
-    `state.write_works_again`, `state.rows_dropped`, `state.rows_refused` and `state.read_failed`.
+    `state.write_works_again`, `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and
+    `state.fenced` (another engine is active; this one can write no more).
     Tests of crashes use `commit_hook`, which is called before and after each flushed commit. Both
     are called from threads.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
         AuditKeyLost: the database has an audit chain, but its key is missing.
+        Standby: another engine is active on the state in PostgreSQL.
         StoreError: the file cannot be opened.
     """
     if path is None:
-        engine = open_memory()
         chain = AuditChain(new_key(), kept=IN_MEMORY_KEPT)
-        return Database(None, engine, engine, on_event, chain, commit_hook)
-    writing, reading = open_engines(path)
+        return Database(open_memory(), None, on_event, chain, commit_hook)
+    backend = open_file(path) if url is None else _open_remote(url)
     try:
-        chain = _open_chain(path, reading)
+        chain = _open_chain(path.parent, backend)
     except BaseException:
-        reading.dispose()
-        writing.dispose()
+        backend.close()
         raise
-    return Database(path, writing, reading, on_event, chain, commit_hook)
+    return Database(backend, path.parent, on_event, chain, commit_hook)
 
 
-def _open_chain(path: Path, reading: Engine) -> AuditChain:
+def _open_remote(url: str) -> Backend:
+    from fumehood.storage.postgres import open_postgres
+
+    backend = open_postgres(url)
+    if backend is None:
+        raise Standby
+    return backend
+
+
+def _open_chain(directory: Path, backend: Backend) -> AuditChain:
     try:
-        with reading.connect() as connection:
+        with backend.reading.connect() as connection:
             head = head_of(connection)
     except DatabaseError as error:
-        raise DamagedState(damage_words(path)) from error
-    return AuditChain(open_key(path.parent, key_id_after(head) if head is not None else None))
+        raise DamagedState(backend.damage_words()) from error
+    return AuditChain(open_key(directory, key_id_after(head) if head is not None else None))
 
 
 @contextmanager
-def reading(state: Path) -> Iterator[Connection]:
-    """Open the database of a state directory only to read, whether or not an engine is running.
-
-    Nothing is written, created or migrated.
+def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
+    """Open the database of a state directory, or the one at `url`, only to read, whether or not an
+    engine is running. Nothing is written, created or migrated.
 
     Raises:
         StoreError: the database is missing or cannot be read.
     """
-    engine = open_to_read(state / FILE_NAME)
+    if url is None:
+        engine, words = open_to_read(state / FILE_NAME), in_words
+    else:
+        from fumehood.storage import postgres
+
+        engine, words = postgres.open_to_read(url), postgres.in_words
     try:
         with engine.connect() as connection:
             yield connection
     except DatabaseError as error:
-        raise ReadFailed(in_words(error)) from error
+        raise ReadFailed(words(error)) from error
     finally:
         engine.dispose()

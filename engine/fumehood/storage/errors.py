@@ -2,10 +2,10 @@
 
     StoreError
     ├── NewerState, ForeignState, DamagedState,
-    │   AuditKeyLost                              at the start, for the operator
-    └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope
+    │   AuditKeyLost, Standby                            at the start, for the operator
+    └── WriteFailed, ReadFailed, Fenced           while the engine runs, fit for an envelope
 
-Messages may quote SQLite, which names tables and columns, never values.
+Messages may quote the database, which names tables and columns, never values.
 """
 
 from __future__ import annotations
@@ -32,8 +32,19 @@ class DamagedState(StoreError):
     """The database cannot be read. It stays unchanged."""
 
 
+class Standby(StoreError):
+    """Another engine is active on the state that both share."""
+
+    def __init__(self) -> None:
+        super().__init__("Another engine is active on this state.")
+
+
 class AuditKeyLost(StoreError):
     """The audit chain cannot continue: its key is missing or unusable."""
+
+
+class Fenced(StoreError):
+    """Another engine has become active on the state, so this one may write no more."""
 
 
 class WriteFailed(StoreError, InternalError):

@@ -21,17 +21,16 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     CursorResult,
     bindparam,
     delete,
-    literal_column,
     select,
+    text,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Row
 from sqlalchemy.sql.expression import ClauseElement
 
@@ -87,29 +86,44 @@ class KeptKey:
 
 
 class _Prepared:
-    """A statement that is compiled once; a column without a value is null.
+    """A statement that is compiled once for each kind of database.
 
     SQLAlchemy needs more time to build, look up and compile a statement than SQLite needs to run
-    it. Accepts only values that SQLite supports itself: column types do not convert them.
+    it. Accepts only values that the driver supports itself: column types do not convert them.
     """
 
     def __init__(self, statement: ClauseElement) -> None:
-        compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
-        self._text = str(compiled)
-        self._fixed: dict[str, Any] = dict(compiled.params)
+        self._statement = statement
+        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def execute(self, connection: Connection, values: dict[str, Any]) -> CursorResult[Any]:
         """Run it in the caller's transaction with these values (text, numbers, bytes)."""
-        return connection.exec_driver_sql(self._text, {**self._fixed, **values})
+        name = connection.dialect.name
+        if name not in self._compiled:
+            # Positional parameters, SQLite's usual ones, would need an order.
+            is_sqlite = name == sqlite.dialect.name
+            dialect = sqlite.dialect(paramstyle="named") if is_sqlite else connection.dialect
+            compiled = self._statement.compile(dialect=dialect)
+            self._compiled[name] = str(compiled), dict(compiled.params)
+        words, fixed = self._compiled[name]
+        return connection.exec_driver_sql(words, {**fixed, **values})
 
 
 _KEY = IDEMPOTENCY.c
+_OWN = (_KEY.principal_id, _KEY.key)
 
 # Run for every call with a key, so these are compiled once.
 _THIS = (_KEY.principal_id == bindparam("this_principal")) & (_KEY.key == bindparam("this_key"))
 _RUNNING = _THIS & (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == bindparam("this_call"))
 _FIND = _Prepared(select(IDEMPOTENCY).where(_THIS))
-_INSERT = _Prepared(insert(IDEMPOTENCY).on_conflict_do_nothing())
+_INSERT = _Prepared(
+    text(
+        """INSERT INTO idempotency
+        (principal_id, key, fingerprint, call_id, state, may_repeat, created_at, expires_at)
+        VALUES (:principal_id, :key, :fingerprint, :call_id, :state, :may_repeat, :created_at,
+        :expires_at) ON CONFLICT DO NOTHING"""
+    )
+)
 _FINISH = _Prepared(
     update(IDEMPOTENCY)
     .where(_RUNNING)
@@ -246,10 +260,8 @@ def answer_of(connection: Connection, principal_id: str, call_id: str) -> str | 
 def forget_old(connection: Connection, now: datetime) -> int:
     """Delete a batch of expired keys; return their number."""
     over = _KEY.state.in_((KeyState.DONE.value, KeyState.UNKNOWN.value))
-    row: ColumnElement[int] = literal_column("rowid")
-    old = select(row).select_from(IDEMPOTENCY).where(_KEY.expires_at <= stamp(now), over)
-    few = old.limit(DELETED_AT_ONCE)
-    return connection.execute(delete(IDEMPOTENCY).where(row.in_(few))).rowcount
+    few = select(*_OWN).where(_KEY.expires_at <= stamp(now), over).limit(DELETED_AT_ONCE)
+    return connection.execute(delete(IDEMPOTENCY).where(tuple_(*_OWN).in_(few))).rowcount
 
 
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:

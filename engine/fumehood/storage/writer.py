@@ -1,8 +1,8 @@
 """The writer: one thread with one connection, which groups pending changes into one commit.
 
 Host side, used by `storage/database`. Invariants: a durable job's future is resolved only after its
-commit was flushed to the disk; a failing job affects no other job, unless SQLite rolls back the
-whole transaction, which fails all of its jobs; only `close` ends the thread.
+commit was flushed to the disk; a failing job affects no other job, unless the database rolls back
+the whole transaction, which fails all of its jobs; only `close` ends the thread.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from fumehood.storage.errors import WriteFailed
+from fumehood.storage.backend import Backend
+from fumehood.storage.errors import Fenced, WriteFailed
 
 T = TypeVar("T")
 Job = Callable[[Connection], T]
@@ -48,7 +49,7 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """SQLite rolled back the whole transaction, even if the job caught the error."""
+    """The database rolled back the whole transaction, even if the job caught the error."""
 
 
 class _Refused(Exception):
@@ -60,13 +61,11 @@ class Writer:
 
     def __init__(
         self,
-        engine: Engine,
-        in_words: Callable[[BaseException], str],
+        backend: Backend,
         on_event: OnEvent,
         commit_hook: CommitHook | None = None,
     ) -> None:
-        self._engine = engine
-        self._in_words = in_words
+        self._backend = backend
         self._on_event = on_event
         self._commit_hook = commit_hook
         self._commits = 0
@@ -85,6 +84,7 @@ class Writer:
         self._connection: Connection | None = None
         self._wrote_posts_at = time.monotonic()
         self.is_failing = False
+        self.is_fenced = False
 
     @property
     def is_running(self) -> bool:
@@ -231,7 +231,7 @@ class Writer:
             with nullcontext() if is_alone else connection.begin_nested():
                 result = waiting.job(connection)
         except BaseException as error:
-            if not _in_transaction(connection):
+            if not self._is_in_transaction(connection):
                 raise _RolledBack from error
             if isinstance(error, DatabaseError):
                 waiting.future.set_exception(self._failure(error))
@@ -244,7 +244,7 @@ class Writer:
         else:
             # The job may have ignored the error. Other jobs must still not be reported as
             # stored.
-            if not _in_transaction(connection):
+            if not self._is_in_transaction(connection):
                 raise _RolledBack
             done.append((waiting.future, result))
 
@@ -253,12 +253,7 @@ class Writer:
         """Run the block in a transaction; with `flushed` it is durable when the block is left."""
         connection = self._connected()
         try:
-            level = "FULL" if flushed else "NORMAL"
-            if connection.info.get("synchronous") != level:
-                raw: Any = connection.connection.driver_connection
-                raw.execute(f"PRAGMA synchronous = {level}")
-                connection.info["synchronous"] = level
-            with connection.begin():
+            with self._backend.transaction(connection, flushed=flushed):
                 yield connection
                 if flushed:
                     self._at_commit("before")
@@ -268,12 +263,16 @@ class Writer:
         if flushed:
             self._at_commit("after")
 
+    def _is_in_transaction(self, connection: Connection) -> bool:
+        """False if the database has rolled back by itself, or has gone."""
+        return not connection.invalidated and self._backend.is_in_transaction(connection)
+
     def _connected(self) -> Connection:
         """Return the connection, which is kept: taking one from the pool costs as much as a small
         job.
         """
         if self._connection is None:
-            self._connection = self._engine.connect()
+            self._connection = self._backend.writing.connect()
         return self._connection
 
     def _disconnect(self) -> None:
@@ -327,12 +326,15 @@ class Writer:
         return failure
 
     def _reason(self, error: BaseException) -> str:
-        words = self._in_words(_first_cause(error))
+        words = self._backend.in_words(_first_cause(error))
         # After a rollback of the transaction, the missing savepoint's error hides the cause.
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
         """Report a failure, but only the first until a write succeeds: it may last for days."""
+        if isinstance(error, Fenced) and not self.is_fenced:
+            self.is_fenced = self.is_failing = True
+            self._on_event("state.fenced", {"reason": self._reason(error)})
         if not self.is_failing:
             self.is_failing = True
             self._on_event("state.write_failed", {"reason": self._reason(error)})
@@ -345,14 +347,6 @@ class Writer:
 
 def _batch_job(how: Batch, rows: list[Row]) -> Job[None]:
     return lambda connection: how(connection, rows)
-
-
-def _in_transaction(connection: Connection) -> bool:
-    """False if SQLite has rolled back by itself: disk full, I/O error, out of memory."""
-    if connection.invalidated:
-        return False
-    raw: Any = connection.connection.driver_connection
-    return bool(raw.in_transaction)
 
 
 def _first_cause(error: BaseException) -> BaseException:

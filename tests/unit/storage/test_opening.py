@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Inspector, create_engine, inspect, select
 
-from fumehood.storage import database as database_module
-from fumehood.storage.database import APPLICATION_ID, open_database
+from fumehood.storage import sqlite as sqlite_module
+from fumehood.storage.database import open_database
 from fumehood.storage.directory import owner_id
 from fumehood.storage.errors import (
     DamagedState,
@@ -24,6 +24,7 @@ from fumehood.storage.errors import (
     WriteFailed,
 )
 from fumehood.storage.schema import COUNTERS, METADATA, STEPS
+from fumehood.storage.sqlite import APPLICATION_ID
 from support.state import Events, keys, pages_of, put
 
 
@@ -158,11 +159,11 @@ NOT_OURS = {
         ["PRAGMA application_id = 7"], ForeignState, "not fumehood's",
     ),
     "newer-version": (
-        [f"PRAGMA application_id = {database_module.APPLICATION_ID}", "PRAGMA user_version = 99"],
+        [f"PRAGMA application_id = {sqlite_module.APPLICATION_ID}", "PRAGMA user_version = 99"],
         NewerState, "newer engine",
     ),
     "own-application-id-without-tables": (
-        [f"PRAGMA application_id = {database_module.APPLICATION_ID}",
+        [f"PRAGMA application_id = {sqlite_module.APPLICATION_ID}",
          f"PRAGMA user_version = {len(STEPS)}"],
         DamagedState, "damaged",
     ),
@@ -318,7 +319,7 @@ def test_file_system_without_wal_support_is_refused(
             return super().execute(sql.replace("= WAL", "= DELETE"), *rest)
 
     monkeypatch.setattr(
-        database_module.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=Stubborn)
+        sqlite_module.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=Stubborn)
     )
     with pytest.raises(StoreError, match="FUMEHOOD_HOME"):
         open_database(path)

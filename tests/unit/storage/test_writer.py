@@ -248,15 +248,15 @@ async def test_posted_rows_over_the_bound_are_dropped_counted_and_logged(
 
 def test_writer_survives_a_failed_connection(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = open_database(home / "state.db")
-    connect = database._writing.connect
+    connect = database._backend.writing.connect
 
     def fail() -> Any:
         raise OSError("no more descriptors")
 
-    monkeypatch.setattr(database._writing, "connect", fail)
+    monkeypatch.setattr(database._backend.writing, "connect", fail)
     with pytest.raises(WriteFailed, match="OSError"):
         database.write_now(put("k0"))
-    monkeypatch.setattr(database._writing, "connect", connect)
+    monkeypatch.setattr(database._backend.writing, "connect", connect)
     assert database.write_now(put("k1")) == "k1"
     database.close()
 

@@ -1,0 +1,68 @@
+"""Backend: what differs between the kinds of databases that hold the state.
+
+Host side, used by `storage/database` and `storage/writer`. Statements are the same for all kinds,
+except in the two modules that open them, and for `RawBytes`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, LargeBinary
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+READ_THREADS = 4
+"""Threads that read, each with a connection."""
+
+
+class Backend(ABC):
+    """An open database. "Engine" is SQLAlchemy's word for a source of connections."""
+
+    def __init__(self, writing: Engine, reading: Engine, *, has_readers: bool) -> None:
+        """Without `has_readers` there is only the writer's connection."""
+        self.writing = writing
+        self.reading = reading
+        self.has_readers = has_readers
+
+    @abstractmethod
+    def transaction(self, connection: Connection, *, flushed: bool) -> AbstractContextManager[None]:
+        """Run the block in a transaction; with `flushed` it is durable when the block is left."""
+
+    @abstractmethod
+    def is_in_transaction(self, connection: Connection) -> bool:
+        """Whether the transaction can still be committed."""
+
+    @abstractmethod
+    def in_words(self, error: BaseException) -> str:
+        """Return the database's message, without values, or the type of another error."""
+
+    @abstractmethod
+    def damage_words(self) -> str:
+        """Return the remedy for a database that cannot be read."""
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.reading.dispose()
+        self.writing.dispose()  # closing SQLite's last connection merges its write-ahead log
+
+
+class RawBytes(FunctionElement[bytes]):
+    """The bytes of a column of text or JSON, as they are stored."""
+
+    type = LargeBinary()
+    inherit_cache = True
+
+
+@compiles(RawBytes)
+def _cast(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **options)} AS BLOB)"
+
+
+@compiles(RawBytes, "postgresql")
+def _convert(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
+    # A cast of the text would read backslashes as escapes.
+    return f"convert_to(CAST({compiler.process(element.clauses, **options)} AS TEXT), 'UTF8')"

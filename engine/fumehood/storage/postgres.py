@@ -1,0 +1,279 @@
+"""The state in a PostgreSQL database, which one engine at a time writes.
+
+Host side, used by `storage/database`; psycopg is imported only here. A state is one schema of a
+database: the first in the connection's `search_path`. An engine that gets the advisory lock becomes
+the active one. Invariant: each of its commits proves, in the same transaction, that no other engine
+has become active since and that none of its own commits is missing (as after a failover). The lock
+alone does not prove it: it is lost with its connection, unnoticed. The proof is a row, the fence,
+with the number of the active engine's start and that of its last durable commit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    NullPool,
+    bindparam,
+    create_engine,
+    inspect,
+    make_url,
+    select,
+    update,
+)
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError
+
+from fumehood.storage.backend import READ_THREADS, Backend
+from fumehood.storage.errors import DamagedState, Fenced, ForeignState, NewerState, StoreError
+from fumehood.storage.schema import META, METADATA, STEPS
+
+CONNECT_S = 5
+"""Seconds for a new connection."""
+
+SILENCE_MS = 4000
+"""Milliseconds after which a connection whose other end does not answer counts as lost."""
+
+LOCK = 0x46554D45
+"""First part of the advisory lock of an active engine ("FUME"); the second is its schema's."""
+
+FENCE_WAIT_MS = 4000
+"""Milliseconds to wait for a commit of the engine that was active before."""
+
+SCHEMA_KEY, FENCE_KEY = "schema", "fence"
+"""Keys in `meta`: the number of migrations that have run, and the fence (`STARTS.COMMITS`)."""
+
+_FENCE = select(META.c.value).where(META.c.key == FENCE_KEY)
+_FENCE_HELD = _FENCE.with_for_update(read=True)  # so that no other engine can become active now
+_MOVE_FENCE = (
+    update(META)
+    .where(META.c.key == FENCE_KEY, META.c.value.in_(bindparam("known", expanding=True)))
+    .values(value=bindparam("new"))
+)
+
+
+class Postgres(Backend):
+    """A PostgreSQL database, written by the engine of one epoch."""
+
+    def __init__(self, writing: Engine, reading: Engine, lock: Connection, starts: int) -> None:
+        super().__init__(writing, reading, has_readers=True)
+        self._lock = lock
+        self._starts = starts
+        self._commits = 0
+        self._fence = [_fence(starts, 0)]
+        """What the fence can be: two values after a commit whose outcome is not known."""
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
+        """Run the block in a transaction; with `flushed` it is durable when the block is left.
+
+        Raises:
+            Fenced: another engine has become active, or the database has lost a commit.
+        """
+        with connection.begin():
+            if not flushed:
+                connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                is_ours = connection.execute(_FENCE_HELD).scalar() in self._fence
+            else:
+                self._commits += 1
+                new = _fence(self._starts, self._commits)
+                moved = connection.execute(_MOVE_FENCE, {"known": self._fence, "new": new})
+                is_ours = moved.rowcount == 1
+            if not is_ours:
+                raise Fenced("another engine is active on this state, or a commit is missing in it")
+            yield
+            if flushed:
+                self._fence = [*self._fence[-1:], new]
+        if flushed:
+            self._fence = [new]
+
+    def is_in_transaction(self, connection: Connection) -> bool:
+        """False after an error outside of a savepoint: such a transaction can only roll back."""
+        from psycopg.pq import TransactionStatus
+
+        raw: Any = connection.connection.driver_connection
+        return bool(raw.info.transaction_status == TransactionStatus.INTRANS)
+
+    def in_words(self, error: BaseException) -> str:
+        """Return PostgreSQL's message without values, or the type of another error."""
+        return in_words(error)
+
+    def damage_words(self) -> str:
+        """Return the remedy for a database that cannot be read."""
+        return "The state in PostgreSQL is damaged. It was left as it is. Restore a copy of it."
+
+    def close(self) -> None:
+        """Close all connections; then another engine can become active."""
+        super().close()
+        self._lock.close()
+        self._lock.engine.dispose()
+
+
+def open_postgres(url: str) -> Postgres | None:
+    """Become the active engine of a state, and bring it to the newest schema. Return None if
+    another engine is active.
+
+    Raises:
+        NewerState, ForeignState, DamagedState: this engine cannot use the state, which stays as it
+            is.
+        StoreError: the URL is invalid, or the database cannot be reached.
+    """
+    parsed = parse_url(url)
+    try:
+        lock = _engine(parsed, poolclass=NullPool).connect()
+        try:
+            if not _take_lock(lock):
+                lock.close()
+                return None
+            writing = _engine(parsed, pool_size=1, max_overflow=0)
+            try:
+                return Postgres(writing, _reading_engine(parsed), lock, _activate(writing))
+            except BaseException:
+                writing.dispose()
+                raise
+        except BaseException:
+            lock.close()
+            raise
+    except DatabaseError as error:
+        raise _refusal(error) from None
+
+
+def open_to_read(url: str) -> Engine:
+    """Open a state only to read, also beside its active engine. Raises as `open_postgres`."""
+    engine = _reading_engine(parse_url(url))
+    try:
+        with engine.connect() as connection:
+            version = _version(connection)
+    except DatabaseError as error:
+        engine.dispose()
+        raise _refusal(error) from None
+    if version != len(STEPS):
+        engine.dispose()
+        raise StoreError("No engine of this version has started on this state yet.")
+    return engine
+
+
+def parse_url(url: str) -> URL:
+    """Parse the URL of a state. Raises StoreError: the message has no part of it."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        parsed = None
+    if parsed is None or parsed.drivername not in ("postgresql", "postgres") or not parsed.database:
+        raise StoreError("The URL of the state has the form postgresql://USER@HOST:PORT/DATABASE.")
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise StoreError(
+            "A state in PostgreSQL needs psycopg: pip install 'fumehood[postgres]'"
+        ) from None
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def in_words(error: BaseException) -> str:
+    """Return the first line of PostgreSQL's message, which has no values, or an error's type."""
+    if isinstance(error, Fenced):
+        return str(error)
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if cause is None or not type(cause).__module__.startswith("psycopg"):
+        return type(error).__name__
+    primary = getattr(getattr(cause, "diag", None), "message_primary", None)
+    if primary is not None:  # a value that was no number stands in quotes
+        return re.sub(r'"[^"]*$|"[^"]*"', '"…"', str(primary))[:200]
+    return "the connection to PostgreSQL failed"
+
+
+def _engine(url: URL, **pool: Any) -> Engine:
+    """Return a source of connections on which both ends soon notice that the other one is gone."""
+    silence_s = SILENCE_MS // 1000
+    options = {
+        "tcp_user_timeout": SILENCE_MS,
+        "tcp_keepalives_idle": silence_s // 2,
+        "tcp_keepalives_interval": 1,
+        "tcp_keepalives_count": silence_s // 2,
+        "idle_in_transaction_session_timeout": SILENCE_MS,
+        "lock_timeout": FENCE_WAIT_MS,
+    }
+    given = url.query.get("options", "")
+    words = [*([given] if isinstance(given, str) else given)]
+    words += [f"-c {name}={value}" for name, value in options.items()]
+    return create_engine(
+        url.difference_update_query(["options"]),
+        connect_args={
+            "connect_timeout": CONNECT_S,
+            "application_name": "fumehood",
+            "options": " ".join(words),
+            "tcp_user_timeout": SILENCE_MS,
+            "keepalives_idle": silence_s // 2,
+            "keepalives_interval": 1,
+            "keepalives_count": silence_s // 2,
+        },
+        **pool,
+    )
+
+
+def _reading_engine(url: URL) -> Engine:
+    return _engine(
+        url, pool_size=READ_THREADS, max_overflow=0, execution_options={"postgresql_readonly": True}
+    )
+
+
+def _take_lock(connection: Connection) -> bool:
+    """Take the lock of the active engine, which ends with its connection. False if it is held."""
+    taken = connection.exec_driver_sql(
+        f"SELECT pg_try_advisory_lock({LOCK}, hashtext(current_schema()))"
+    ).scalar_one()
+    connection.commit()
+    return bool(taken)
+
+
+def _activate(engine: Engine) -> int:
+    """Create or migrate the tables, and return the number of starts, including this one."""
+    with engine.connect() as connection, connection.begin():
+        version = _version(connection)
+        if version is None:
+            if inspect(connection).get_table_names():
+                raise ForeignState(
+                    "The database has tables that are not fumehood's. Use an empty database."
+                )
+            METADATA.create_all(connection)
+            version = len(STEPS)
+            values = {FENCE_KEY: _fence(0, 0), SCHEMA_KEY: str(version)}
+            rows = [{"key": key, "value": value} for key, value in values.items()]
+            connection.execute(META.insert(), rows)
+        if version > len(STEPS):
+            raise NewerState(
+                f"A newer engine wrote this state (schema {version}, this one knows {len(STEPS)}). "
+                "Start that one."
+            )
+        for step in STEPS[version:]:
+            step(connection)
+        starts = (
+            int(connection.execute(_FENCE.with_for_update()).scalar_one().partition(".")[0]) + 1
+        )
+        for key, value in ((SCHEMA_KEY, str(len(STEPS))), (FENCE_KEY, _fence(starts, 0))):
+            connection.execute(update(META).where(META.c.key == key).values(value=value))
+    return starts
+
+
+def _fence(starts: int, commits: int) -> str:
+    return f"{starts}.{commits}"
+
+
+def _version(connection: Connection) -> int | None:
+    """Return the schema of a state, or None if there is none. Raises DamagedState."""
+    if not inspect(connection).has_table(META.name):
+        return None
+    text = connection.execute(select(META.c.value).where(META.c.key == SCHEMA_KEY)).scalar()
+    if text is None or not text.isdecimal():
+        raise DamagedState("The table meta of the state has no version. Restore a copy of it.")
+    return int(text)
+
+
+def _refusal(error: DatabaseError | InterfaceError) -> StoreError:
+    return StoreError(f"The state in PostgreSQL cannot be opened: {in_words(error)}.")

@@ -1,0 +1,294 @@
+"""The state in one SQLite file, which one thread writes and others read.
+
+Host side, used by `storage/database`. Invariant: a file that this engine cannot use (a newer
+engine's, another program's, a damaged one) stays unchanged, byte for byte, including its
+write-ahead log. Therefore a file is first checked with a connection that can neither write nor
+merge the log into the file when it closes.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event
+from sqlalchemy.exc import DatabaseError
+
+from fumehood.storage.backend import READ_THREADS, Backend
+from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.errors import DamagedState, ForeignState, NewerState, StoreError
+from fumehood.storage.schema import METADATA, STEPS
+
+PAGE_CACHE_KB = 500
+"""Pages that each connection keeps, a second time beside the kernel. With SQLite's default of 2 MB,
+a daemon's memory grew by 4 MB over its first 50,000 calls; with this it stays.
+"""
+
+BUSY_TIMEOUT_S = 5
+
+APPLICATION_ID = 0x46554D45  # "FUME", the application id in SQLite's file header
+
+SIDE_FILES = ("-wal", "-journal")
+"""Suffixes of files beside a database that was not closed. SQLite needs them to read it."""
+
+
+class SQLite(Backend):
+    """A SQLite file, or a database in memory."""
+
+    def __init__(self, writing: Engine, reading: Engine, path: Path | None) -> None:
+        super().__init__(writing, reading, has_readers=path is not None)
+        self._path = path
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
+        """Run the block in a transaction; with `flushed` it is durable when the block is left."""
+        level = "FULL" if flushed else "NORMAL"
+        if connection.info.get("synchronous") != level:
+            raw: Any = connection.connection.driver_connection
+            raw.execute(f"PRAGMA synchronous = {level}")
+            connection.info["synchronous"] = level
+        with connection.begin():
+            yield
+
+    def is_in_transaction(self, connection: Connection) -> bool:
+        """False if SQLite has rolled back by itself: disk full, I/O error, out of memory."""
+        raw: Any = connection.connection.driver_connection
+        return bool(raw.in_transaction)
+
+    def in_words(self, error: BaseException) -> str:
+        """Return SQLite's message, which contains no values, or the type of another error."""
+        return in_words(error)
+
+    def damage_words(self) -> str:
+        """Return the remedy for a database that cannot be read."""
+        return damage_words(self._path) if self._path is not None else "The database is damaged."
+
+
+def open_file(path: Path) -> SQLite:
+    """Open or create a database file, and bring it to the newest schema.
+
+    Raises:
+        NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
+        StoreError: the file cannot be opened.
+    """
+    try:
+        _check(path)
+        _make_private(path)
+        writing = _writing_engine(path)
+        try:
+            _migrate(writing)
+        except BaseException:
+            writing.dispose()
+            raise
+    except (sqlite3.DatabaseError, DatabaseError) as error:
+        raise _refusal(path, error) from None
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
+    return SQLite(writing, _reading_engine(path), path)
+
+
+def open_to_read(path: Path) -> Engine:
+    """Open a database only to read, also beside a running writer. Creates and migrates nothing.
+
+    Raises:
+        NewerState, ForeignState, DamagedState: this engine cannot use the file.
+        StoreError: the file cannot be opened, or an older engine wrote it.
+    """
+    try:
+        if not _has_content(path):
+            raise StoreError(f"There is no database {path}.")
+        _check(path)
+        engine = _reading_engine(path)
+        with engine.connect() as connection:
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    except (sqlite3.DatabaseError, DatabaseError) as error:
+        raise _refusal(path, error) from None
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
+    if version != len(STEPS):
+        engine.dispose()
+        raise StoreError(f"An older engine wrote the database {path}. Start this one once.")
+    return engine
+
+
+def open_memory() -> SQLite:
+    """Create an empty database in memory, with one connection for reading and writing."""
+    engine = create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+    )
+    _begin_explicitly(engine, "BEGIN")
+    _migrate(engine)
+    return SQLite(engine, engine, None)
+
+
+def in_words(error: BaseException) -> str:
+    """Return SQLite's message, which contains no values, or the type of another error."""
+    cause = error.orig if isinstance(error, DatabaseError) else error
+    return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
+
+
+def damage_words(path: Path) -> str:
+    """Return the remedy for a database that cannot be read."""
+    return (
+        f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
+        "what can be read with the sqlite3 shell's .recover; to start over, move it away "
+        "together with the files beside it (-wal, -shm)."
+    )
+
+
+def _check(path: Path) -> None:
+    """Refuse a file that this engine cannot use. Changes neither the file nor its log."""
+    if not _has_content(path):
+        for side in SIDE_FILES:
+            if _has_content(path.with_name(path.name + side)):
+                raise DamagedState(
+                    f"The database {path} is missing, but its {side} file is there and may hold "
+                    "changes that are not yet in it. Put both back, or move both away."
+                )
+        return
+    was_left_open = _has_content(path.with_name(path.name + "-wal"))
+    # `immutable` ignores locks and side files, so it is only for databases without a log.
+    how = "mode=ro" if was_left_open else "mode=ro&immutable=1"
+    connection = sqlite3.connect(_uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S)
+    try:
+        _check_content(connection, path, thoroughly=was_left_open)
+    finally:
+        connection.close()
+
+
+def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bool) -> None:
+    def one(query: str) -> Any:
+        return connection.execute(query).fetchone()[0]
+
+    tables = {
+        name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+    }
+    version, owner = one("PRAGMA user_version"), one("PRAGMA application_id")
+    if owner != APPLICATION_ID:
+        if owner or version or tables:
+            raise ForeignState(
+                f"The database {path} is not fumehood's. Move it away, or use another "
+                "FUMEHOOD_HOME."
+            )
+        return  # an empty file is a new database
+    if version > len(STEPS):
+        raise NewerState(
+            f"The database {path} was written by a newer engine (schema {version}, this one "
+            f"knows {len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
+        )
+    if version == len(STEPS) and not tables >= set(METADATA.tables):
+        raise DamagedState(damage_words(path))
+    if thoroughly and one("PRAGMA quick_check(1)") != "ok":
+        raise DamagedState(damage_words(path))
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path} is not a file. Remove it, or use another FUMEHOOD_HOME.")
+    return found.st_size > 0
+
+
+def _make_private(path: Path) -> None:
+    """Create the file, or remove other users' access. SQLite's side files get the same mode."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, PRIVATE_FILE)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE_FILE:
+            os.fchmod(descriptor, PRIVATE_FILE)
+    finally:
+        os.close(descriptor)
+
+
+def _writing_engine(path: Path) -> Engine:
+    def prepare(connection: sqlite3.Connection) -> None:
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StoreError(
+                f"The file system of {path} cannot hold the state (no write-ahead log). Set "
+                "FUMEHOOD_HOME to a directory on a local disk."
+            )
+        connection.execute("PRAGMA synchronous = FULL")
+
+    engine = _engine(path, "mode=rw", size=1, prepare=prepare)
+    # Take the write lock when a transaction begins, so that a lock held by another process fails
+    # it before the first job runs.
+    _begin_explicitly(engine, "BEGIN IMMEDIATE")
+    return engine
+
+
+def _reading_engine(path: Path) -> Engine:
+    engine = _engine(path, "mode=ro", size=READ_THREADS, prepare=lambda connection: None)
+    _begin_explicitly(engine, "BEGIN")
+    return engine
+
+
+def _engine(
+    path: Path, how: str, *, size: int, prepare: Callable[[sqlite3.Connection], None]
+) -> Engine:
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            _uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
+        )
+        try:
+            connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KB}")
+            prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return create_engine(
+        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=0
+    )
+
+
+def _begin_explicitly(engine: Engine, statement: str) -> None:
+    """Begin transactions with this statement: the driver's implicit ones break savepoints."""
+
+    @event.listens_for(engine, "connect")
+    def no_guessing(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        raw: Any = (
+            connection.connection.driver_connection
+        )  # takes a third of the time that SQLAlchemy would
+        raw.execute(statement)
+
+
+def _migrate(engine: Engine) -> None:
+    with engine.connect() as connection, connection.begin():
+        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        if version == len(STEPS):
+            return
+        for step in STEPS[version:]:
+            step(connection)
+        connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")
+
+
+def _uri(path: Path, how: str) -> str:
+    return f"file:{quote(os.fspath(path.absolute()))}?{how}"
+
+
+def _refusal(path: Path, error: BaseException) -> StoreError:
+    if _is_damage(error):
+        return DamagedState(damage_words(path))
+    return StoreError(f"The database {path} cannot be opened: {in_words(error)}.")
+
+
+def _is_damage(error: BaseException) -> bool:
+    cause = error.orig if isinstance(error, DatabaseError) else error
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
+    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)

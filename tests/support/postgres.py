@@ -1,0 +1,86 @@
+"""A PostgreSQL server for tests, and states of tests in it instead of in SQLite's files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, make_url
+
+from fumehood.storage import database, postgres
+from fumehood.storage.errors import Standby
+
+SERVER = "FUMEHOOD_TEST_POSTGRES"
+"""Variable with the URL of the server, for the workers of pytest-xdist."""
+
+LOST_S = 10
+"""Seconds until the server has noticed that a killed engine is gone."""
+
+
+def programs() -> Path | None:
+    """The directory of the newest installed server, as Debian places it."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+@contextmanager
+def running_postgres(*settings: str) -> Iterator[str]:
+    """Run a server on a private Unix socket, and yield its URL. It refuses to run as root."""
+    bin_directory = programs()
+    assert bin_directory is not None, "PostgreSQL is not installed"
+    home = Path(tempfile.mkdtemp(prefix="fh-pg-", dir="/tmp"))
+    user = "postgres" if os.geteuid() == 0 else None
+    if user is not None:
+        shutil.chown(home, user)
+    data = home / "data"
+
+    def run(*command: str) -> None:
+        subprocess.run(
+            [str(bin_directory / command[0]), *command[1:]],
+            check=True, user=user, cwd=home, stdout=subprocess.DEVNULL, timeout=120,
+        )  # fmt: skip
+
+    run("initdb", "-D", str(data), "-A", "trust", "-U", "fumehood", "-E", "UTF8", "--no-sync")
+    options = [f"-k {home}", "-c listen_addresses=", *(f"-c {one}" for one in settings)]
+    run("pg_ctl", "-D", str(data), "-w", "-l", str(home / "log"), "-o", " ".join(options), "start")
+    try:
+        yield f"postgresql://fumehood@/postgres?host={home}"
+    finally:
+        run("pg_ctl", "-D", str(data), "-w", "-m", "immediate", "stop")
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def state_url(server: str, path: Path) -> str:
+    """The URL of the state that stands for the file at `path`, which is made if it is missing."""
+    schema = "s" + hashlib.sha256(os.fspath(path.absolute()).encode()).hexdigest()[:20]
+    engine = create_engine(
+        make_url(server).set(drivername="postgresql+psycopg"), poolclass=NullPool
+    )
+    with engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    engine.dispose()
+    return f"{server}&options=-csearch_path%3D{schema}"
+
+
+def use_postgres(patch: pytest.MonkeyPatch, server: str) -> None:
+    """Keep each state of this process in PostgreSQL that would be in a file of SQLite."""
+
+    def open_file(path: Path) -> postgres.Postgres:
+        opened = postgres.open_postgres(state_url(server, path))
+        if opened is None:
+            raise Standby
+        return opened
+
+    def open_to_read(path: Path) -> Engine:
+        return postgres.open_to_read(state_url(server, path))
+
+    patch.setattr(database, "open_file", open_file)
+    patch.setattr(database, "open_to_read", open_to_read)
+    patch.setattr(database, "in_words", postgres.in_words)
