@@ -302,21 +302,28 @@ def shown(anchor: Anchor) -> dict[str, int | str]:
 
 
 def verify_state(
-    state: Path, anchors: Iterable[Anchor], keys: Mapping[str, bytes] | None = None
+    state: Path,
+    anchors: Iterable[Anchor],
+    keys: Mapping[str, bytes] | None = None,
+    url: str | None = None,
 ) -> Verdict:
-    """Verify the chain of a state directory, by default with the keys in it.
+    """Verify the chain of a state directory, or that of a database at `url`, by default with the
+    keys in the directory.
 
     Raises:
         StoreError: the database or the keys cannot be read.
     """
     known = keys if keys is not None else all_keys(state)
-    with reading(state) as connection:
+    with reading(state, url) as connection:
         return verify(all_rows(connection), known, anchors)
 
 
 @contextmanager
 def exported(
-    state: Path, since: datetime | None = None, until: datetime | None = None
+    state: Path,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    url: str | None = None,
 ) -> Iterator[Iterator[AuditRow]]:
     """Yield the rows from the first one at or after `since`, up to the first at or after `until`.
 
@@ -325,7 +332,7 @@ def exported(
     Raises:
         StoreError: the database cannot be read.
     """
-    with reading(state) as connection:
+    with reading(state, url) as connection:
         rows = all_rows(connection)
         if since is not None:
             rows = dropwhile(lambda row: _is_before(row, since), rows)

@@ -93,14 +93,15 @@ def export(
     from fumehood.audit.service import exported
     from fumehood.audit.verify import export_line
 
-    state = read_config().state_directory
+    config = read_config()
+    state, url = config.state_directory, config.state.secret_url
     now = datetime.now(UTC)
     first, last = _moment(since, now, "--since"), _moment(until, now, "--until")
     _require_readable(state)
     with _in_words():
         if with_verifier is not None:
             _put_verifier(state, with_verifier)
-        with exported(state, first, last) as rows:
+        with exported(state, first, last, url) as rows:
             for row in rows:
                 sys.stdout.write(f"{export_line(row)}\n")
         sys.stdout.flush()
@@ -125,14 +126,15 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
     from fumehood.audit.service import load_anchors, own_anchors, verify_state
     from fumehood.audit.verify import read_export, read_key, verify
 
-    state = read_config().state_directory
+    config = read_config()
+    state, url = config.state_directory, config.state.secret_url
     if export is None or not key:
         _require_readable(state)
     given = [read_key(path.read_text("ascii", "replace")) for path in key]
     keys = {one.id: one.secret for one in given} if given else None
     anchors: list[Anchor] = [one for path in anchor for one in _some(load_anchors(path), path)]
     if export is None:
-        return verify_state(state, [*own_anchors(state), *anchors], keys)
+        return verify_state(state, [*own_anchors(state), *anchors], keys, url)
     with export.open(encoding="utf-8") as lines:
         known = keys if keys is not None else all_keys(state)
         return verify(read_export(lines), known, anchors, whole=not part)

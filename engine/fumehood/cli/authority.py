@@ -168,10 +168,11 @@ def init(name: Name = "owner") -> None:
     from fumehood.storage.directory import InUse, hold_lock, private_directory
     from fumehood.storage.errors import StoreError
 
-    state = read_config().state_directory
+    config = read_config()
+    state, url = config.state_directory, config.state.secret_url
     try:
         with hold_lock(private_directory(state) / "engine.lock", "this state directory"):
-            database = open_database(state / FILE_NAME)
+            database = open_database(state / FILE_NAME, url=url)
             try:
                 make_first_approver(database, name, datetime.now(UTC), _show)
             finally:
@@ -179,18 +180,18 @@ def init(name: Name = "owner") -> None:
     except EngineError as refusal:
         fail(refusal.message, ExitCode.TOOL_FAILED)
     except InUse:
-        fail(f"An engine uses this state directory. {_cure(state)}", ExitCode.UNAVAILABLE)
+        fail(f"An engine uses this state directory. {_cure(state, url)}", ExitCode.UNAVAILABLE)
     except StoreError as error:
         fail(str(error), ExitCode.UNAVAILABLE)
 
 
-def _cure(state: Path) -> str:
+def _cure(state: Path, url: str | None) -> str:
     """Say how to get an approver while an engine runs."""
     from fumehood.identity.approvers import ADD, all_approvers
     from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
 
-    with suppress(StoreError), reading(state) as connection:
+    with suppress(StoreError), reading(state, url) as connection:
         if all_approvers(connection):
             return f"It already has had a first approver. To add another: {ADD}."
     return "Stop it, run `fumehood approvers init` again, and start it."

@@ -46,6 +46,10 @@ from fumehood.sandbox.images.recipe import image_names
 from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from sqlalchemy import Connection
+
     from fumehood.core.tool import ToolDefinition
     from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 
@@ -374,7 +378,7 @@ def authority_findings(config: Config) -> Iterator[Finding]:
     yield _approvers(config)
     yield from _policy(config)
     yield _webhook(config)
-    yield _audit_key(config.state_directory)
+    yield _audit_key(config)
 
 
 def _whose(state: Path) -> str | None:
@@ -397,17 +401,16 @@ def _approvers(config: Config) -> Finding:
     from fumehood.core.identity import Scope
     from fumehood.identity.approvers import all_approvers, cure_of_none
     from fumehood.identity.tokens import all_tokens
-    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError, understood
 
     decides = config.webhook is not None and config.webhook.may_decide
-    if not _has_database(config.state_directory):
+    if not _has_database(config):
         found = "none: dangerous calls will be refused"
         if decides:
             return Finding("approvers", "ok", "none; the webhook may decide")
         return Finding("approvers", "warning", found, f"Make one: {cure_of_none(any_there=False)}.")
     try:
-        with reading(config.state_directory) as connection, understood("approvers or tokens"):
+        with _reading(config) as connection, understood("approvers or tokens"):
             approvers = all_approvers(connection).values()
             tokens = all_tokens(connection).values()
     except StoreError as error:
@@ -437,7 +440,7 @@ def _policy(config: Config) -> Iterator[Finding]:
         return
     # The check of the tools reports those that are left out.
     offline = Offline(config, config.tools_directory, warn=lambda _: None)
-    tools = [*offline.definitions(), *_registered(config.state_directory)]
+    tools = [*offline.definitions(), *_registered(config)]
     try:
         policy = load_policy(path, tools)
     except PolicyError as refused:
@@ -448,18 +451,17 @@ def _policy(config: Config) -> Iterator[Finding]:
     yield Finding("policy", "ok", f"{path}: {rules}, version {policy.version}")
 
 
-def _registered(state: Path) -> Iterator[ToolDefinition]:
+def _registered(config: Config) -> Iterator[ToolDefinition]:
     """Yield the tools registered over the control socket, as far as they can be read."""
     from fumehood.core.errors import EngineError
     from fumehood.registry.definitions import parse_definition
     from fumehood.registry.registrations import all_definitions
-    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
 
-    if not _has_database(state):
+    if not _has_database(config):
         return
     documents = []
-    with suppress(StoreError), reading(state) as connection:
+    with suppress(StoreError), _reading(config) as connection:
         documents = all_definitions(connection)
     for document in documents:
         with suppress(EngineError, ValueError):
@@ -481,17 +483,17 @@ def _webhook(config: Config) -> Finding:
     return Finding("webhook", "ok", f"its secret can be read; a signed callback {may} decide")
 
 
-def _audit_key(state: Path) -> Finding:
+def _audit_key(config: Config) -> Finding:
     from fumehood.audit.chain import head_of, key_id_after
     from fumehood.audit.keys import CURRENT, all_keys
-    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
 
-    if not _has_database(state):
+    state = config.state_directory
+    if not _has_database(config):
         return Finding("audit key", "ok", "will be created by `fumehood serve`")
     try:
         known = all_keys(state)
-        with reading(state) as connection:
+        with _reading(config) as connection:
             head = head_of(connection)
     except StoreError as error:
         return Finding(
@@ -506,10 +508,16 @@ def _audit_key(state: Path) -> Finding:
     return Finding("audit key", "ok", f"{state / CURRENT}, private; a backup needs it, too")
 
 
-def _has_database(state: Path) -> bool:
+def _has_database(config: Config) -> bool:
     from fumehood.storage.database import FILE_NAME
 
-    return (state / FILE_NAME).exists()
+    return config.state.url is not None or (config.state_directory / FILE_NAME).exists()
+
+
+def _reading(config: Config) -> AbstractContextManager[Connection]:
+    from fumehood.storage.database import reading
+
+    return reading(config.state_directory, config.state.secret_url)
 
 
 def docker_findings(

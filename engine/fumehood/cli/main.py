@@ -34,6 +34,7 @@ COMMANDS = {
     "cache": "The result cache of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
     "images": "The images that containers run.",
+    "state": "The state of a stopped engine.",
 }
 """Name → help line, in the order of `--help`. A test compares them with the commands' own."""
 

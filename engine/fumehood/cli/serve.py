@@ -44,6 +44,10 @@ def serve(
     home: Annotated[
         Path | None, typer.Option(help="The state directory; default: FUMEHOOD_HOME.")
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="A PostgreSQL database for the state: postgresql://USER@HOST/DATABASE."),
+    ] = None,
     web: Annotated[
         bool, typer.Option("--web", help="Serve the web console, too, on this machine.")
     ] = False,
@@ -68,7 +72,9 @@ def serve(
     if sys.stderr is None:
         # The next opened file would get its descriptor, and the log would go into that file.
         fail("Standard error is closed, and the log goes there.", ExitCode.UNAVAILABLE)
-    config = read_config(socket=socket, home=home, log_level=log_level)
+    config = read_config(
+        socket=socket, home=home, log_level=log_level, state=state and {"url": state}
+    )
     path = read_socket_path(config)
     level: str = config.log_level
     if sys.stderr.isatty():

@@ -1,0 +1,120 @@
+"""Copy the state of a stopped engine into another, empty database.
+
+Host side, for `fumehood state copy`. Files and keys stay in the state directory. Invariants: the
+source is locked as by an engine, so that none changes it meanwhile; the copy is one transaction,
+and is compared with the source before its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Integer, Table, func, select
+from sqlalchemy.exc import DatabaseError
+
+from fumehood.audit.chain import all_rows
+from fumehood.storage.backend import Backend
+from fumehood.storage.database import FILE_NAME
+from fumehood.storage.directory import hold_lock
+from fumehood.storage.errors import Standby, StoreError
+from fumehood.storage.schema import META, METADATA
+from fumehood.storage.sqlite import open_file
+
+AT_ONCE = 1000
+"""Rows that are read and inserted at a time."""
+
+TABLES = [table for table in METADATA.sorted_tables if table is not META]
+"""All tables but the one with what each database knows about itself."""
+
+
+def copy_state(source: str, target: str) -> dict[str, int]:
+    """Copy a state, and return how many rows each table has.
+
+    Each place is a state directory, `sqlite:///FILE` or `postgresql://…`.
+
+    Raises:
+        StoreError: one of them cannot be used, an engine uses one of them, the target is not empty,
+            or the copy differs from the source.
+    """
+    with _opened(source, is_new=False) as old, _opened(target, is_new=True) as new:
+        try:
+            with (
+                old.reading.connect() as reading,
+                new.writing.connect() as writing,
+                new.transaction(writing, flushed=True),
+            ):
+                _require_empty(writing)
+                counts = {table.name: _copy(table, reading, writing) for table in TABLES}
+                _compare(reading, writing)
+            return counts
+        except DatabaseError as error:
+            raise StoreError(
+                f"The state cannot be copied ({old.in_words(error)}). The target is unchanged."
+            ) from error
+
+
+@contextmanager
+def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
+    if place.startswith(("postgresql:", "postgres:")):
+        from fumehood.storage.postgres import open_postgres
+
+        backend: Backend | None = open_postgres(place)
+        if backend is None:
+            raise Standby
+        try:
+            yield backend
+        finally:
+            backend.close()
+        return
+    path = Path(place.removeprefix("sqlite:///"))
+    if path.is_dir():
+        path /= FILE_NAME
+    if not is_new and not path.is_file():
+        raise StoreError(f"There is no database {path}.")
+    with hold_lock(path.parent / "engine.lock", "this state directory"):
+        backend = open_file(path)
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+
+def _require_empty(connection: Connection) -> None:
+    for table in TABLES:
+        if connection.execute(select(table).limit(1)).first() is not None:
+            raise StoreError("The target has a state already. Copy to an empty database.")
+
+
+def _copy(table: Table, reading: Connection, writing: Connection) -> int:
+    """Copy a table's rows in the order of its key; return their number."""
+    found = reading.execute(select(table).order_by(*table.primary_key.columns))
+    count = 0
+    for part in found.mappings().partitions(AT_ONCE):
+        writing.execute(table.insert(), [dict(row) for row in part])
+        count += len(part)
+    _continue_numbers(table, writing)
+    return count
+
+
+def _continue_numbers(table: Table, connection: Connection) -> None:
+    """Let PostgreSQL number new rows after the copied ones. SQLite does so by itself."""
+    (key, *others) = table.primary_key.columns
+    if connection.dialect.name != "postgresql" or others or not isinstance(key.type, Integer):
+        return
+    newest = connection.execute(select(func.max(key))).scalar()
+    if newest is not None:
+        sequence = func.pg_get_serial_sequence(table.name, key.name)
+        connection.execute(select(func.setval(sequence, newest)))
+
+
+def _compare(reading: Connection, writing: Connection) -> None:
+    """Require equal numbers of rows in all tables, and equal audit chains, byte by byte."""
+    for table in TABLES:
+        count = select(func.count()).select_from(table)
+        if reading.execute(count).scalar() != writing.execute(count).scalar():
+            raise StoreError(f"The copy of the table {table.name} is not complete.")
+    pairs = zip(all_rows(reading), all_rows(writing), strict=True)
+    if any((one.seq, one.body, one.mac) != (two.seq, two.body, two.mac) for one, two in pairs):
+        raise StoreError("The copy of the audit chain differs from its source.")
