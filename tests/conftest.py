@@ -31,7 +31,7 @@ from fumehood.sandbox.images.recipe import read_recipe
 from support.checked_once import check_once
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
-from support.postgres import SERVER, running_postgres, use_postgres
+from support.postgres import SERVER, programs, running_postgres, use_postgres
 from support.preloaded import commands, start_from_preloaded
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
@@ -95,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--state") == "postgresql":
         if SERVER not in os.environ:
             server = running_postgres()
-            os.environ[SERVER] = server.__enter__()
+            os.environ[SERVER] = server.__enter__().url
             config.add_cleanup(lambda: server.__exit__(None, None, None))
         use_postgres(pytest.MonkeyPatch(), os.environ[SERVER])
 
@@ -236,6 +236,7 @@ AVAILABLE = {
     "docker": has_docker,
     "runsc": has_runsc,
     "landlock": has_landlock,
+    "postgresql": lambda: programs() is not None,
     "root": is_root_with_users,
     "systemd": has_systemd_analyze,
     "disks": has_disks,

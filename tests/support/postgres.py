@@ -20,9 +20,6 @@ from fumehood.storage.errors import Standby
 SERVER = "FUMEHOOD_TEST_POSTGRES"
 """Variable with the URL of the server, for the workers of pytest-xdist."""
 
-LOST_S = 10
-"""Seconds until the server has noticed that a killed engine is gone."""
-
 
 def programs() -> Path | None:
     """The directory of the newest installed server, as Debian places it."""
@@ -30,30 +27,47 @@ def programs() -> Path | None:
     return found[-1].parent if found else None
 
 
-@contextmanager
-def running_postgres(*settings: str) -> Iterator[str]:
-    """Run a server on a private Unix socket, and yield its URL. It refuses to run as root."""
-    bin_directory = programs()
-    assert bin_directory is not None, "PostgreSQL is not installed"
-    home = Path(tempfile.mkdtemp(prefix="fh-pg-", dir="/tmp"))
-    user = "postgres" if os.geteuid() == 0 else None
-    if user is not None:
-        shutil.chown(home, user)
-    data = home / "data"
+class Server:
+    """A server on a private Unix socket, in a directory of its own."""
 
-    def run(*command: str) -> None:
+    def __init__(self, home: Path, url: str) -> None:
+        self._home = home
+        self.url = url
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run one of its programs as its user: it refuses to run as root."""
+        found = programs()
+        assert found is not None, "PostgreSQL is not installed"
+        user = "postgres" if os.geteuid() == 0 else None
+        if user is not None:
+            shutil.chown(self._home, user)
         subprocess.run(
-            [str(bin_directory / command[0]), *command[1:]],
-            check=True, user=user, cwd=home, stdout=subprocess.DEVNULL, timeout=120,
+            [str(found / program), "-D", str(self._home / "data"), *arguments],
+            check=True, user=user, cwd=self._home, stdout=subprocess.DEVNULL, timeout=120,
         )  # fmt: skip
 
-    run("initdb", "-D", str(data), "-A", "trust", "-U", "fumehood", "-E", "UTF8", "--no-sync")
-    options = [f"-k {home}", "-c listen_addresses=", *(f"-c {one}" for one in settings)]
-    run("pg_ctl", "-D", str(data), "-w", "-l", str(home / "log"), "-o", " ".join(options), "start")
+    def start(self) -> None:
+        options = f"-k {self._home} -c listen_addresses="
+        self.run("pg_ctl", "-w", "-l", str(self._home / "log"), "-o", options, "start")
+
+    def stop(self) -> None:
+        """Stop it at once, as a crash does."""
+        self.run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def state_url(self, path: Path) -> str:
+        return state_url(self.url, path)
+
+
+@contextmanager
+def running_postgres() -> Iterator[Server]:
+    home = Path(tempfile.mkdtemp(prefix="fh-pg-", dir="/tmp"))
+    server = Server(home, f"postgresql://fumehood@/postgres?host={home}")
+    server.run("initdb", "-A", "trust", "-U", "fumehood", "-E", "UTF8", "--no-sync")
+    server.start()
     try:
-        yield f"postgresql://fumehood@/postgres?host={home}"
+        yield server
     finally:
-        run("pg_ctl", "-D", str(data), "-w", "-m", "immediate", "stop")
+        server.stop()
         shutil.rmtree(home, ignore_errors=True)
 
 

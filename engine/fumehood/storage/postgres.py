@@ -219,7 +219,11 @@ def _engine(url: URL, **pool: Any) -> Engine:
 
 def _reading_engine(url: URL) -> Engine:
     return _engine(
-        url, pool_size=READ_THREADS, max_overflow=0, execution_options={"postgresql_readonly": True}
+        url,
+        pool_size=READ_THREADS,
+        max_overflow=0,
+        pool_pre_ping=True,  # readers do not know when the server was restarted
+        execution_options={"postgresql_readonly": True},
     )
 
 

@@ -1,0 +1,290 @@
+"""The state in PostgreSQL: one engine at a time writes it, and a standby takes over.
+
+`pytest --state=postgresql` runs the tests of stores on PostgreSQL; here is what SQLite has not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, insert, make_url, select, text, update
+
+from fumehood.storage.copying import TABLES, copy_state
+from fumehood.storage.database import Database, open_database, reading
+from fumehood.storage.errors import (
+    DamagedState,
+    ForeignState,
+    NewerState,
+    Standby,
+    StoreError,
+    WriteFailed,
+)
+from fumehood.storage.postgres import FENCE_KEY, SCHEMA_KEY
+from fumehood.storage.schema import CHANGES, META
+from support.postgres import Server, running_postgres
+from support.wait import wait_until
+from tests.conftest import FUMEHOOD, StartDaemon
+
+pytestmark = [pytest.mark.needs("postgresql"), pytest.mark.row("B10")]
+
+ROW = {
+    "at": "2026-01-01T00:00:00+00:00", "principal_id": "uid:1", "action": "a", "subject": "s",
+    "details": {"n": [1, None, "\\x41"]},
+}  # fmt: skip
+TAKEN_OVER_S = 5
+"""Seconds until a standby serves, after the active engine was killed."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: Server, home: Path) -> str:
+    """An empty state."""
+    return server.state_url(home)
+
+
+@pytest.fixture
+def opened(home: Path, url: str) -> Iterator[Callable[[], Database]]:
+    """Open the state as another engine would, with the same keys."""
+    all_opened: list[Database] = []
+
+    def open_it() -> Database:
+        all_opened.append(open_database(home / "state.db", url=url))
+        return all_opened[-1]
+
+    yield open_it
+    for database in all_opened:
+        database.close()
+
+
+def add(connection: Connection) -> None:
+    connection.execute(insert(CHANGES), ROW)
+
+
+def subjects(database: Database) -> list[str]:
+    return list(database.read_now(lambda c: c.execute(select(CHANGES.c.subject)).scalars().all()))
+
+
+def sql(url: str, statement: Any) -> None:
+    """Run a statement as another program would."""
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.begin() as connection:
+        connection.execute(statement)
+    engine.dispose()
+
+
+def cut_locks(url: str) -> None:
+    """End the connections that hold an advisory lock, as a failover or a timeout would."""
+    sql(url, text(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = "
+        "(SELECT hashtext(current_schema())::bigint & 4294967295)"
+    ))  # fmt: skip
+
+
+# -- one active engine ----------------------------------------------------------------------
+
+
+def test_second_engine_stands_by_until_the_first_has_closed(opened: Any) -> None:
+    first = opened()
+    first.write_now(add)
+    with pytest.raises(Standby):
+        opened()
+    first.close()
+    assert subjects(opened()) == ["s"]
+
+
+def test_attack_engine_that_lost_its_lock_cannot_write_once_another_is_active(
+    opened: Any, url: str
+) -> None:
+    old = opened()
+    old.write_now(add)
+    cut_locks(url)
+    new = opened()
+    with pytest.raises(WriteFailed, match="another engine is active on this state"):
+        old.write_now(add)
+    assert old.is_fenced
+    old.post(lambda connection, rows: add(connection), {})
+    old.close()
+    new.write_now(add)
+    assert subjects(new) == ["s", "s"]
+
+
+def test_twin_engine_that_lost_its_lock_goes_on_while_no_other_is_active(
+    opened: Any, url: str
+) -> None:
+    database = opened()
+    cut_locks(url)
+    database.write_now(add)
+    assert not database.is_fenced
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_database_that_has_lost_its_last_commit_is_refused(
+    opened: Any, url: str, is_lost: bool
+) -> None:
+    """As after a failover to a replica that had not received it yet."""
+    database = opened()
+    database.write_now(add)
+    before = database.read_now(
+        lambda c: c.execute(select(META.c.value).where(META.c.key == FENCE_KEY)).scalar_one()
+    )
+    database.write_now(add)
+    if is_lost:
+        sql(url, update(META).where(META.c.key == FENCE_KEY).values(value=before))
+        with pytest.raises(WriteFailed, match="or a commit is missing in it"):
+            database.write_now(add)
+    else:
+        database.write_now(add)
+
+
+def test_write_whose_connection_is_lost_fails_and_the_next_one_succeeds(
+    home: Path, url: str
+) -> None:
+    """Whether the commit that was cut off took place is not known: both is possible."""
+    cut_at = {"before": False, "after": False}
+
+    def hook(moment: str, number: int) -> None:
+        if cut_at.pop(moment, False):
+            sql(url, text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+                          "application_name = 'fumehood' AND state LIKE 'idle%'"))  # fmt: skip
+
+    database = open_database(home / "state.db", commit_hook=hook, url=url)
+    try:
+        for moment in ("before", "after"):
+            cut_at[moment] = True
+            if moment == "before":
+                with pytest.raises(WriteFailed, match="connection"):
+                    database.write_now(add)
+            else:
+                database.write_now(add)
+        with pytest.raises(WriteFailed):
+            database.write_now(add)
+        database.write_now(add)
+        wait_until(lambda: len(_or_none(subjects, database)) == 2)
+    finally:
+        database.close()
+
+
+def _or_none(query: Callable[[Database], list[str]], database: Database) -> list[str]:
+    try:
+        return query(database)
+    except StoreError:
+        return []
+
+
+def test_restarted_server_is_used_again(home: Path) -> None:
+    with running_postgres() as server:
+        database = open_database(home / "state.db", url=server.state_url(home))
+        try:
+            database.write_now(add)
+            server.stop()
+            with pytest.raises(WriteFailed, match="connection"):
+                database.write_now(add)
+            server.start()
+            database.write_now(add)
+            assert subjects(database) == ["s", "s"]
+        finally:
+            database.close()
+
+
+# -- states that cannot be used -------------------------------------------------------------
+
+
+def test_foreign_newer_or_damaged_state_is_refused_and_stays(opened: Any, url: str) -> None:
+    sql(url, text("CREATE TABLE theirs (id int)"))
+    with pytest.raises(ForeignState):
+        opened()
+    sql(url, text("DROP TABLE theirs"))
+    opened().close()
+    for value, refusal in (("99", NewerState), ("x", DamagedState)):
+        sql(url, update(META).where(META.c.key == SCHEMA_KEY).values(value=value))
+        with pytest.raises(refusal):
+            opened()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("mysql://a@b/c", "has the form postgresql://"),
+        ("postgresql://a@b", "has the form postgresql://"),
+        ("postgresql://me:secret@127.0.0.1:1/db", "the connection to PostgreSQL failed"),
+    ],
+)
+def test_url_that_leads_nowhere_is_refused_without_showing_it(
+    home: Path, wrong: str, words: str
+) -> None:
+    started = subprocess.run(
+        [FUMEHOOD, "serve", "--home", home, "--state", wrong],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert started.returncode != 0
+    assert words in started.stderr
+    assert "secret" not in started.stderr
+
+
+# -- copies ---------------------------------------------------------------------------------
+
+
+def test_state_is_copied_to_postgresql_and_back(home: Path, url: str) -> None:
+    database = open_database(home / "state.db")
+    database.write_now(add)
+    database.write_now(lambda c: database.audit.append(c, "made", ROW["at"], {"a": "\\ é"}))
+    database.close()
+    back = home / "back"
+    back.mkdir()
+    counts = copy_state(str(home), url)
+    assert (counts["changes"], counts["audit"]) == (1, 1)
+    assert copy_state(url, f"sqlite:///{back}/state.db") == counts
+    with reading(home) as one, reading(back) as two:
+        for table in TABLES:
+            assert one.execute(select(table)).all() == two.execute(select(table)).all()
+    database = open_database(home / "state.db", url=url)
+    database.write_now(add)  # its number follows those that were copied
+    assert len(subjects(database)) == 2
+    with pytest.raises(Standby):
+        copy_state(str(home), url)
+    database.close()
+    with pytest.raises(StoreError, match="has a state already"):
+        copy_state(str(home), url)
+    with pytest.raises(StoreError, match="There is no database"):
+        copy_state(str(home / "none"), url)
+
+
+# -- daemons --------------------------------------------------------------------------------
+
+
+def test_standby_refuses_calls_and_takes_over_after_kill_9(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    """What the killed engine promised, the standby keeps: the answer of a call with a key."""
+    first = start_daemon(home, state__url=url)
+    promised = first.client().calculate("2 + 3", idempotency_key="once").body
+    other = home / "other"
+    other.mkdir(mode=0o700)
+    shutil.copy(home / "audit.key", other)
+    second = start_daemon(other, state__url=url)
+    assert second.client().get("/v1/health").status == 200
+    ready = second.client().get("/v1/ready")
+    assert (ready.status, ready.body["status"]) == (503, "standby")
+    refused = second.client().calculate("2 + 3", idempotency_key="once").body
+    assert refused["error"]["code"] == "SHUTTING_DOWN"
+    assert refused["error"]["retryable"]
+    begun = time.monotonic()
+    first.process.send_signal(signal.SIGKILL)
+    wait_until(lambda: second.client().get("/v1/ready").status == 200)
+    assert time.monotonic() - begun < TAKEN_OVER_S
+    replayed = second.client().calculate("2 + 3", idempotency_key="once").body
+    assert replayed["data"] == promised["data"]
+    assert replayed["metadata"]["idempotent_replay"]
+    assert replayed["metadata"]["call_id"] == promised["metadata"]["call_id"]
