@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, insert, make_url, select, text, update
+from sqlalchemy import Connection, create_engine, delete, insert, make_url, select, text, update
 
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
@@ -26,8 +26,8 @@ from fumehood.storage.errors import (
     StoreError,
     WriteFailed,
 )
-from fumehood.storage.postgres import FENCE_KEY, SCHEMA_KEY
-from fumehood.storage.schema import CHANGES, META
+from fumehood.storage.postgres import FENCE
+from fumehood.storage.schema import CHANGES
 from support.postgres import Server, running_postgres
 from support.wait import wait_until
 from tests.conftest import FUMEHOOD, StartDaemon
@@ -136,12 +136,9 @@ def test_database_that_has_lost_its_last_commit_is_refused(
     """As after a failover to a replica that had not received it yet."""
     database = opened()
     database.write_now(add)
-    before = database.read_now(
-        lambda c: c.execute(select(META.c.value).where(META.c.key == FENCE_KEY)).scalar_one()
-    )
     database.write_now(add)
     if is_lost:
-        sql(url, update(META).where(META.c.key == FENCE_KEY).values(value=before))
+        sql(url, update(FENCE).values(commits=FENCE.c.commits - 1))
         with pytest.raises(WriteFailed, match="or a commit is missing in it"):
             database.write_now(add)
     else:
@@ -207,10 +204,12 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(opened: Any, url: s
         opened()
     sql(url, text("DROP TABLE theirs"))
     opened().close()
-    for value, refusal in (("99", NewerState), ("x", DamagedState)):
-        sql(url, update(META).where(META.c.key == SCHEMA_KEY).values(value=value))
-        with pytest.raises(refusal):
-            opened()
+    sql(url, update(FENCE).values(schema=99))
+    with pytest.raises(NewerState):
+        opened()
+    sql(url, delete(FENCE))
+    with pytest.raises(DamagedState):
+        opened()
 
 
 @pytest.mark.parametrize(

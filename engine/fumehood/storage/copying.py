@@ -19,14 +19,13 @@ from fumehood.storage.backend import Backend
 from fumehood.storage.database import FILE_NAME
 from fumehood.storage.directory import hold_lock
 from fumehood.storage.errors import Standby, StoreError
-from fumehood.storage.schema import META, METADATA
+from fumehood.storage.schema import METADATA
 from fumehood.storage.sqlite import open_file
 
 AT_ONCE = 1000
 """Rows that are read and inserted at a time."""
 
-TABLES = [table for table in METADATA.sorted_tables if table is not META]
-"""All tables but the one with what each database knows about itself."""
+TABLES = METADATA.sorted_tables
 
 
 def copy_state(source: str, target: str) -> dict[str, int]:

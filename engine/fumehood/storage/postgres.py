@@ -17,9 +17,14 @@ from typing import Any
 
 from sqlalchemy import (
     URL,
+    BigInteger,
+    Column,
     Connection,
     Engine,
+    Integer,
+    MetaData,
     NullPool,
+    Table,
     bindparam,
     create_engine,
     inspect,
@@ -31,7 +36,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceEr
 
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, Fenced, ForeignState, NewerState, StoreError
-from fumehood.storage.schema import META, METADATA, STEPS
+from fumehood.storage.schema import METADATA, STEPS
 
 CONNECT_S = 5
 """Seconds for a new connection."""
@@ -45,15 +50,24 @@ LOCK = 0x46554D45
 FENCE_WAIT_MS = 4000
 """Milliseconds to wait for a commit of the engine that was active before."""
 
-SCHEMA_KEY, FENCE_KEY = "schema", "fence"
-"""Keys in `meta`: the number of migrations that have run, and the fence (`STARTS.COMMITS`)."""
+FENCE = Table(
+    "fence",
+    MetaData(),
+    Column("schema", Integer, nullable=False),
+    Column("starts", BigInteger, nullable=False),
+    Column("commits", BigInteger, nullable=False),
+)
+"""One row: the number of migrations that have run, how often an engine became active, and how many
+durable commits the active one has made."""
 
-_FENCE = select(META.c.value).where(META.c.key == FENCE_KEY)
-_FENCE_HELD = _FENCE.with_for_update(read=True)  # so that no other engine can become active now
-_MOVE_FENCE = (
-    update(META)
-    .where(META.c.key == FENCE_KEY, META.c.value.in_(bindparam("known", expanding=True)))
-    .values(value=bindparam("new"))
+_SEEN = select(FENCE.c.starts, FENCE.c.commits)
+_SEEN_AND_HELD = _SEEN.with_for_update(read=True)  # so that no other engine can become active now
+_MOVE = (
+    update(FENCE)
+    .where(
+        FENCE.c.starts == bindparam("own"), FENCE.c.commits.in_(bindparam("known", expanding=True))
+    )
+    .values(commits=bindparam("new"))
 )
 
 
@@ -64,9 +78,9 @@ class Postgres(Backend):
         super().__init__(writing, reading, has_readers=True)
         self._lock = lock
         self._starts = starts
-        self._commits = 0
-        self._fence = [_fence(starts, 0)]
-        """What the fence can be: two values after a commit whose outcome is not known."""
+        self._next = 1
+        self._commits = [0]
+        """What the fence can count: more than one after commits whose outcome is not known."""
 
     @contextmanager
     def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
@@ -75,22 +89,23 @@ class Postgres(Backend):
         Raises:
             Fenced: another engine has become active, or the database has lost a commit.
         """
+        number = self._next
         with connection.begin():
-            if not flushed:
-                connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
-                is_ours = connection.execute(_FENCE_HELD).scalar() in self._fence
+            if flushed:
+                self._next += 1
+                values = {"own": self._starts, "known": self._commits, "new": number}
+                is_ours = connection.execute(_MOVE, values).rowcount == 1
             else:
-                self._commits += 1
-                new = _fence(self._starts, self._commits)
-                moved = connection.execute(_MOVE_FENCE, {"known": self._fence, "new": new})
-                is_ours = moved.rowcount == 1
+                connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                starts, commits = connection.execute(_SEEN_AND_HELD).one()
+                is_ours = starts == self._starts and commits in self._commits
             if not is_ours:
                 raise Fenced("another engine is active on this state, or a commit is missing in it")
             yield
             if flushed:
-                self._fence = [*self._fence[-1:], new]
+                self._commits = [*self._commits, number]
         if flushed:
-            self._fence = [new]
+            self._commits = [number]
 
     def is_in_transaction(self, connection: Connection) -> bool:
         """False after an error outside of a savepoint: such a transaction can only roll back."""
@@ -246,10 +261,9 @@ def _activate(engine: Engine) -> int:
                     "The database has tables that are not fumehood's. Use an empty database."
                 )
             METADATA.create_all(connection)
+            FENCE.create(connection)
             version = len(STEPS)
-            values = {FENCE_KEY: _fence(0, 0), SCHEMA_KEY: str(version)}
-            rows = [{"key": key, "value": value} for key, value in values.items()]
-            connection.execute(META.insert(), rows)
+            connection.execute(FENCE.insert().values(schema=version, starts=0, commits=0))
         if version > len(STEPS):
             raise NewerState(
                 f"A newer engine wrote this state (schema {version}, this one knows {len(STEPS)}). "
@@ -257,26 +271,19 @@ def _activate(engine: Engine) -> int:
             )
         for step in STEPS[version:]:
             step(connection)
-        starts = (
-            int(connection.execute(_FENCE.with_for_update()).scalar_one().partition(".")[0]) + 1
-        )
-        for key, value in ((SCHEMA_KEY, str(len(STEPS))), (FENCE_KEY, _fence(starts, 0))):
-            connection.execute(update(META).where(META.c.key == key).values(value=value))
-    return starts
-
-
-def _fence(starts: int, commits: int) -> str:
-    return f"{starts}.{commits}"
+        new = {"schema": len(STEPS), "starts": FENCE.c.starts + 1, "commits": 0}
+        found = connection.execute(update(FENCE).values(new).returning(FENCE.c.starts))
+        return int(found.scalar_one())
 
 
 def _version(connection: Connection) -> int | None:
     """Return the schema of a state, or None if there is none. Raises DamagedState."""
-    if not inspect(connection).has_table(META.name):
+    if not inspect(connection).has_table(FENCE.name):
         return None
-    text = connection.execute(select(META.c.value).where(META.c.key == SCHEMA_KEY)).scalar()
-    if text is None or not text.isdecimal():
-        raise DamagedState("The table meta of the state has no version. Restore a copy of it.")
-    return int(text)
+    versions = connection.execute(select(FENCE.c.schema)).scalars().all()
+    if len(versions) != 1:
+        raise DamagedState("The table fence of the state has not one row. Restore a copy of it.")
+    return int(versions[0])
 
 
 def _refusal(error: DatabaseError | InterfaceError) -> StoreError:
