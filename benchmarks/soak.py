@@ -30,6 +30,7 @@ from benchmarks.soak_killed import report_killed
 from benchmarks.soak_living import report_living
 from benchmarks.soak_pending import report_pending
 from benchmarks.soak_sessions import report_sessions
+from benchmarks.soak_standby import report_standby
 
 ROUNDS = 200
 CALLS_PER_ROUND = 300
@@ -89,7 +90,7 @@ def main() -> int:
     sessions_are_sound = report_sessions(chance) & report_living(chance) & report_killed(chance)
     parts = (
         is_sound, crashes_are_sound, approvals_are_sound, containers_are_sound,
-        sessions_are_sound,
+        sessions_are_sound, report_standby(chance),
     )  # fmt: skip
     return 0 if all(parts) else 1
 

@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
             server = running_postgres()
             os.environ[SERVER] = server.__enter__().url
             config.add_cleanup(lambda: server.__exit__(None, None, None))
-        use_postgres(pytest.MonkeyPatch(), os.environ[SERVER])
+        use_postgres(setattr, os.environ[SERVER])
 
 
 TOGETHER = {

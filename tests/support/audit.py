@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from fumehood.audit.keys import keep_key, make_current, new_key
 from fumehood.audit.service import add_anchor, own_anchors, verify_state
 from fumehood.audit.verify import Anchor, AuditRow, Verdict
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, open_database
+
+from .postgres import raw_connection
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS = 20
@@ -52,9 +54,9 @@ def make_chain(state: Path) -> None:
 
 def rows_of(state: Path) -> list[AuditRow]:
     """All rows of the audit table."""
-    connection = sqlite3.connect(state / "state.db")
-    found = connection.execute("SELECT seq, key_id, body, mac FROM audit ORDER BY seq").fetchall()
-    connection.close()
+    with raw_connection(state / "state.db") as connection:
+        rows = connection.execute("SELECT seq, key_id, body, mac FROM audit ORDER BY seq")
+        found = rows.fetchall()
     return [AuditRow(seq, key_id, body.encode(), mac) for seq, key_id, body, mac in found]
 
 
@@ -63,18 +65,16 @@ def look(state: Path) -> Verdict:
     return verify_state(state, own_anchors(state))
 
 
-def tamper(state: Path, change: Callable[[sqlite3.Connection], object]) -> None:
+def tamper(state: Path, change: Callable[[Any], object]) -> None:
     """Change the database as an attacker with write access but no key would."""
-    connection = sqlite3.connect(state / "state.db")
-    change(connection)
-    connection.commit()
-    connection.close()
+    with raw_connection(state / "state.db") as connection:
+        change(connection)
 
 
 def run_sql(state: Path, *statements: str) -> None:
     """Run SQL on the database file directly."""
 
-    def change(connection: sqlite3.Connection) -> None:
+    def change(connection: Any) -> None:
         for statement in statements:
             connection.execute(statement)
 

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -51,6 +50,7 @@ from fumehood.testing import FakeWall, ManualClock
 
 from .audit import look
 from .crash_points import Hook, Run, Say
+from .postgres import raw_connection
 
 ADMIN = Principal("approver:admin", frozenset({Scope.ADMIN}))
 ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
@@ -573,14 +573,11 @@ KEPT = ("approvals", "decisions", "idempotency", "counters", "remembered")
 
 def rows_in(home: Path) -> Rows:
     """All rows that a start may change, read without repairing what a crash has left."""
-    connection = sqlite3.connect(f"file:{home / 'state.db'}?mode=ro", uri=True)
-    try:
+    with raw_connection(home / "state.db") as connection:
         return {
             table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3, 4").fetchall()
             for table in KEPT
         }
-    finally:
-        connection.close()
 
 
 async def settled(user: User, *, with_pending: bool) -> None:

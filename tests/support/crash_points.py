@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from .checked_once import check_once
+from .postgres import chosen, use_postgres
 from .preloaded import PYTHON
 
 Hook = Callable[[str, int], None]
@@ -96,7 +97,7 @@ def nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
     """
     with subprocess.Popen(
         [PYTHON, "-m", "support.crash_points", scenario],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, **chosen()},
         cwd=Path(__file__).parents[1],
     ) as process:  # fmt: skip
         assert process.stdin is not None
@@ -134,6 +135,8 @@ def _serve(scenario: str) -> None:
     """In the nursery: fork one child per line."""
     module, _, name = scenario.partition(":")
     function = getattr(importlib.import_module(module), name)
+    for server in chosen().values():
+        use_postgres(setattr, server)
     check_once(setattr)
     gc.freeze()
     for line in sys.stdin:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
-import pytest
+import psycopg
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 
 from fumehood.storage import database, postgres
@@ -83,7 +85,23 @@ def state_url(server: str, path: Path) -> str:
     return f"{server}&options=-csearch_path%3D{schema}"
 
 
-def use_postgres(patch: pytest.MonkeyPatch, server: str) -> None:
+def chosen() -> dict[str, str]:
+    """The variable with the server, if the tests run with `--state=postgresql`."""
+    return {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
+
+
+@contextmanager
+def raw_connection(path: Path) -> Iterator[Any]:
+    """A connection to a state past the engine: to the file at `path`, or to what stands for it."""
+    if server := chosen().get(SERVER):
+        connection: Any = psycopg.connect(state_url(server, path))
+    else:
+        connection = sqlite3.connect(path)
+    with closing(connection), connection:
+        yield connection
+
+
+def use_postgres(put: Callable[[Any, str, Any], None], server: str) -> None:
     """Keep each state of this process in PostgreSQL that would be in a file of SQLite."""
 
     def open_file(path: Path) -> postgres.Postgres:
@@ -95,6 +113,6 @@ def use_postgres(patch: pytest.MonkeyPatch, server: str) -> None:
     def open_to_read(path: Path) -> Engine:
         return postgres.open_to_read(state_url(server, path))
 
-    patch.setattr(database, "open_file", open_file)
-    patch.setattr(database, "open_to_read", open_to_read)
-    patch.setattr(database, "in_words", postgres.in_words)
+    put(database, "open_file", open_file)
+    put(database, "open_to_read", open_to_read)
+    put(database, "in_words", postgres.in_words)
