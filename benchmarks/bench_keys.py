@@ -9,15 +9,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from benchmarks.line import Line
 from fumehood import Config, Engine, Envelope
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
+from support.postgres import programs, running_postgres
 
 CALLS = 1000
 WARM_UP = 50
+IN_POSTGRESQL = "a call with a key, its state in PostgreSQL / in SQLite"
 ARGUMENTS = {"expression": "1 + 1"}
 
 
@@ -26,6 +29,11 @@ def key_lines() -> Iterator[Line]:
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     try:
         yield from asyncio.run(_measure(home))
+        if programs() is None:
+            yield Line(IN_POSTGRESQL, "≤ 3", "PostgreSQL is not installed", None)
+            return
+        with running_postgres() as server:
+            yield asyncio.run(_in_postgresql(home, server.state_url(home / "other")))
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -59,6 +67,32 @@ async def _measure(home: Path) -> list[Line]:
              whole_ms <= 1.5),
         Line("the same call again, answered from what is kept", "–", f"{replayed_ms:.3f} ms", None),
     ]  # fmt: skip
+
+
+async def _in_postgresql(home: Path, url: str) -> Line:
+    """Calls with a key in turn on two engines, whose states differ."""
+    times: dict[str, list[float]] = {"sqlite": [], "postgresql": []}
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for name, state in (("sqlite", None), ("postgresql", url)):
+            place = home / name
+            place.mkdir()
+            database = open_database(place / "state.db", url=state)
+            stack.callback(database.close)
+            engines[name] = await stack.enter_async_context(
+                Engine(config=Config(home=place), interpreter=FakeWall(), database=database)
+            )
+        for number in range(CALLS + WARM_UP):
+            for name, engine in engines.items():
+
+                async def keyed(number: int, engine: Engine = engine) -> Envelope:
+                    return await engine.call("calculator", ARGUMENTS, idempotency_key=f"k{number}")
+
+                took_ms = await _timed(keyed, number, is_replay=False)
+                if number >= WARM_UP:
+                    times[name].append(took_ms)
+    ratio = statistics.median(times["postgresql"]) / statistics.median(times["sqlite"])
+    return Line(IN_POSTGRESQL, "≤ 3", f"{ratio:.2f}", ratio <= 3)
 
 
 def _two_flushes_ms(home: Path) -> float:

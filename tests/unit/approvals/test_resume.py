@@ -135,6 +135,7 @@ async def test_arguments_fixed_before_an_edit_are_hidden_from_the_caller() -> No
         assert (listed.arguments, listed.asked_arguments) == ({}, {})
 
 
+@pytest.mark.sqlite
 async def test_stored_request_tampered_with_in_database_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -91,6 +91,7 @@ async def test_approval_stays_valid_after_a_passing_refusal() -> None:
     assert not scheduler._passes(QuotaExceeded("The budget is used up."))
 
 
+@pytest.mark.sqlite
 @pytest.mark.row("A2")
 @pytest.mark.parametrize("damage", ["document = '{}'", "document = '{'", "expires_at = '2'"])
 async def test_damaged_approval_row_does_not_stop_scheduler_or_engine(

@@ -178,6 +178,7 @@ async def test_full_disk_refuses_blob_and_store_recovers(
     await keep(store)
 
 
+@pytest.mark.sqlite
 async def test_blob_file_is_removed_if_its_row_cannot_be_written(
     store: BlobStore, home: Path
 ) -> None:

@@ -27,6 +27,8 @@ from fumehood.storage.schema import COUNTERS, METADATA, STEPS
 from fumehood.storage.sqlite import APPLICATION_ID
 from support.state import Events, keys, pages_of, put
 
+pytestmark = pytest.mark.sqlite
+
 
 @pytest.fixture
 def path(home: Path) -> Path:

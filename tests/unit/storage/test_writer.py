@@ -107,6 +107,7 @@ def test_failing_job_fails_alone_or_fails_its_whole_group(
     assert database.write_now(put("later")) == "later"
 
 
+@pytest.mark.sqlite
 @pytest.mark.row("D6")
 def test_full_disk_fails_writes_and_writer_recovers(database: Database, events: Events) -> None:
     set_full(database)
@@ -123,6 +124,7 @@ def test_full_disk_fails_writes_and_writer_recovers(database: Database, events: 
     assert len(events.named("state.write_works_again")) == 1
 
 
+@pytest.mark.sqlite
 @pytest.mark.row("D6")
 def test_job_swallowing_full_disk_error_does_not_lose_reported_writes(database: Database) -> None:
     """SQLite has already rolled back the other jobs' rows, although a commit would succeed."""
@@ -142,6 +144,7 @@ def test_job_swallowing_full_disk_error_does_not_lose_reported_writes(database: 
     assert database.read_now(keys) == {key for key in results if key in ("k0", "k2")}
 
 
+@pytest.mark.sqlite
 @pytest.mark.row("D6", "E1")
 def test_failed_write_error_contains_no_values(database: Database) -> None:
     database.write_now(put("secret-key"))
@@ -212,6 +215,7 @@ async def test_posted_rows_are_written_under_continuous_jobs(database: Database)
     assert len(call_ids(database)) == 1
 
 
+@pytest.mark.sqlite
 @pytest.mark.anyio
 @pytest.mark.row("D6")
 async def test_rows_lost_on_full_disk_are_counted_and_logged_once(
@@ -261,6 +265,7 @@ def test_writer_survives_a_failed_connection(home: Path, monkeypatch: pytest.Mon
     database.close()
 
 
+@pytest.mark.sqlite
 @pytest.mark.row("D6")
 def test_durable_writes_use_full_sync_and_posted_rows_do_not(home: Path) -> None:
     """Checked through SQLite's own synchronous setting of each transaction."""
