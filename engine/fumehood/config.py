@@ -10,7 +10,7 @@ error; nothing changes while the engine runs. The table shows what each setting 
 | setting | absent | empty | filled |
 |---|---|---|---|
 | `host_tools` | no function runs on the host | the same | only these functions may |
-| `tcp` | callers use the socket only | the same | also this loopback address, with a token |
+| `tcp` | callers use the socket only | the same | also this address, with a token |
 | `tools_directory` | no tools from files | the same | the definitions in this directory |
 | `images_directory` | `images` in the state directory | the same | recipes of own images |
 | `result_checkers` | results are not checked | the same | these checkers run |
@@ -38,9 +38,16 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
@@ -71,12 +78,23 @@ from fumehood.sandbox.settings import (
 from fumehood.storage.settings import StateSettings
 
 
+class TlsSettings(BaseModel):
+    """The certificate of the engine's address, with its chain, and its key, in PEM files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cert: Path
+    key: Path
+
+
 class Config(SocketSettings):
     """All settings of the operator."""
 
     model_config = SettingsConfigDict(extra="forbid")
 
     tcp: str | None = None
+    tcp_behind_proxy: bool = False
+    tls: TlsSettings | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
     allow_debug: bool = False
@@ -126,15 +144,31 @@ class Config(SocketSettings):
 
     @field_validator("tcp")
     @classmethod
-    def _refuse_other_hosts(cls, value: str | None) -> str | None:
-        """Refuse an address that another machine could reach."""
+    def _require_address(cls, value: str | None) -> str | None:
+        """Refuse what is not the address of a network interface with a port."""
         if value is None:
             return None
         host, _, port = value.rpartition(":")
         is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65_536
-        if not is_port or not _is_loopback(host):
-            raise ValueError("must be a loopback address with its port, such as 127.0.0.1:8321")
+        if not is_port or _address(host) is None:
+            raise ValueError("must be an IP address with its port, such as 127.0.0.1:8321")
         return value
+
+    @model_validator(mode="after")
+    def _refuse_plain_text_on_networks(self) -> Self:
+        """Refuse an address that other machines could reach without TLS."""
+        if self.tcp is None:
+            if self.tls is not None or self.tcp_behind_proxy:
+                raise ValueError("tls and tcp_behind_proxy need tcp, the address to listen on")
+            return self
+        address = _address(self.tcp.rpartition(":")[0])
+        is_loopback = address is not None and address.is_loopback
+        if not is_loopback and (self.tls is None or self.tcp_behind_proxy):
+            raise ValueError(
+                "tcp must be a loopback address, such as 127.0.0.1:8321, unless tls.cert and "
+                "tls.key are set; behind a proxy it must be one in any case"
+            )
+        return self
 
     @field_validator("tools_directory", "images_directory", "policy_file")
     @classmethod
@@ -155,11 +189,11 @@ class Config(SocketSettings):
         return self.images_directory or self.state_directory / "images"
 
 
-def _is_loopback(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return False
+        return None
 
 
 def load_config(**overrides: Any) -> Config:

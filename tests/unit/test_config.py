@@ -195,12 +195,19 @@ def test_socket_path_has_at_most_107_bytes(path: str, too_many: int | None) -> N
             for path in ("tools", "./tools", "~/tools")
         ),
         *(
-            ({"tcp": address}, "loopback address")
+            ({"tcp": address}, "an IP address with its port")
             for address in (
-                "0.0.0.0:8321", "10.0.0.1:80", "[::]:80", "example.org:80", "localhost:80", "127.0.0.1",
-                "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:x", "127.0.0.1:+1", ":80", "8321", "127.1:80",
+                "example.org:80", "localhost:80", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536",
+                "127.0.0.1:x", "127.0.0.1:+1", ":80", "8321", "127.1:80",
             )
         ),
+        *(
+            ({"tcp": address, **more}, "must be a loopback address")
+            for address in ("0.0.0.0:8321", "10.0.0.1:80", "[::]:80")
+            for more in ({}, {"tcp_behind_proxy": True})
+        ),
+        ({"tls": {"cert": "/a", "key": "/b"}}, "need tcp"),
+        ({"tcp_behind_proxy": True}, "need tcp"),
     ],
 )  # fmt: skip
 def test_invalid_setting_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
@@ -246,3 +253,8 @@ def test_unrelated_variable_is_ignored(name: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("address", ["127.0.0.1:8321", "127.9.9.9:1", "[::1]:65535"])
 def test_loopback_tcp_address_is_accepted(address: str) -> None:
     assert load_config(tcp=address).tcp == address
+
+
+def test_address_on_a_network_is_accepted_with_tls() -> None:
+    tls = {"cert": "/etc/cert.pem", "key": "/etc/key.pem"}
+    assert load_config(tcp="0.0.0.0:8443", tls=tls).tls is not None

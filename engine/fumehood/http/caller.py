@@ -4,9 +4,10 @@ Host side. A peer's uid makes it a caller and never more. In single-user mode on
 uid does, as a service that of every user whom the socket's group admits. Invariant: a peer with a
 credential is that credential's principal or nobody. All other authority comes from credentials.
 
-Every user and every web page of this machine can connect to the loopback address (`tcp`).
-Invariant: a request answered there names this server as its host, comes from no page of another
-origin, and has a token with the scope `call`.
+Every user and every web page of this machine can connect to the loopback address (`tcp`), and with
+TLS or a proxy others can, too. Invariant: a request answered there names this server as its host
+(or came with TLS, or through the proxy), comes from no page of another origin, and has a token with
+the scope `call`.
 """
 
 from __future__ import annotations
@@ -107,7 +108,12 @@ def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
 
 def refusal_over_tcp(request: Request) -> EngineError | None:
     """Return the reason to refuse a request over TCP, or None to answer it."""
-    why = why_not_ours(own_names(*request.scope["server"]), request.scope["headers"])
+    config, headers = engine_of(request).config, request.scope["headers"]
+    if config.tls is None and not config.tcp_behind_proxy:
+        why = why_not_ours(own_names(*request.scope["server"]), headers)
+    else:  # it has names of its own, which a page can only claim with their certificate
+        origins = headers_of(request.scope, b"origin")
+        why = "Pages of a browser may not use this address." if origins else None
     if why is not None:
         return PermissionDenied(why)
     try:

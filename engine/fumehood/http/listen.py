@@ -1,4 +1,4 @@
-"""Open the daemon's two sockets and its loopback address, for no more users than intended.
+"""Open the daemon's two sockets and its address, for no more users than intended.
 
 Host side. For a single user both sockets are private to the owner. For a service, each is in its
 own directory, which admits one group. Invariant: a socket is private to its owner until its group
@@ -85,7 +85,7 @@ def listening(config: Config) -> Iterator[Listeners]:
 
 
 @contextmanager
-def listening_on_loopback(config: Config) -> Iterator[list[socket.socket]]:
+def listening_on_tcp(config: Config) -> Iterator[list[socket.socket]]:
     """Listen on the configured address, if there is one.
 
     Raises:
@@ -96,7 +96,7 @@ def listening_on_loopback(config: Config) -> Iterator[list[socket.socket]]:
         return
     host, port = config.tcp.rsplit(":", 1)
     try:
-        listener = listen_on(host, int(port))
+        listener = listen_on(host, int(port), anywhere=config.tls is not None)
     except OSError as error:
         raise StateError(f"{config.tcp} cannot be listened on: {error.strerror}.") from None
     with listener:

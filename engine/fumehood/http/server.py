@@ -8,6 +8,7 @@ notifies a service manager, if there is one, by the protocol of sd_notify(3).
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
@@ -15,6 +16,8 @@ import os
 import resource
 import signal
 import socket
+import ssl
+import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,14 +30,14 @@ import uvicorn
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fumehood.config import Config
+from fumehood.config import Config, ConfigError, TlsSettings
 from fumehood.core.errors import EngineError, ShuttingDown
 from fumehood.core.json_types import JsonObject
 from fumehood.core.status import Health, Readiness, StateReadiness
 from fumehood.engine import Engine, Tool
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
-from fumehood.http.listen import Listeners, listening, listening_on_loopback
+from fumehood.http.listen import Listeners, listening, listening_on_tcp
 from fumehood.http.peer import MAX_HEADER_BYTES, Shares, make_protocol, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
@@ -49,6 +52,9 @@ LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
 """uvicorn's message about requests that did not end in time. *Source*: `Server.shutdown`."""
+
+HANDSHAKE_S = 5.0
+"""Seconds for a TLS handshake."""
 
 STANDBY_PAUSE_S = 0.5
 """Seconds between attempts of a standby to become active."""
@@ -109,10 +115,15 @@ async def serve(
             signals = places.enter_context(
                 anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             )
-            loopback = places.enter_context(listening_on_loopback(config))
+            tcp = places.enter_context(listening_on_tcp(config))
             was_standby = listeners is not None
             listeners = listeners or places.enter_context(listening(config))
             server = _Server(_uvicorn_config(engine, Faces(engine), listeners))
+            sockets = [listeners.engine, listeners.control]
+            if config.tls is None:
+                sockets += tcp
+            else:
+                server.use_tls(tcp[0], context_of(config.tls))
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, signals, server, engine, manager, on_draining)
@@ -124,7 +135,7 @@ async def serve(
                 if not was_standby:
                     on_ready()
                     tell_manager(manager, READY)
-                await server.serve(sockets=[listeners.engine, listeners.control, *loopback])
+                await server.serve(sockets=sockets)
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
     flush(log)
@@ -142,6 +153,22 @@ def _opened(config: Config, log: Logger) -> Database:
             os.kill(os.getpid(), signal.SIGTERM)  # it can promise nothing any more
 
     return open_database(config.state_directory / FILE_NAME, on_event, url=config.state.secret_url)
+
+
+def context_of(tls: TlsSettings) -> ssl.SSLContext:
+    """Read the certificate and its key. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if stat.S_IMODE(tls.key.stat().st_mode) & 0o007:
+            raise ConfigError(f"tls.key: every user can read {tls.key}. chmod 640 or 600 it.")
+        context.load_cert_chain(tls.cert, tls.key)
+    except ssl.SSLError as error:
+        why = error.reason or "it is no certificate or key in PEM"
+        raise ConfigError(f"tls.cert or tls.key cannot be used: {why}.") from None
+    except OSError as error:
+        raise ConfigError(f"tls.cert or tls.key cannot be read: {error.strerror}.") from None
+    return context
 
 
 # -- standby --------------------------------------------------------------------------------
@@ -252,7 +279,35 @@ def _server_messages_to(log: Logger) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, so that a graceful stop exits with 0."""
+    """uvicorn's server without its signal handling, so that a graceful stop exits with 0. One of
+    its sockets can have TLS.
+    """
+
+    _tls: tuple[socket.socket, ssl.SSLContext] | None = None
+
+    def use_tls(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Serve this socket with TLS."""
+        self._tls = listener, context
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        if self._tls is None:
+            return
+        listener, context = self._tls
+        config = self.config
+
+        def create_protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        self.servers.append(
+            await asyncio.get_running_loop().create_server(
+                create_protocol, sock=listener, ssl=context, ssl_handshake_timeout=HANDSHAKE_S,
+                backlog=config.backlog,
+            )
+        )  # fmt: skip
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -15,15 +15,16 @@ from collections.abc import Iterable
 BACKLOG = 2048
 
 
-def listen_on(host: str, port: int) -> socket.socket:
-    """Listen on a loopback address. With port 0, the kernel chooses a free port.
+def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
+    """Listen on a loopback address, or `anywhere` on another one. With port 0, the kernel chooses a
+    free port.
 
     Raises:
         ValueError: it is not a loopback address.
         OSError: it cannot be used.
     """
     address = ipaddress.ip_address(host.strip("[]"))
-    if not address.is_loopback:
+    if not (anywhere or address.is_loopback):
         raise ValueError(f"{host} is not a loopback address.")
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     listener = socket.socket(family, socket.SOCK_STREAM)

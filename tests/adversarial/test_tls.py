@@ -1,0 +1,138 @@
+"""The address of the engine on a network: TLS and a token, or nothing.
+
+The loopback address without TLS is attacked in `test_mcp`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import StartDaemon, make_first_approver
+from fumehood.config import TlsSettings
+from fumehood.http.server import HANDSHAKE_S, context_of
+from fumehood.protocol.sockets import ConfigError
+from support.authority import Authority
+from support.certificates import make_certificate
+
+pytestmark = pytest.mark.row("B10", "D3")
+
+NAME = "engine.example"
+CALL = "/v1/tools/calculator/call"
+BODY = json.dumps({"arguments": {"expression": "6 * 7"}}).encode()
+
+
+@dataclass
+class Site:
+    """A daemon that listens on an address of this machine."""
+
+    port: int
+    token: str
+    approver: str
+    certificate: Path | None = None
+
+    def ask(self, path: str, headers: dict[str, str], method: str = "POST") -> tuple[int, Any]:
+        """Send one request, over TLS if the daemon has a certificate, which is verified."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.connect()
+        if self.certificate is not None:
+            context = ssl.create_default_context(cafile=str(self.certificate))
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=NAME)
+        try:
+            sent = {"host": NAME, "content-type": "application/json", **headers}
+            connection.request(method, path, BODY, sent)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+
+@pytest.fixture(params=["tls", "proxy"])
+def site(request: pytest.FixtureRequest, home: Path, start_daemon: StartDaemon) -> Iterator[Site]:
+    return _site(home, start_daemon, request.param)
+
+
+@pytest.fixture
+def tls(home: Path, start_daemon: StartDaemon) -> Site:
+    return _site(home, start_daemon, "tls")
+
+
+def _site(home: Path, start_daemon: StartDaemon, kind: str) -> Site:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    approver = make_first_approver(home)
+    certificate, settings = None, {"tcp_behind_proxy": "true"}
+    if kind == "tls":
+        certificate = make_certificate(home / "cert.pem", NAME)
+        (home / "cert.key").chmod(0o600)
+        settings = {"tls__cert": str(certificate), "tls__key": str(home / "cert.key")}
+    start_daemon(home, tcp=f"127.0.0.1:{port}", **settings)
+    return Site(port, Authority(home, approver).token("desk"), approver, certificate)
+
+
+def test_attack_request_without_a_callers_token_or_from_a_page_is_refused(site: Site) -> None:
+    for credential in ("", "Bearer fht_0000000000000000_" + "a" * 43, f"Bearer {site.approver}"):
+        headers = {"authorization": credential} if credential else {}
+        for path in (CALL, "/mcp", "/v1/health"):
+            assert site.ask(path, headers)[0] == 401
+    own = {"authorization": f"Bearer {site.token}"}
+    for origin in ("https://evil.example", f"https://{NAME}", "null"):
+        assert site.ask(CALL, {**own, "origin": origin})[0] == 403
+    for path in ("/v1/tokens", "/v1/agents", "/v1/audit"):
+        assert site.ask(path, own)[0] == 404
+
+
+def test_twin_request_with_a_token_is_answered_under_every_name_of_the_server(site: Site) -> None:
+    for host in (NAME, "10.1.2.3:8443"):
+        status, answer = site.ask(CALL, {"authorization": f"Bearer {site.token}", "host": host})
+        assert (status, answer["data"]["value"]) == (200, 42)
+
+
+def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls: Site) -> None:
+    with tls.connect() as silent:
+        begun = time.monotonic()
+        with tls.connect() as plain:
+            request = f"POST {CALL} HTTP/1.1\r\nhost: {NAME}\r\nauthorization: Bearer {tls.token}"
+            plain.sendall(f"{request}\r\ncontent-length: 0\r\n\r\n".encode())
+            assert not plain.recv(1000).startswith(b"HTTP")
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with tls.connect() as connection, pytest.raises((ssl.SSLError, OSError)):
+            old.wrap_socket(connection)
+        assert tls.ask("/v1/tools", {"authorization": f"Bearer {tls.token}"}, "GET")[0] == 200
+        assert silent.recv(1) == b""  # the handshake's time is over
+        assert time.monotonic() - begun < HANDSHAKE_S + 5
+
+
+def test_certificate_or_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    cert = make_certificate(tmp_path / "cert.pem")
+    key = tmp_path / "cert.key"
+    key.chmod(0o640)
+    context_of(TlsSettings(cert=cert, key=key))
+    other = tmp_path / "other.pem"
+    other.write_text("nothing")
+    for settings, words in (
+        (TlsSettings(cert=tmp_path / "none", key=key), "cannot be read: No such file"),
+        (TlsSettings(cert=other, key=key), "cannot be used"),
+        (TlsSettings(cert=make_certificate(other), key=key), "cannot be used"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            context_of(settings)
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match="every user can read"):
+        context_of(TlsSettings(cert=cert, key=key))
