@@ -212,6 +212,7 @@ TAMPERINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("tampering", TAMPERINGS, ids=lambda tampering: tampering.name)
 def test_tampering_is_located_at_its_row(state: Path, tampering: Tampering) -> None:
     before = rows_of(state)
@@ -226,6 +227,7 @@ def test_tampering_is_located_at_its_row(state: Path, tampering: Tampering) -> N
     )
 
 
+@pytest.mark.sqlite
 def test_whole_chain_with_a_rotation_is_intact_and_anchored(state: Path) -> None:
     verdict = look(state)
     assert verdict.is_intact
@@ -235,6 +237,7 @@ def test_whole_chain_with_a_rotation_is_intact_and_anchored(state: Path) -> None
     assert verdict.head == rows_of(state)[-1].mac.hex()
 
 
+@pytest.mark.sqlite
 def test_chain_continued_after_a_cut_differs_from_its_anchor(state: Path) -> None:
     tamper(state, run("DELETE FROM audit WHERE seq > 12"))
     database = open_database(state / "state.db")
@@ -250,6 +253,7 @@ def verify_without_anchors(state: Path) -> bool:
     return verify(rows_of(state), all_keys(state)).is_intact
 
 
+@pytest.mark.sqlite
 def test_chain_forged_with_the_key_is_detected_by_anchors(state: Path) -> None:
     """The control of every row above: it is the mac that tells, and the key that protects."""
     secret = all_keys(state)
@@ -267,6 +271,7 @@ def test_chain_forged_with_the_key_is_detected_by_anchors(state: Path) -> None:
     ]
 
 
+@pytest.mark.sqlite
 def test_chain_with_a_swapped_key_can_be_neither_verified_nor_continued(state: Path) -> None:
     other = new_key()
     (state / "audit.key").write_text(other.secret.hex())
@@ -283,6 +288,7 @@ def test_chain_with_a_swapped_key_can_be_neither_verified_nor_continued(state: P
     assert (state / "state.db").read_bytes() == before
 
 
+@pytest.mark.sqlite
 def test_rotation_to_an_unannounced_key_is_detected(state: Path) -> None:
     """An id is short; two keys with one id would need this."""
     rows = rows_of(state)
@@ -429,6 +435,7 @@ def test_audit_key_is_created_once_as_a_private_file(home: Path) -> None:
     assert len(first.secret) == 32
 
 
+@pytest.mark.sqlite
 def test_audit_key_is_never_stored_in_the_database(state: Path) -> None:
     content = (state / "state.db").read_bytes()
     for secret in all_keys(state).values():
@@ -447,6 +454,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_chain_with_an_unusable_key_is_not_restarted(home: Path, name: str) -> None:
     spoil, words = UNUSABLE[name]
@@ -480,6 +488,7 @@ def test_key_id_in_the_database_cannot_be_a_path(home: Path) -> None:
         open_key(home / "state", "/../../audit-x")
 
 
+@pytest.mark.sqlite
 def test_backup_from_before_a_rotation_continues_with_its_own_key(home: Path, state: Path) -> None:
     """Its chain is intact; that rows are missing is what the anchors tell."""
     path = home / "state.db"

@@ -353,6 +353,7 @@ async def test_answer_is_stored_although_its_caller_was_cancelled(
 # A disk that is full
 
 
+@pytest.mark.sqlite
 async def test_call_does_not_run_if_its_key_cannot_be_stored(home: Path) -> None:
     database = open_database(home / "state.db")
     driver = Driver(Keys(database))
@@ -375,6 +376,7 @@ async def test_call_does_not_run_if_its_key_cannot_be_stored(home: Path) -> None
     database.close()
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("may_repeat", [True, False])
 async def test_unstorable_answer_is_returned_with_warning_and_key_is_kept(
     home: Path, may_repeat: bool
