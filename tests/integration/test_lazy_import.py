@@ -1,10 +1,13 @@
-"""`import fumehood` loads no submodule, because guests import it as well."""
+"""What is loaded: by `import fumehood` no submodule, because guests import it as well; by an engine
+with a state in SQLite nothing of PostgreSQL.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 SCRIPT = """
 import json, sys
@@ -21,3 +24,22 @@ def test_importing_the_package_loads_only_itself_and_the_standard_library() -> N
     loaded = json.loads(done.stdout)
     assert [name for name in loaded if name.startswith("fumehood")] == ["fumehood"]
     assert {name.split(".")[0] for name in loaded} <= sys.stdlib_module_names | {"fumehood"}
+
+
+DAEMON = """
+import json, pathlib, sys
+import fumehood.cli.serve, fumehood.http.server
+from fumehood.storage.database import open_database
+open_database(pathlib.Path(sys.argv[1])).close()
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_engine_with_a_state_in_sqlite_loads_nothing_of_postgresql(home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DAEMON, home / "state.db"],
+        capture_output=True, check=True, timeout=60, text=True,
+    )  # fmt: skip
+    loaded = json.loads(done.stdout)
+    assert "sqlalchemy.dialects.sqlite" in loaded
+    assert [name for name in loaded if "psycopg" in name or "postgres" in name] == []

@@ -125,8 +125,6 @@ CHANGES = Table(
     Column("details", JSON, nullable=False),
 )
 
-_HAS_PARENT = text("parent_id IS NOT NULL")
-
 CALLS = Table(
     "calls",
     METADATA,
@@ -155,7 +153,7 @@ CALLS = Table(
     # The columns after `seq` let a list check its filters without reading the rows.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
     Index("calls_by_trace", "trace_id"),
-    Index("calls_by_parent", "parent_id", sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT),
+    Index("calls_by_parent", "parent_id", sqlite_where=text("parent_id IS NOT NULL")),
 )
 """One row for each call, ordered by `seq`; `at` is the envelope's timestamp, in milliseconds."""
 
