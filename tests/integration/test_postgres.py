@@ -19,6 +19,7 @@ from sqlalchemy import Connection, create_engine, delete, insert, make_url, sele
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
 from fumehood.storage.errors import (
+    AuditKeyLost,
     DamagedState,
     ForeignState,
     NewerState,
@@ -129,6 +130,18 @@ def test_twin_engine_that_lost_its_lock_goes_on_while_no_other_is_active(
     assert not database.is_fenced
 
 
+def test_standby_without_the_audit_key_does_not_start(opened: Any, url: str, home: Path) -> None:
+    first = opened()
+    first.write_now(lambda c: first.audit.append(c, "made", ROW["at"], {}))
+    other = home / "other"
+    other.mkdir()
+    with pytest.raises(AuditKeyLost):
+        open_database(other / "state.db", url=url)
+    shutil.copy(home / "audit.key", other)
+    with pytest.raises(Standby):
+        open_database(other / "state.db", url=url)
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_database_that_has_lost_its_last_commit_is_refused(
     opened: Any, url: str, is_lost: bool
@@ -198,11 +211,15 @@ def test_restarted_server_is_used_again(home: Path) -> None:
 # -- states that cannot be used -------------------------------------------------------------
 
 
-def test_foreign_newer_or_damaged_state_is_refused_and_stays(opened: Any, url: str) -> None:
+def test_foreign_newer_or_damaged_state_is_refused_and_stays(
+    opened: Any, url: str, home: Path
+) -> None:
     sql(url, text("CREATE TABLE theirs (id int)"))
     with pytest.raises(ForeignState):
         opened()
     sql(url, text("DROP TABLE theirs"))
+    with pytest.raises(StoreError, match="does not exist"):
+        open_database(home / "state.db", url=f"{url}x")
     opened().close()
     sql(url, update(FENCE).values(schema=99))
     with pytest.raises(NewerState):
@@ -217,7 +234,7 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(opened: Any, url: s
     [
         ("mysql://a@b/c", "has the form postgresql://"),
         ("postgresql://a@b", "has the form postgresql://"),
-        ("postgresql://me:secret@127.0.0.1:1/db", "the connection to PostgreSQL failed"),
+        ("postgresql://me:secret@127.0.0.1:1/db", "Connection refused"),
     ],
 )
 def test_url_that_leads_nowhere_is_refused_without_showing_it(

@@ -202,7 +202,7 @@ def open_database(
     if path is None:
         chain = AuditChain(new_key(), kept=IN_MEMORY_KEPT)
         return Database(open_memory(), None, on_event, chain, commit_hook)
-    backend = open_file(path) if url is None else _open_remote(url)
+    backend = open_file(path) if url is None else _open_remote(url, path.parent)
     try:
         chain = _open_chain(path.parent, backend)
     except BaseException:
@@ -211,13 +211,17 @@ def open_database(
     return Database(backend, path.parent, on_event, chain, commit_hook)
 
 
-def _open_remote(url: str) -> Backend:
+def _open_remote(url: str, directory: Path) -> Backend:
     from fumehood.storage.postgres import open_postgres
 
     backend = open_postgres(url)
-    if backend is None:
-        raise Standby
-    return backend
+    if backend is not None:
+        return backend
+    with reading(directory, url) as connection:
+        head = head_of(connection)
+    if head is not None:  # without its key, this engine could not take over
+        open_key(directory, key_id_after(head))
+    raise Standby
 
 
 def _open_chain(directory: Path, backend: Backend) -> AuditChain:

@@ -200,7 +200,7 @@ def in_words(error: BaseException) -> str:
     primary = getattr(getattr(cause, "diag", None), "message_primary", None)
     if primary is not None:  # a value that was no number stands in quotes
         return re.sub(r'"[^"]*$|"[^"]*"', '"…"', str(primary))[:200]
-    return "the connection to PostgreSQL failed"
+    return str(cause).partition("\n")[0][:200]  # of a connection, which has no values
 
 
 def _engine(url: URL, **pool: Any) -> Engine:
@@ -248,6 +248,8 @@ def _take_lock(connection: Connection) -> bool:
         f"SELECT pg_try_advisory_lock({LOCK}, hashtext(current_schema()))"
     ).scalar_one()
     connection.commit()
+    if taken is None:
+        raise StoreError("The schema that the state's URL names does not exist. Create it.")
     return bool(taken)
 
 
