@@ -23,9 +23,11 @@ from fumehood.storage.errors import (
     DamagedState,
     ForeignState,
     NewerState,
+    ReadUnavailable,
     Standby,
     StoreError,
     WriteFailed,
+    WriteUnavailable,
 )
 from fumehood.storage.postgres import FENCE
 from fumehood.storage.schema import CHANGES
@@ -199,8 +201,11 @@ def test_restarted_server_is_used_again(home: Path) -> None:
         try:
             database.write_now(add)
             server.stop()
-            with pytest.raises(WriteFailed, match="connection"):
-                database.write_now(add)
+            for _ in range(2):
+                with pytest.raises(WriteUnavailable, match="connection"):
+                    database.write_now(add)
+            with pytest.raises(ReadUnavailable):
+                subjects(database)
             server.start()
             database.write_now(add)
             assert subjects(database) == ["s", "s"]
@@ -304,3 +309,17 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     assert replayed["data"] == promised["data"]
     assert replayed["metadata"]["idempotent_replay"]
     assert replayed["metadata"]["call_id"] == promised["metadata"]["call_id"]
+
+
+def test_calls_that_need_no_promise_go_on_while_the_database_is_away(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    with running_postgres() as server:
+        client = start_daemon(home, state__url=server.state_url(home)).client()
+        server.stop()
+        assert client.calculate("2 + 3").body["success"]
+        for _ in range(2):
+            refused = client.calculate("2 + 3", idempotency_key="once").body["error"]
+            assert (refused["code"], refused["retryable"]) == ("STATE_UNAVAILABLE", True)
+        server.start()
+        assert client.calculate("2 + 3", idempotency_key="once").body["success"]

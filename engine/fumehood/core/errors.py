@@ -286,6 +286,15 @@ class SandboxUnavailable(HostError):
     exit_code = 4
 
 
+class StateUnavailable(HostError):
+    """The engine's database cannot be reached now, so the engine can promise nothing."""
+
+    code = "STATE_UNAVAILABLE"
+    http_status = 503
+    retryable = True
+    exit_code = 4
+
+
 class CircuitOpen(UpstreamError):
     """Another service failed too often; calls to it are suspended."""
 

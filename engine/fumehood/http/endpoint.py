@@ -37,6 +37,7 @@ from fumehood.core.errors import (
     PermissionDenied,
     RateLimited,
     RequestTooLarge,
+    StateUnavailable,
     Unauthorized,
     UnsupportedMediaType,
 )
@@ -171,7 +172,7 @@ class Operation:
     @property
     def all_errors(self) -> Errors:
         """The declared errors, and those of reading the request and of authorization."""
-        found: set[type[EngineError]] = {InternalError}
+        found: set[type[EngineError]] = {InternalError, StateUnavailable}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
         if self.needs in (Needs.ADMIN, Needs.APPROVER):

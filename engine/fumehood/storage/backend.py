@@ -40,6 +40,10 @@ class Backend(ABC):
     def in_words(self, error: BaseException) -> str:
         """Return the database's message, without values, or the type of another error."""
 
+    def is_away(self, error: BaseException) -> bool:
+        """Whether an error means that the database cannot be reached now."""
+        return False
+
     @abstractmethod
     def damage_words(self) -> str:
         """Return the remedy for a database that cannot be read."""

@@ -25,7 +25,7 @@ from fumehood.audit.chain import (
 )
 from fumehood.audit.keys import new_key, open_key
 from fumehood.storage.backend import READ_THREADS, Backend
-from fumehood.storage.errors import DamagedState, ReadFailed, Standby
+from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
 from fumehood.storage.sqlite import in_words, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
@@ -168,7 +168,8 @@ class Database:
             if not self._cannot_read:  # report each period of failures once
                 self._cannot_read = True
                 self._on_event("state.read_failed", {"reason": reason})
-            raise ReadFailed(reason) from error
+            is_away = self._backend.is_away(error)
+            raise (ReadUnavailable if is_away else ReadFailed)(reason) from error
         self._cannot_read = False
         return result
 

@@ -3,7 +3,9 @@
     StoreError
     ├── NewerState, ForeignState, DamagedState,
     │   AuditKeyLost, Standby                            at the start, for the operator
-    └── WriteFailed, ReadFailed, Fenced           while the engine runs, fit for an envelope
+    ├── Fenced                                    while the engine runs; it stops
+    └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
+                                                  with `…Unavailable` if a retry may help
 
 Messages may quote the database, which names tables and columns, never values.
 """
@@ -13,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fumehood.core.errors import FumehoodError, InternalError
+from fumehood.core.errors import EngineError, FumehoodError, InternalError, StateUnavailable
+
+RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers while the database cannot be reached."""
 
 
 class StoreError(FumehoodError):
@@ -71,6 +76,25 @@ class ReadFailed(StoreError, InternalError):
             "has repaired it."
         )
         self.reason = reason
+
+
+class WriteUnavailable(StateUnavailable, WriteFailed):
+    """The database cannot be reached now. A commit that was cut off may have taken place."""
+
+    def __init__(self, reason: str) -> None:
+        EngineError.__init__(self, _AWAY.format(reason), retry_after_ms=RETRY_AFTER_MS)
+        self.reason = reason
+
+
+class ReadUnavailable(StateUnavailable, ReadFailed):
+    """The database cannot be reached now."""
+
+    def __init__(self, reason: str) -> None:
+        EngineError.__init__(self, _AWAY.format(reason), retry_after_ms=RETRY_AFTER_MS)
+        self.reason = reason
+
+
+_AWAY = "The engine's database cannot be reached now ({}). Call again later, with the same key."
 
 
 @contextmanager

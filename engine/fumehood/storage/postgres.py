@@ -32,7 +32,14 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+)
 
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, Fenced, ForeignState, NewerState, StoreError
@@ -117,6 +124,10 @@ class Postgres(Backend):
     def in_words(self, error: BaseException) -> str:
         """Return PostgreSQL's message without values, or the type of another error."""
         return in_words(error)
+
+    def is_away(self, error: BaseException) -> bool:
+        """Whether an error means that the database cannot be reached now, or only be read."""
+        return isinstance(error, OperationalError | InterfaceError | InternalError)
 
     def damage_words(self) -> str:
         """Return the remedy for a database that cannot be read."""

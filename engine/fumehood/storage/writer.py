@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from fumehood.storage.backend import Backend
-from fumehood.storage.errors import Fenced, WriteFailed
+from fumehood.storage.errors import Fenced, WriteFailed, WriteUnavailable
 
 T = TypeVar("T")
 Job = Callable[[Connection], T]
@@ -321,7 +321,8 @@ class Writer:
         ]
 
     def _failure(self, error: BaseException) -> WriteFailed:
-        failure = WriteFailed(self._reason(error))
+        is_away = self._backend.is_away(_first_cause(error))
+        failure = (WriteUnavailable if is_away else WriteFailed)(self._reason(error))
         failure.__cause__ = error
         return failure
 

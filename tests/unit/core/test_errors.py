@@ -39,6 +39,7 @@ MISSION_CODES = {
     "INTERNAL_ERROR": (500, False, False),
     "NETWORK_ERROR": (503, True, False),
     "SANDBOX_UNAVAILABLE": (503, True, False),
+    "STATE_UNAVAILABLE": (503, True, False),  # from the design of clusters
     "CIRCUIT_OPEN": (503, True, False),
     "SHUTTING_DOWN": (503, True, False),
     "TIMEOUT": (504, False, False),
