@@ -245,7 +245,8 @@ def compose(
         jail=jail,
         container=container,
     )
-    state = _read_state(config, database, files, clock)
+    shared = files if files is None else config.files.directory or files
+    state = _read_state(config, database, shared, clock)
     for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
         log.warning("budget.covers_no_tool", budget=name)
     for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):

@@ -75,7 +75,7 @@ from fumehood.sandbox.settings import (
     PackageSettings,
     SessionSettings,
 )
-from fumehood.storage.settings import StateSettings
+from fumehood.storage.settings import FileSettings, StateSettings
 
 
 class TlsSettings(BaseModel):
@@ -113,6 +113,7 @@ class Config(SocketSettings):
     container: ContainerSettings = ContainerSettings()
     sessions: SessionSettings = SessionSettings()
     state: StateSettings = StateSettings()
+    files: FileSettings = FileSettings()
     packages: PackageSettings = PackageSettings()
     prices: Prices = Prices()
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")

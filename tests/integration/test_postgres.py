@@ -10,12 +10,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from sqlalchemy import Connection, create_engine, delete, insert, make_url, select, text, update
 
+from fumehood import Config, Engine
+from fumehood.core.errors import ResourceNotFound
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
 from fumehood.storage.errors import (
@@ -31,6 +35,7 @@ from fumehood.storage.errors import (
 )
 from fumehood.storage.postgres import FENCE
 from fumehood.storage.schema import CHANGES
+from fumehood.storage.settings import FileSettings
 from support.postgres import Server, running_postgres
 from support.wait import wait_until
 from tests.conftest import FUMEHOOD, StartDaemon
@@ -211,6 +216,37 @@ def test_restarted_server_is_used_again(home: Path) -> None:
             assert subjects(database) == ["s", "s"]
         finally:
             database.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_blob_of_the_engine_before_is_found_in_shared_files_only(
+    home: Path, url: str, is_shared: bool
+) -> None:
+    """The next engine has another state directory, with the same audit key."""
+    files = FileSettings(url=str(home / "files") if is_shared else None)
+    one, two = home / "one", home / "two"
+    one.mkdir()
+    two.mkdir()
+    with closing(open_database(one / "state.db", url=url)) as database:
+        config = Config(home=one, files=files)
+        async with Engine(config=config, database=database) as engine:
+            draft = engine.blobs.draft(engine.owner.id)
+            draft.feed(b"kept")
+            blob = await engine.blobs.keep(draft, "a.txt", "text/plain")
+    shutil.copy(one / "audit.key", two)
+    signed = dict(parse_qsl(urlsplit(blob.url).query))
+    with closing(open_database(two / "state.db", url=url)) as database:
+        config = Config(home=two, files=files)
+        async with Engine(config=config, database=database) as engine:
+            asked = blob.id, engine.owner.id, signed["expires"], signed["signature"]
+            if is_shared:
+                _, file = await engine.blobs.open_blob(*asked)
+                with file:
+                    assert file.read() == b"kept"
+            else:
+                with pytest.raises(ResourceNotFound):
+                    await engine.blobs.open_blob(*asked)
 
 
 # -- states that cannot be used -------------------------------------------------------------

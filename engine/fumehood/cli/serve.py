@@ -48,6 +48,10 @@ def serve(
         str | None,
         typer.Option(help="A PostgreSQL database for the state: postgresql://USER@HOST/DATABASE."),
     ] = None,
+    files: Annotated[
+        str | None,
+        typer.Option(help="A directory for blobs and recordings that a standby shares."),
+    ] = None,
     web: Annotated[
         bool, typer.Option("--web", help="Serve the web console, too, on this machine.")
     ] = False,
@@ -73,7 +77,11 @@ def serve(
         # The next opened file would get its descriptor, and the log would go into that file.
         fail("Standard error is closed, and the log goes there.", ExitCode.UNAVAILABLE)
     config = read_config(
-        socket=socket, home=home, log_level=log_level, state=state and {"url": state}
+        socket=socket,
+        home=home,
+        log_level=log_level,
+        state=state and {"url": state},
+        files=files and {"url": files},
     )
     path = read_socket_path(config)
     level: str = config.log_level
