@@ -10,7 +10,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -345,6 +346,32 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     assert replayed["data"] == promised["data"]
     assert replayed["metadata"]["idempotent_replay"]
     assert replayed["metadata"]["call_id"] == promised["metadata"]["call_id"]
+
+
+def test_engine_that_was_replaced_promises_nothing_and_stops(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    """Its lock is lost, as in a partition, but it still reaches the database."""
+    first = start_daemon(home, state__url=url, drain_seconds="0")
+    other = home / "other"
+    other.mkdir(mode=0o700)
+    shutil.copy(home / "audit.key", other)
+    second = start_daemon(other, state__url=url)
+    client = first.client()
+    assert client.calculate("2 + 3", idempotency_key="before").body["success"]
+    cut_locks(url)
+    wait_until(lambda: second.client().get("/v1/ready").status == 200)
+    with suppress(OSError, HTTPException):  # a row of the log may have stopped it already
+        refused = client.calculate("2 + 3", idempotency_key="after")
+        assert refused.code in ("INTERNAL_ERROR", "SHUTTING_DOWN")
+    assert first.process.wait(timeout=30) == 4
+    assert '"event":"state.fenced"' in first.log
+    assert "Another engine has become active on this state." in first.log
+    replayed = second.client().calculate("2 + 3", idempotency_key="before").body
+    assert replayed["metadata"]["idempotent_replay"]
+    new = second.client().calculate("2 + 3", idempotency_key="after").body
+    assert new["success"]
+    assert "idempotent_replay" not in new["metadata"]
 
 
 def test_calls_that_need_no_promise_go_on_while_the_database_is_away(
