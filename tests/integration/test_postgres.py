@@ -21,6 +21,7 @@ from sqlalchemy import Connection, create_engine, delete, insert, make_url, sele
 
 from fumehood import Config, Engine
 from fumehood.core.errors import ResourceNotFound
+from fumehood.http.server import STANDBY_PAUSE_S
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
 from fumehood.storage.errors import (
@@ -372,6 +373,22 @@ def test_engine_that_was_replaced_promises_nothing_and_stops(
     new = second.client().calculate("2 + 3", idempotency_key="after").body
     assert new["success"]
     assert "idempotent_replay" not in new["metadata"]
+
+
+def test_standby_outlives_a_restart_of_the_database(start_daemon: StartDaemon, home: Path) -> None:
+    other = home / "other"
+    other.mkdir(mode=0o700)
+    with running_postgres() as server:
+        url = server.state_url(home)
+        first = start_daemon(home, state__url=url)
+        shutil.copy(home / "audit.key", other)
+        second = start_daemon(other, state__url=url)
+        server.stop()
+        time.sleep(2 * STANDBY_PAUSE_S)
+        assert second.client().get("/v1/ready").body["status"] == "standby"
+        first.stop()
+        server.start()
+        wait_until(lambda: second.client().get("/v1/ready").status == 200)
 
 
 def test_calls_that_need_no_promise_go_on_while_the_database_is_away(

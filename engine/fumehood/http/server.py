@@ -45,7 +45,7 @@ from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.directory import StateError, hold_lock, private_directory
-from fumehood.storage.errors import Standby
+from fumehood.storage.errors import Standby, Unreachable
 
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
@@ -185,7 +185,7 @@ async def _stand_by(
     async def become_active() -> None:
         while not found:
             await anyio.sleep(STANDBY_PAUSE_S)
-            with suppress(Standby):
+            with suppress(Standby, Unreachable):  # the active one will find out, too
                 found.append(await anyio.to_thread.run_sync(_opened, config, log))
         server.should_exit = True
 

@@ -2,7 +2,7 @@
 
     StoreError
     ├── NewerState, ForeignState, DamagedState,
-    │   AuditKeyLost, Standby                            at the start, for the operator
+    │   AuditKeyLost, Standby, Unreachable                            at the start, for the operator
     ├── Fenced                                    while the engine runs; it stops
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
                                                   with `…Unavailable` if a retry may help
@@ -42,6 +42,10 @@ class Standby(StoreError):
 
     def __init__(self) -> None:
         super().__init__("Another engine is active on this state.")
+
+
+class Unreachable(StoreError):
+    """The database cannot be reached now."""
 
 
 class AuditKeyLost(StoreError):

@@ -42,7 +42,14 @@ from sqlalchemy.exc import (
 )
 
 from fumehood.storage.backend import READ_THREADS, Backend
-from fumehood.storage.errors import DamagedState, Fenced, ForeignState, NewerState, StoreError
+from fumehood.storage.errors import (
+    DamagedState,
+    Fenced,
+    ForeignState,
+    NewerState,
+    StoreError,
+    Unreachable,
+)
 from fumehood.storage.schema import METADATA, STEPS
 
 CONNECT_S = 5
@@ -300,4 +307,5 @@ def _version(connection: Connection) -> int | None:
 
 
 def _refusal(error: DatabaseError | InterfaceError) -> StoreError:
-    return StoreError(f"The state in PostgreSQL cannot be opened: {in_words(error)}.")
+    words = f"The state in PostgreSQL cannot be opened: {in_words(error)}."
+    return (Unreachable if isinstance(error, OperationalError) else StoreError)(words)
