@@ -2,28 +2,25 @@
 
 Host side, beside the executors. A preview changes nothing and is computed before an approval. When
 the approved call runs, the guest surveys the paths again and refuses the request if their hash is
-no longer `base`. The guest's program `files` makes the surveys; they are validated here, and diffs
-are computed here. Invariants: `base` is the hash of everything that was surveyed; `effect` is the
-hash of the expected state of the paths that the call changes or must leave; a write is refused if
-its survey does not fit into one answer. A survey covers only the requested paths, their parents and
-their contents, sorted and without duplicates; one that fits matches its own hash. `PREVIEWS` has a
-row for each executor with a preview.
+no longer `base`. The guest's program `files` makes the surveys; their form is validated here, and
+diffs are computed here. The host does not repeat the guest's hash: a guest that lies can lie
+consistently. Invariants: `base` is the hash of everything that was surveyed; `effect` is the hash
+of the expected state of the paths that the call changes or must leave; a write is refused if its
+survey does not fit into one answer. `PREVIEWS` has a row for each executor with a preview.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import Match, SequenceMatcher
-from itertools import pairwise
+from difflib import SequenceMatcher
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import anyio.to_thread
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fumehood.core.arguments import MAX_FILES, MAX_READ_BYTES
 from fumehood.core.errors import EngineError, InvalidParams
@@ -36,14 +33,12 @@ from fumehood.executors.workspace_guest import (
     Claim,
     Deletion,
     FaultKind,
-    NotAsAgreed,
     NotDeleted,
     Piece,
     ask,
     content_of,
     delete_request,
     deletion_error,
-    fitting_piece,
     not_as_agreed,
     refusal_of,
     write_request,
@@ -54,9 +49,6 @@ from fumehood.sandbox.wall import Lease
 NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
 """The modes that the guest gives new files and directories."""
-
-SURVEY_FORMAT = b"fumehood.survey.1\n"
-"""The first line of the manifest that the guest hashes for `base`. It names the format."""
 
 MAX_FILE_MODE = 0o7777
 """The largest file mode: all permission bits, with set-user-ID, set-group-ID and sticky."""
@@ -103,26 +95,18 @@ class _Place:
     limits: Limits
 
     async def survey(self, request: JsonObject, paths: list[str]) -> Survey:
-        said = await ask(
-            self.lease,
-            {"do": "survey", "of": request, "most": MAX_LISTED},
-            self.limits,
-            SurveyClaim,
-        )
-        try:
-            return read_survey(said.required, paths)
-        except NotAsAgreed:
-            raise not_as_agreed() from None
+        survey = {"do": "survey", "of": request, "most": MAX_LISTED}
+        claim = (await ask(self.lease, survey, self.limits, SurveyClaim)).required
+        if len(claim.faults) != len(paths):
+            raise not_as_agreed()
+        return Survey(claim, dict(zip(paths, claim.faults, strict=True)))
 
     async def read(self, path: str, seen: Seen) -> bytes:
         """Read a file of at most `MAX_READ_BYTES`. Check its size and hash against the survey."""
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}
         piece = (await ask(self.lease, request, self.limits, Piece)).required
-        try:
-            content = fitting_piece(piece, 0, MAX_READ_BYTES)
-        except NotAsAgreed:
-            raise not_as_agreed() from None
+        content = piece.content
         if len(content) != size or hashlib.sha256(content).hexdigest() != seen.sha256:
             raise not_as_agreed()
         return content
@@ -315,7 +299,8 @@ def _agreed(value: T | None) -> T:
 def _hash(manifest: list[JsonObject]) -> str:
     total = hashlib.sha256(b"fumehood.effect.1\n")
     for one in manifest:
-        total.update(manifest_line(one))
+        text = json.dumps(one, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        total.update(text.encode("ascii") + b"\n")
     return total.hexdigest()
 
 
@@ -346,33 +331,6 @@ class Seen(Claim):
     target_base64: str | None = None
     special: Literal["pipe", "socket", "device", "unknown"] | None = None
 
-    @model_validator(mode="after")
-    def _is_one_of_its_kind(self) -> Seen:
-        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        given -= {"path", "path_base64", "kind", "target_base64"}
-        allowed: dict[str, tuple[set[str], ...]] = {
-            "absent": (set(),),
-            "file": (
-                {"mode", "size", "links", "sha256"},
-                {"mode", "size", "links", "version"},
-            ),
-            "directory": ({"mode"},),
-            "link": ({"mode", "target"},),
-            "other": ({"mode", "special"},),
-        }
-        if given not in allowed[self.kind]:
-            raise ValueError("fields of another kind")
-        _bytes_of(self.target or "", self.target_base64)
-        parts = self.raw_path.split(b"/")
-        if b"\0" in self.raw_path or any(part in (b"", b".", b"..") for part in parts):
-            raise ValueError("no plain path")
-        return self
-
-    @property
-    def raw_path(self) -> bytes:
-        """The path's bytes in the file system."""
-        return _bytes_of(self.path, self.path_base64)
-
 
 class Appended(Claim):
     """The state of a file after the previewed append."""
@@ -399,94 +357,33 @@ class SurveyClaim(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A survey of the requested paths that `read_survey` has checked."""
+    """A survey of the requested paths."""
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
     """Requested path → why the call cannot write or delete it, or None if it can; `not_found` for a
     path that a deletion would not find. In the order of the request."""
-    entries: Mapping[bytes, Seen]
 
     def at(self, path: str) -> Seen | None:
         """Return the entry at a path, or None if the survey does not cover it."""
-        return self.entries.get(path.encode())
+        return next((entry for entry in self.claim.entries if entry.path == path), None)
 
     @property
     def going(self) -> list[Seen]:
         """The existing entries at or below requested paths that are not refused."""
-        tops = {path.encode() for path, fault in self.faults.items() if fault is None}
+        tops = {path for path, fault in self.faults.items() if fault is None}
         return [
             entry
-            for path, entry in self.entries.items()
-            if entry.kind != "absent" and not tops.isdisjoint(_way(path))
+            for entry in self.claim.entries
+            if entry.kind != "absent" and not tops.isdisjoint(_way(entry.path))
         ]
 
 
-def read_survey(claim: SurveyClaim, paths: Sequence[str]) -> Survey:
-    """Check a survey of the requested paths, which must be distinct.
-
-    Raises:
-        NotAsAgreed: it has other paths or a wrong order, or contradicts its own hash or counts.
-    """
-    entries = {entry.raw_path: entry for entry in claim.entries}
-    if len(claim.faults) != len(paths) or len(entries) != len(claim.entries):
-        raise NotAsAgreed
-    if not all(one < other for one, other in pairwise(entries)):
-        raise NotAsAgreed
-    asked = {path.encode() for path in paths}
-    leading = {one for path in asked for one in _way(path)}
-    if not all(path in leading or not asked.isdisjoint(_way(path)) for path in entries):
-        raise NotAsAgreed
-    survey = Survey(claim, dict(zip(paths, claim.faults, strict=True)), entries)
-    going = survey.going
-    count, size = len(going), sum(entry.size or 0 for entry in going)
-    if claim.has_more:  # the rest of the manifest cannot be verified
-        fits = count <= claim.count and size <= claim.size
-    else:
-        fits = (count, size, _base(survey)) == (claim.count, claim.size, claim.base)
-    if not fits:
-        raise NotAsAgreed
-    return survey
-
-
-def _base(survey: Survey) -> str:
-    total = hashlib.sha256(SURVEY_FORMAT)
-    for entry in survey.entries.values():
-        total.update(manifest_line(entry.model_dump(exclude_none=True)))
-    for path, fault in survey.faults.items():
-        total.update(manifest_line({"path": path, "fault": fault}))
-    return total.hexdigest()
-
-
-def _way(path: bytes) -> Iterator[bytes]:
+def _way(path: str) -> Iterator[str]:
     """Yield a path, then each of its parents, innermost first."""
     while path:
         yield path
-        path = path.rpartition(b"/")[0]
-
-
-def manifest_line(value: JsonObject) -> bytes:
-    """Encode a value as one line of a manifest: JSON in ASCII, with sorted keys, no spaces."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return text.encode("ascii") + b"\n"
-
-
-def _bytes_of(text: str, encoded: str | None) -> bytes:
-    """Return the bytes of a name, which are `encoded` only if they are not UTF-8.
-
-    Raises:
-        ValueError: `text` and `encoded` contradict each other.
-    """
-    if encoded is None:
-        return text.encode()
-    raw = base64.b64decode(encoded, validate=True)
-    if raw.decode("utf-8", "backslashreplace") != text:
-        raise ValueError("another name")
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return raw
-    raise ValueError("bytes of a name that is text")
+        path = path.rpartition("/")[0]
 
 
 # -- diffs -------------------------------------------------------------------------------
@@ -502,6 +399,10 @@ MAX_STEPS = 4_000_000
 
 NO_NEWLINE = "\\ No newline at end of file\n"
 """The line after a last line without a newline. *Source*: POSIX diff, its output format."""
+
+
+Group = Sequence[tuple[str, int, int, int, int]]
+"""One hunk, as `SequenceMatcher.get_grouped_opcodes` yields it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,17 +429,25 @@ def text_of(raw: bytes) -> str | None:
 def unified(before: str, after: str, max_bytes: int = MAX_DIFF_BYTES) -> Diff:
     """Return a unified diff of two texts. It has no file names, which could contain anything."""
     old, new = _lines(before), _lines(after)
-    matcher = _Matcher(old, new)
+    start, end = _shared_ends(old, new)
+    # Only the lines between the first and the last difference, and their context, are compared.
+    skipped, rest = max(0, start - CONTEXT_LINES), max(0, end - CONTEXT_LINES)
+    old, new = old[skipped : len(old) - rest], new[skipped : len(new) - rest]
+    matcher = SequenceMatcher(None, old, new)
+    is_coarse = most_steps(matcher) > MAX_STEPS
+    groups: Iterable[Group] = matcher.get_grouped_opcodes(CONTEXT_LINES)
+    if is_coarse:
+        groups = [_one_change(len(old), len(new), start - skipped, end - rest)]
     parts: list[str] = []
     room = max_bytes
-    for part in _hunks(old, new, matcher):
+    for part in _hunks(old, new, groups, skipped):
         size = len(part.encode())
         if size > room:
             parts.append(_beginning(part, room))
-            return Diff("".join(parts), is_truncated=True, is_coarse=matcher.is_coarse)
+            return Diff("".join(parts), is_truncated=True, is_coarse=is_coarse)
         room -= size
         parts.append(part)
-    return Diff("".join(parts), is_truncated=False, is_coarse=matcher.is_coarse)
+    return Diff("".join(parts), is_truncated=False, is_coarse=is_coarse)
 
 
 def _lines(text: str) -> list[str]:
@@ -552,48 +461,22 @@ def _beginning(part: str, room: int) -> str:
     return part.encode()[:room].decode(errors="ignore")
 
 
-class _Matcher(SequenceMatcher[int]):
-    """Compares only the lines between the first and the last difference."""
-
-    def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
-        # Equal lines get equal numbers, so that each long line is compared only once.
-        numbers: dict[str, int] = {}
-        a = [numbers.setdefault(line, len(numbers)) for line in old]
-        b = [numbers.setdefault(line, len(numbers)) for line in new]
-        super().__init__(None, (), ())
-        self.is_coarse = False
-        self._matches = self._compare(a, b)
-
-    def get_matching_blocks(self) -> list[Match]:
-        return self._matches
-
-    def _compare(self, a: Sequence[int], b: Sequence[int]) -> list[Match]:
-        start, end = _shared_ends(a, b)
-        a_end, b_end = len(a) - end, len(b) - end
-        middle = _Middle(None, a[start:a_end], b[start:b_end])
-        self.is_coarse = middle.most_steps > MAX_STEPS
-        inner = [] if self.is_coarse else middle.get_matching_blocks()
-        return [
-            Match(0, 0, start),
-            *(Match(start + match.a, start + match.b, match.size) for match in inner),
-            Match(a_end, b_end, end),
-            Match(len(a), len(b), 0),
-        ]
+def most_steps(matcher: Any) -> int:
+    """The worst-case number of steps: each match found may visit all lines and equal pairs."""
+    pairs = sum(len(matcher.b2j.get(line, ())) for line in matcher.a)
+    return int((len(matcher.a) + pairs) * min(len(matcher.a), len(matcher.b)))
 
 
-class _Middle(SequenceMatcher[Hashable]):
-    a: Sequence[Hashable]
-    b: Sequence[Hashable]
-    b2j: dict[Hashable, list[int]]
-
-    @property
-    def most_steps(self) -> int:
-        """The worst-case number of steps: each match found may visit all lines and equal pairs."""
-        pairs = sum(len(self.b2j.get(line, ())) for line in self.a)
-        return (len(self.a) + pairs) * min(len(self.a), len(self.b))
+def _one_change(old: int, new: int, before: int, after: int) -> Group:
+    """Return one change from `old` lines to `new` lines, with this many equal lines around it."""
+    return [
+        ("equal", 0, before, 0, before),
+        ("replace", before, old - after, before, new - after),
+        ("equal", old - after, old, new - after, new),
+    ]
 
 
-def _shared_ends(old: Sequence[int], new: Sequence[int]) -> tuple[int, int]:
+def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
     """Return how many lines are equal at the start and at the end. No line counts for both."""
     most = min(len(old), len(new))
     start = 0
@@ -605,11 +488,13 @@ def _shared_ends(old: Sequence[int], new: Sequence[int]) -> tuple[int, int]:
     return start, end
 
 
-def _hunks(old: Sequence[str], new: Sequence[str], matcher: _Matcher) -> Iterator[str]:
+def _hunks(
+    old: Sequence[str], new: Sequence[str], groups: Iterable[Group], skipped: int
+) -> Iterator[str]:
     """Yield the lines of a diff one by one, so that a long diff is never in memory as a whole."""
-    for group in matcher.get_grouped_opcodes(CONTEXT_LINES):
+    for group in groups:
         (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
-        yield f"@@ -{_range(a, b)} +{_range(c, d)} @@\n"
+        yield f"@@ -{_range(skipped + a, skipped + b)} +{_range(skipped + c, skipped + d)} @@\n"
         for tag, first, last, new_first, new_last in group:
             if tag == "equal":
                 yield from (_marked(" ", line) for line in old[first:last])

@@ -38,13 +38,11 @@ from fumehood.executors.workspace_guest import (
     Listing,
     ListingPage,
     ListingQuery,
-    NotAsAgreed,
     Piece,
     Pieces,
     Unpacked,
     Written,
     ask,
-    fitting_piece,
     goes_forward,
     list_page,
     not_as_agreed,
@@ -116,10 +114,8 @@ class SessionFiles:
         query = ListingQuery(self._session_id, self._principal.id, path, recursive, limit, cursor)
         turn = await self._sessions.files(self._principal, self._session_id)
         async with turn as lease:
-            end = await list_page(lease, query, REQUEST_LIMITS, self._cursors)
-        if end.page is None:
-            raise end.error or not_as_agreed()
-        return end.page
+            said = await list_page(lease, query, REQUEST_LIMITS, self._cursors)
+        return said.required
 
     async def download(self, path: str) -> Download:
         """Begin a download: the returned one has already read the first piece of its file."""
@@ -209,7 +205,7 @@ class SessionFiles:
                     words = f"{visible(one.path)[:SHOWN_CHARACTERS]} cannot be read."
                     raise InvalidParams(words, fields=["path"])
                 _require_as_listed(one, piece.size)
-                content = _content(piece, 0)
+                content = piece.content
                 if len(content) != piece.size:
                     raise not_as_agreed()
                 yield _header(
@@ -316,7 +312,9 @@ class Download:
     async def _piece(self, offset: int) -> tuple[Piece, bytes]:
         request = {"do": "read", "path": self.path, "offset": offset, "length": MAX_READ_BYTES}
         piece = await self._files.ask(request, Piece)
-        return piece, _content(piece, offset)
+        if not piece.is_of(offset, MAX_READ_BYTES):
+            raise not_as_agreed()
+        return piece, piece.content
 
 
 class Upload:
@@ -406,14 +404,6 @@ def too_large(most: int) -> RequestTooLarge:
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
         "less, or start a session with more memory."
     )
-
-
-def _content(piece: Piece, offset: int) -> bytes:
-    """Return the bytes of a requested piece. Raises SandboxUnavailable if they do not fit it."""
-    try:
-        return fitting_piece(piece, offset, MAX_READ_BYTES)
-    except NotAsAgreed:
-        raise not_as_agreed() from None
 
 
 def _require_as_listed(one: Entry, size: int) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fumehood.core.errors import (
-    EngineError,
     InternalError,
     InvalidParams,
     WorkspaceChanged,
@@ -31,19 +30,18 @@ from fumehood.executors.program import session_fields
 from fumehood.executors.workspace_guest import (
     Deletion,
     ListingQuery,
-    NotAsAgreed,
     Piece,
+    Said,
     Written,
     ask,
     delete_request,
     deletion_error,
-    fitting_piece,
     list_page,
     not_as_agreed,
     write_request,
 )
 from fumehood.protocol.cursors import Cursors
-from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.sandbox.wall import Lease
 
 DEFAULT_READ_BYTES = 10 * 1024
 """Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer
@@ -51,15 +49,6 @@ DEFAULT_READ_BYTES = 10 * 1024
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
 """Fields that hold a file's content. The caller chose its size, so they are never shortened."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The result of one action: `data`, or `error` if it failed."""
-
-    ending: RunEnding
-    data: JsonObject
-    error: EngineError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +117,7 @@ async def run_workspace(
     Raises:
         WorkspaceChanged: something differs from `expected`. Nothing was changed.
     """
-    if domain.session_id is None:
-        raise InternalError("A tool on a workspace was let through without a session.")
+    assert domain.session_id is not None  # its placement is in a session
     if expected is not None and tool.executor not in PREVIEWS:
         raise InternalError("A tool without a preview was to be held to one.")
     guard: JsonObject = {} if expected is None else {"expected": expected}
@@ -152,7 +140,7 @@ async def run_workspace(
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
-        data={**done.data, "session": session} if error is None else None,
+        data={**done.required, "session": session} if error is None else None,
         error=error,
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
@@ -161,18 +149,16 @@ async def run_workspace(
     )
 
 
-async def _read(arguments: JsonObject, place: _Place) -> _Done:
+async def _read(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
     path, offset = arguments["path"], arguments.get("offset") or 0
     length = arguments.get("limit") or DEFAULT_READ_BYTES
     request = {"do": "read", "path": path, "offset": offset, "length": length}
     said = await ask(place.lease, request, place.limits, Piece)
     if said.value is None:
-        return _Done(said.ending, {}, said.error)
-    size = said.value.size
-    try:
-        raw = fitting_piece(said.value, offset, length)
-    except NotAsAgreed:
-        return _Done(said.ending, {}, not_as_agreed())
+        return Said(said.ending, error=said.error)
+    if not said.value.is_of(offset, length):
+        return Said(said.ending, error=not_as_agreed())
+    raw, size = said.value.content, said.value.size
     encoding = arguments.get("encoding")
     is_last = offset + len(raw) >= size
     text = None if encoding == "base64" else _as_text(raw, is_last=is_last)
@@ -180,7 +166,7 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
         raw = text.encode()
         content: JsonObject = {"content": text}
     elif encoding == "text":
-        return _Done(said.ending, {}, _no_text(offset))
+        return Said(said.ending, error=_no_text(offset))
     else:
         content = {"content_base64": base64.b64encode(raw).decode("ascii")}
     end = offset + len(raw)
@@ -192,7 +178,7 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
         "has_more": has_more,
         "next_offset": end if has_more else None,
     }
-    return _Done(said.ending, data)
+    return Said(said.ending, data)
 
 
 def _as_text(raw: bytes, *, is_last: bool) -> str | None:
@@ -214,15 +200,15 @@ def _no_text(offset: int) -> InvalidParams:
     )
 
 
-async def _write(arguments: JsonObject, place: _Place) -> _Done:
+async def _write(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
     request = write_request(arguments) | place.guard
     said = await ask(place.lease, request, place.limits, Written)
     if said.value is None:
-        return _Done(said.ending, {}, said.error)
-    return _Done(said.ending, {"path": arguments["path"], "size": said.value.size})
+        return Said(said.ending, error=said.error)
+    return Said(said.ending, {"path": arguments["path"], "size": said.value.size})
 
 
-async def _list(arguments: JsonObject, place: _Place) -> _Done:
+async def _list(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
     domain = place.domain
     query = ListingQuery(
         session_id=domain.session_id or "",
@@ -232,19 +218,19 @@ async def _list(arguments: JsonObject, place: _Place) -> _Done:
         limit=arguments.get("limit") or DEFAULT_PAGE,
         cursor=arguments.get("cursor"),
     )
-    end = await list_page(place.lease, query, place.limits, place.cursors)
-    if end.page is None:
-        return _Done(end.ending, {}, end.error)
-    items = [entry.model_dump() for entry in end.page.items]
-    return _Done(end.ending, {"items": items, "pagination": end.page.pagination})
+    said = await list_page(place.lease, query, place.limits, place.cursors)
+    if said.value is None:
+        return Said(said.ending, error=said.error)
+    items = [entry.model_dump() for entry in said.value.items]
+    return Said(said.ending, {"items": items, "pagination": said.value.pagination})
 
 
-async def _delete(arguments: JsonObject, place: _Place) -> _Done:
+async def _delete(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
     request = delete_request(arguments) | place.guard
     paths = request["paths"]
     said = await ask(place.lease, request, place.limits, Deletion)
     if said.value is None:
-        return _Done(said.ending, {}, said.error)
+        return Said(said.ending, error=said.error)
     if not said.value.is_of(paths):
-        return _Done(said.ending, {}, not_as_agreed())
-    return _Done(said.ending, said.value.model_dump(), deletion_error(said.value))
+        return Said(said.ending, error=not_as_agreed())
+    return Said(said.ending, said.value.model_dump(), deletion_error(said.value))

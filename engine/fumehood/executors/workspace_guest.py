@@ -65,10 +65,6 @@ FaultKind = Literal[
 """Why the guest refuses a request. `FAULT_WORDS` explains each reason."""
 
 
-class NotAsAgreed(Exception):
-    """The answer does not have the form that this engine's own guest uses."""
-
-
 class Claim(BaseModel):
     """Base class of answers and their parts, validated strictly."""
 
@@ -131,6 +127,10 @@ class Piece(Claim):
         """The decoded bytes."""
         return base64.b64decode(self.content_base64)
 
+    def is_of(self, offset: int, length: int) -> bool:
+        """Whether it has as many bytes as were requested and are in the file."""
+        return len(self.content) == min(length, max(0, self.size - offset))
+
 
 class Pieces(Claim):
     """Whole files. One that could not be read is None; the last ones may be missing."""
@@ -175,44 +175,13 @@ class Deletion(Claim):
         return set(said) == set(paths) and len(said) == len(set(paths))
 
 
-def read_fault(result: JsonObject | None) -> Fault | None:
-    """Return the fault in an answer that refuses the request, or None."""
-    try:
-        return _Refusal.model_validate(result).fault
-    except ValidationError:
-        return None
-
-
-def read_answer(model: type[Any], result: JsonObject | None) -> Any:
-    """Parse an answer as `model`.
-
-    Raises:
-        NotAsAgreed: the answer is not valid for it.
-    """
-    try:
-        return model.model_validate(result)
-    except ValidationError:
-        raise NotAsAgreed from None
-
-
-def fitting_piece(piece: Piece, offset: int, length: int) -> bytes:
-    """Return the bytes of a requested piece, whose length is checked against the file's size.
-
-    Raises:
-        NotAsAgreed: it has more or fewer bytes than were requested and are in the file.
-    """
-    content = piece.content
-    if len(content) != min(length, max(0, piece.size - offset)):
-        raise NotAsAgreed
-    return content
-
-
 # -- requests ------------------------------------------------------------------------------
 
 PROGRAM = "files"
 """The name under which a lease runs the guest's program."""
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 FAULT_WORDS = {
     "not_found": "There is no such file or directory in the workspace.",
@@ -240,15 +209,15 @@ SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Said(Generic[M]):
+class Said(Generic[T]):
     """The guest's answer to a request: a value, or the error in its place."""
 
     ending: RunEnding
-    value: M | None = None
+    value: T | None = None
     error: EngineError | None = None
 
     @property
-    def required(self) -> M:
+    def required(self) -> T:
         """The value. If there is none, raises the error."""
         if self.error is not None:
             raise self.error
@@ -261,13 +230,18 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
     ending = await lease.run(PROGRAM, request, limits)
     if ending.ended_by is not EndedBy.OK:
         return Said(ending, error=_ended(ending, limits))
-    fault = read_fault(ending.result)
-    if fault is not None:
-        return Said(ending, error=refusal_of(fault.kind, fault.message))
     try:
-        return Said(ending, read_answer(model, ending.result))
-    except NotAsAgreed:
-        return Said(ending, error=not_as_agreed())
+        return Said(ending, model.model_validate(ending.result))
+    except ValidationError:
+        return Said(ending, error=_refusal(ending.result))
+
+
+def _refusal(result: JsonObject | None) -> EngineError:
+    try:
+        fault = _Refusal.model_validate(result).fault
+    except ValidationError:
+        return not_as_agreed()
+    return refusal_of(fault.kind, fault.message)
 
 
 def not_as_agreed() -> SandboxUnavailable:
@@ -373,18 +347,9 @@ class ListingPage:
     pagination: JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class ListingEnd:
-    """How the request for a page ended: with a page, or with an error."""
-
-    ending: RunEnding
-    page: ListingPage | None = None
-    error: EngineError | None = None
-
-
 async def list_page(
     lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
-) -> ListingEnd:
+) -> Said[ListingPage]:
     """Request one page of a directory's entries from the guest.
 
     Raises:
@@ -406,17 +371,17 @@ async def list_page(
         request["after"] = after
     said: Said[Listing] = await ask(lease, request, limits, Listing)
     if said.value is None:
-        return ListingEnd(said.ending, error=said.error)
+        return Said(said.ending, error=said.error)
     entries, has_more = said.value.entries, said.value.has_more
     if not goes_forward(entries, after) or len(entries) > query.limit or has_more > len(entries):
-        return ListingEnd(said.ending, error=not_as_agreed())
+        return Said(said.ending, error=not_as_agreed())
     cursor = cursors.make(query.listing, query.principal_id, entries[-1].path) if has_more else None
     pagination: JsonObject = {
         "has_more": has_more,
         "next_cursor": cursor,
         "total_count": None if has_more or after else len(entries),
     }
-    return ListingEnd(said.ending, ListingPage(tuple(map(as_shown, entries)), pagination))
+    return Said(said.ending, ListingPage(tuple(map(as_shown, entries)), pagination))
 
 
 def goes_forward(entries: list[Entry], after: str) -> bool:
