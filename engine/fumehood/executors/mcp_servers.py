@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,15 +82,11 @@ MAX_TOOLS = 1000
 MAX_PAGES = 50
 """Maximum number of pages of one list; further ones are not requested."""
 
-MAX_LOGGED, MAX_LOGGED_AT_ONCE = 10_000, 20
-"""Number of logged faults that are remembered so that each is logged once, and the maximum number
-logged for one list."""
+FAULTS_LOGGED = 20
+"""Maximum number of faults that are logged for one list."""
 
 MAX_NAME = 64
 """Maximum length of a tool's name in characters."""
-
-OpenContainer = Callable[..., Awaitable[Streams]]
-"""Starts a program in a container of its own and returns its streams."""
 
 
 class McpServers:
@@ -110,7 +106,6 @@ class McpServers:
         self._registrations = registrations
         self._log = log
         self._tools: dict[str, list[RegisteredTool]] = {}
-        self._logged: set[tuple[str, str, str]] = set()
         self.servers = {
             name: McpServer(name, each, upstreams, redactor, container, self._put, log)
             for name, each in settings.items()
@@ -141,20 +136,12 @@ class McpServers:
                 self._tools[server].append(tool)
             else:
                 faults[name] = f"left out: the name belongs to another source ({owner.value})"
-        self._log_faults(server, faults)
+        for name, why in list(faults.items())[:FAULTS_LOGGED]:
+            self._log.warning("mcp.tool_fault", server=server, tool=name, fault=why)
         every = [tool for name in sorted(self._tools) for tool in self._tools[name]]
         self._registry.replace_source(Source.MCP, every)
         self._registrations.apply_switches()
         self._log.info("mcp.tools_listed", server=server, tools=len(self._tools[server]))
-
-    def _log_faults(self, server: str, faults: dict[str, str]) -> None:
-        """Log the faults of a server's tools: each only once, and a bounded number of them."""
-        if len(self._logged) > MAX_LOGGED:
-            self._logged.clear()
-        for name, why in list(faults.items())[:MAX_LOGGED_AT_ONCE]:
-            if (server, name, why) not in self._logged:
-                self._logged.add((server, name, why))
-                self._log.warning("mcp.tool_fault", server=server, tool=name, fault=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +180,6 @@ class McpServer:
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """The server's last list of tools, as it was received."""
-        self._checked_s = 0.0
-        """Seconds that the last check and registration took."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -337,11 +322,10 @@ class McpServer:
                 params = {"cursor": cursor}
         if found == self._found:
             return
-        self._found, began = found, time.monotonic()
+        self._found = found
         listed = await anyio.to_thread.run_sync(self._read_tools, found[:MAX_TOOLS])
         self._own_names = listed.own_names
         self._put(self.name, listed.tools, listed.faults)
-        self._checked_s = time.monotonic() - began
 
     def _read_tools(self, found: list[Any]) -> Listed:
         """Check the definitions in a server's list and convert them to tools.
@@ -419,18 +403,11 @@ class McpServer:
             for name, value in self._settings.headers.items()
             if SECRET_REFERENCE.search(value)
         }
-        if not headers:
-            return (), SecretValues()
         asker = ToolDefinition(
             name=self.name.replace("-", "_"), type=ToolType.MCP, description="An MCP server.",
             endpoint=self._settings.url, headers=headers,
         )  # fmt: skip
-        secrets = await anyio.to_thread.run_sync(
-            self._upstreams.secrets.values, asker,
-            abandon_on_cancel=True, limiter=self._upstreams.reading,
-        )  # fmt: skip
-        for value in secrets.values():
-            self._redactor.learn(value)
+        secrets = await self._upstreams.read_secrets(asker, self._redactor)
         filled = tuple(
             (name, SECRET_REFERENCE.sub(lambda found: secrets[found[1]], value))
             for name, value in headers.items()

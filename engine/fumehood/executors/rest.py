@@ -212,10 +212,8 @@ async def _ask(
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
         with anyio.fail_after(timeout_s):
-            secrets = await _secrets(tool, upstreams)
+            secrets = await upstreams.read_secrets(tool, redactor)
             values.add(secrets.values())
-            for value in secrets.values():
-                redactor.learn(value)  # it may also appear in other tools' output or the log
             filled = fill_secrets(request, secrets)
             most = limits.output_bytes if relayed is None else upstreams.stream_bytes
             relay = None if relayed is None else relayed.feed
@@ -236,16 +234,6 @@ async def _ask(
     if not 200 <= answer.status < 300:
         raise _error(answer, values, redactor)
     return answer
-
-
-async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]:
-    texts = [tool.endpoint or "", *(tool.headers or {}).values()]
-    if not any(map(SECRET_REFERENCE.search, texts)):
-        return {}
-    # A keyring may wait for its user. The thread only reads, so it is safe to abandon it.
-    return await anyio.to_thread.run_sync(
-        upstreams.secrets.values, tool, abandon_on_cancel=True, limiter=upstreams.reading
-    )
 
 
 # -- answers in parts ----------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 import anyio
+import anyio.to_thread
 
 from fumehood.core.errors import (
     MAX_RETRY_AFTER_MS,
@@ -30,6 +31,8 @@ from fumehood.core.errors import (
     NetworkError,
     PermissionDenied,
 )
+from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
+from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
@@ -141,7 +144,7 @@ class Upstreams:
         web: WebSettings | None = None,
     ) -> None:
         self.secrets = secrets
-        self.reading = anyio.CapacityLimiter(READ_AT_ONCE)
+        self._reading = anyio.CapacityLimiter(READ_AT_ONCE)
         """Limits the threads that read secrets: otherwise a locked keyring could block all threads
         of the engine."""
         settings = settings or RestSettings()
@@ -172,6 +175,22 @@ class Upstreams:
             await pool.aclose()
         if "fetches" in self.__dict__:
             await self.fetches.close()
+
+    async def read_secrets(self, tool: ToolDefinition, redactor: Redactor) -> dict[str, str]:
+        """Return the values of the secrets that a definition refers to, by name.
+
+        The redactor learns them: they may also appear in other tools' output or in the log.
+        """
+        texts = [tool.endpoint or "", *(tool.headers or {}).values()]
+        if not any(map(SECRET_REFERENCE.search, texts)):
+            return {}
+        # A keyring may wait for its user. The thread only reads, so it is safe to abandon it.
+        secrets = await anyio.to_thread.run_sync(
+            self.secrets.values, tool, abandon_on_cancel=True, limiter=self._reading
+        )
+        for value in secrets.values():
+            redactor.learn(value)
+        return secrets
 
     async def ask(
         self,

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.rest import _secrets, fill_secrets, make_request
+from fumehood.executors.rest import fill_secrets, make_request
 from fumehood.executors.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
+from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.secrets import SecretBindings
@@ -393,7 +394,7 @@ async def test_hanging_secret_lookups_do_not_exhaust_the_thread_pool(
     try:
         async with anyio.create_task_group() as calls:
             for _ in range(100):
-                calls.start_soon(_secrets, DEFINED, upstreams)
+                calls.start_soon(upstreams.read_secrets, DEFINED, Redactor())
             assert await asyncio.to_thread(waiting.acquire, timeout=20)
             assert anyio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
             over.set()
