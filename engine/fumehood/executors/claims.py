@@ -8,7 +8,7 @@ class, and never decides whether a run succeeded.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,20 +42,33 @@ class Unreadable(Exception):
     """The reply does not have the form that this engine's own code writes."""
 
 
-class _Claim(BaseModel):
+class Claim(BaseModel):
+    """Base class of what a guest says, validated strictly."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+M = TypeVar("M", bound=Claim)
+
+
+def read_claim(model: type[M], claim: JsonObject | None) -> M | None:
+    """Parse a claim. Return None if there is none or it is invalid."""
+    try:
+        return model.model_validate(claim)
+    except ValidationError:
+        return None
 
 
 # -- functions -----------------------------------------------------------------------------
 
 
-class _Result(_Claim):
+class _Result(Claim):
     data: Any
     tokens_used: int
     cost: Annotated[str, Field(max_length=60, pattern=r"^[0-9.eE+-]+$")]
 
 
-class _ToolError(_Claim):
+class _ToolError(Claim):
     kind: Literal["tool_error"]
     code: str = Field(max_length=64)
     message: str
@@ -64,13 +77,13 @@ class _ToolError(_Claim):
     retry_after_ms: int | None = Field(ge=0, le=MAX_RETRY_AFTER_MS)
 
 
-class _ArgumentsRefused(_Claim):
+class _ArgumentsRefused(Claim):
     kind: Literal["arguments"]
     message: str
     fields: list[str] = Field(max_length=MAX_FIELDS)
 
 
-class Raised(_Claim):
+class Raised(Claim):
     """An exception that the function raised. The traceback shows only frames of its own package."""
 
     kind: Literal["exception"]
@@ -116,18 +129,10 @@ def read_error(claim: JsonObject) -> EngineError | None:
     return None
 
 
-def read_raised(claim: JsonObject) -> Raised | None:
-    """Parse the function's exception. Return None if its process reported something else."""
-    try:
-        return Raised.model_validate(claim)
-    except ValidationError:
-        return None
-
-
 # -- programs ------------------------------------------------------------------------------
 
 
-class ValueClaim(_Claim):
+class ValueClaim(Claim):
     """The value of a program's last expression. `has_value` is False if it has no such value."""
 
     value: Any
@@ -137,7 +142,7 @@ class ValueClaim(_Claim):
     """Notes about plots (figures) that are missing from the answer."""
 
 
-class ExceptionClaim(_Claim):
+class ExceptionClaim(Claim):
     """The exception that ended the program. The traceback shows only the program's own lines."""
 
     type: str = Field(min_length=1, max_length=500)
@@ -146,7 +151,7 @@ class ExceptionClaim(_Claim):
     traceback: str
 
 
-class FailureClaim(_Claim):
+class FailureClaim(Claim):
     """The program's report of its failure. `errno` is an `OSError`'s, for use by the supervisor."""
 
     kind: Literal["exception", "memory", "policy", "invalid"]
@@ -160,21 +165,10 @@ NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
 
 def read_value(result: JsonObject | None) -> ValueClaim:
     """Parse the claimed value. Return `NO_VALUE` if the claim is invalid."""
-    try:
-        claim = ValueClaim.model_validate(result)
-    except ValidationError:
-        return NO_VALUE
+    claim = read_claim(ValueClaim, result) or NO_VALUE
     if not claim.has_value:
         return NO_VALUE.model_copy(update={"notes": claim.notes})
     return claim if _is_fit(claim.value) else claim.model_copy(update={"value": None})
-
-
-def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
-    """Parse the claimed failure. Return None if the claim is invalid."""
-    try:
-        return FailureClaim.model_validate(claimed)
-    except ValidationError:
-        return None
 
 
 def _is_fit(value: Any) -> bool:

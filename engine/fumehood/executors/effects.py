@@ -27,10 +27,10 @@ from fumehood.core.errors import EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.claims import Claim
 from fumehood.executors.workspace_guest import (
     FAULT_WORDS,
     MAX_LISTED,
-    Claim,
     Deletion,
     FaultKind,
     NotDeleted,

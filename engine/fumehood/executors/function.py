@@ -34,9 +34,10 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.claims import (
+    Raised,
     Unreadable,
+    read_claim,
     read_error,
-    read_raised,
     read_result,
     unfit,
 )
@@ -195,7 +196,7 @@ class WorkerFault(Exception):
     """
 
     def __init__(self, claim: JsonObject) -> None:
-        raised = read_raised(claim)
+        raised = read_claim(Raised, claim)
         super().__init__(raised.message if raised is not None else "the worker gave no reason")
         self.kind = raised.type if raised is not None else type(self).__name__
         self.where = raised.traceback if raised is not None else []
@@ -338,7 +339,7 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
     chosen = read_error(claim)
     if chosen is not None:
         return chosen
-    raised = read_raised(claim)
+    raised = read_claim(Raised, claim)
     if raised is None:
         return ExecutionError("The function failed and gave no reason.", details=details)
     message = without_paths(raised.message, address)

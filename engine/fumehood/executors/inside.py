@@ -15,23 +15,18 @@ import pickle
 from collections.abc import AsyncGenerator, Generator
 from functools import cache
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fumehood.core.call import ToolResult
 from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, ArgumentsRefused, ToolError
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.parts import Parts, Report, TooManyParts, Unfit, plain, reports_to
 
+if TYPE_CHECKING:
+    from fumehood.registry.declare import FunctionTool
+
 MAX_FRAMES = 20
 """Maximum number of frames in a reply's traceback. The innermost are kept."""
-
-
-class BindableTool(Protocol):
-    """A function that the decorator `@tool` has wrapped."""
-
-    def bind(self, arguments: JsonObject) -> dict[str, Any]: ...
-
-    def function(self, **arguments: Any) -> Any: ...
 
 
 def answer(
@@ -72,13 +67,13 @@ def answer(
 
 
 @cache
-def _unpickled(pickled: str) -> BindableTool:
+def _unpickled(pickled: str) -> FunctionTool:
     """Unpickle the host's function once, so that its globals live as long as this process."""
-    found: BindableTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
+    found: FunctionTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
     return found
 
 
-def _call(found: BindableTool, arguments: JsonObject, parts: Parts | None) -> Any:
+def _call(found: FunctionTool, arguments: JsonObject, parts: Parts | None) -> Any:
     returned = found.function(**found.bind(arguments))
     if parts is not None and isinstance(returned, Generator):
         return parts.collect(returned)

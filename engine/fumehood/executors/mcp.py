@@ -130,7 +130,9 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
     content = result.get("content", [])
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise ExecutionError("The MCP server's result is not understood. Do not retry.")
-    texts = [b["text"] for b in content if b.get("type") == "text" and _is_text(b.get("text"))]
+    texts = [
+        b["text"] for b in content if b.get("type") == "text" and isinstance(b.get("text"), str)
+    ]
     text = "\n".join(texts)
     if result.get("isError") is True:
         shown = text[:MAX_BODY_SHOWN] or "no reason given"
@@ -156,7 +158,7 @@ def _file(block: JsonObject, number: int) -> JsonObject | None:
     if not isinstance(inner, dict):
         return None
     encoded = inner.get("data", inner.get("blob"))
-    if encoded is None and block.get("type") == "resource" and _is_text(inner.get("text")):
+    if encoded is None and block.get("type") == "resource" and isinstance(inner.get("text"), str):
         encoded = base64.b64encode(inner["text"].encode()).decode()
     if not isinstance(encoded, str):
         return None
@@ -179,8 +181,4 @@ def _file(block: JsonObject, number: int) -> JsonObject | None:
 def _link(block: JsonObject) -> JsonObject:
     """Return a link with the server's own texts. The engine never follows it."""
     keys = ("uri", "name", "mimeType", "description")
-    return {key: block[key] for key in keys if _is_text(block.get(key))}
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    return {key: block[key] for key in keys if isinstance(block.get(key), str)}

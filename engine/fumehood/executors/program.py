@@ -20,7 +20,7 @@ from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
-from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_failure, read_value
+from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_claim, read_value
 from fumehood.executors.endings import (
     Subject,
     container_lost,
@@ -35,10 +35,6 @@ from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
 from fumehood.observe.tracing import VARIABLE
 from fumehood.sandbox.wall import RunEnding
-
-_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""The causes that a failed program may claim for its failure."""
-
 
 _PLACEMENT = Placement(
     "container",
@@ -145,9 +141,8 @@ def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left
     language = LANGUAGES[tool.executor.removeprefix("code:")]
     if kept:  # if it is empty, the wall does not report output while a program runs
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
-    failure = read_failure(ending.claimed_error) if ending.claimed_error is not None else None
+    failure = read_claim(FailureClaim, ending.claimed_error)
     value = read_value(ending.result) if ending.result is not None else NO_VALUE
-    ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + left.left_out
     subject = Subject(language, in_session=session_id is not None)
     fields = _fields(language, ending, value, left.files, left.pictures, left_out)
@@ -175,12 +170,6 @@ def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )
-
-
-def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
-    if ending.ended_by is not EndedBy.EXCEPTION or failure is None:
-        return ending
-    return replace(ending, ended_by=_CLAIMABLE.get(failure.kind, EndedBy.EXCEPTION))
 
 
 def session_fields(session_id: str, ending: RunEnding) -> JsonObject:

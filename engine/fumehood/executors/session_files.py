@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
 import anyio
-from pydantic import BaseModel
 
 from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
@@ -29,6 +28,7 @@ from fumehood.core.limits import MB, Limits, container_writable_mb
 from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.session import UPLOAD_PIECE_BYTES, SessionRecord
 from fumehood.core.workspace_path import path_fault
+from fumehood.executors.claims import Claim
 from fumehood.executors.workspace_guest import (
     MAX_LISTED,
     SHOWN_CHARACTERS,
@@ -65,7 +65,7 @@ TOKEN_BYTES = 16
 Mode = Literal["create", "replace"]
 """What an upload does if the file exists: `create` refuses, `replace` replaces it."""
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Claim)
 
 
 class FileChanged(Exception):

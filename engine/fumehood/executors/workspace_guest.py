@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import (
@@ -36,6 +36,7 @@ from fumehood.core.limits import Limits
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import WorkspaceEntry
 from fumehood.core.workspace_path import path_fault
+from fumehood.executors.claims import Claim, read_claim
 from fumehood.executors.endings import refused_by, session_lost
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
@@ -63,12 +64,6 @@ FaultKind = Literal[
     "archive",
 ]
 """Why the guest refuses a request. `FAULT_WORDS` explains each reason."""
-
-
-class Claim(BaseModel):
-    """Base class of answers and their parts, validated strictly."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Fault(Claim):
@@ -180,7 +175,7 @@ class Deletion(Claim):
 PROGRAM = "files"
 """The name under which a lease runs the guest's program."""
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
 
 FAULT_WORDS = {
@@ -230,18 +225,13 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
     ending = await lease.run(PROGRAM, request, limits)
     if ending.ended_by is not EndedBy.OK:
         return Said(ending, error=_ended(ending, limits))
-    try:
-        return Said(ending, model.model_validate(ending.result))
-    except ValidationError:
-        return Said(ending, error=_refusal(ending.result))
-
-
-def _refusal(result: JsonObject | None) -> EngineError:
-    try:
-        fault = _Refusal.model_validate(result).fault
-    except ValidationError:
-        return not_as_agreed()
-    return refusal_of(fault.kind, fault.message)
+    value = read_claim(model, ending.result)
+    if value is not None:
+        return Said(ending, value)
+    refusal = read_claim(_Refusal, ending.result)
+    if refusal is not None:
+        return Said(ending, error=refusal_of(refusal.fault.kind, refusal.fault.message))
+    return Said(ending, error=not_as_agreed())
 
 
 def not_as_agreed() -> SandboxUnavailable:

@@ -18,7 +18,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
-from fumehood.executors.claims import NO_VALUE, read_failure, read_value
+from fumehood.executors.claims import NO_VALUE, FailureClaim, read_claim, read_value
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.plan import executor_of
@@ -278,8 +278,6 @@ async def test_exit_status_and_signal_are_distinguished_and_named(place: Place) 
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        ("memory", "MEMORY_LIMIT_EXCEEDED"),
-        ("policy", "SANDBOX_VIOLATION"),
         ("exception", "EXECUTION_ERROR"),
         ("invalid", "INVALID_PARAMS"),
         ("ok", "EXECUTION_ERROR"),
@@ -449,10 +447,10 @@ def test_malformed_claimed_value_is_ignored(result: Any) -> None:
 
 
 def test_well_formed_claimed_failure_is_used() -> None:
-    claim = read_failure(FAILURE)
+    claim = read_claim(FailureClaim, FAILURE)
     assert claim is not None
     assert claim.model_dump() == {**FAILURE, "errno": None}
-    assert read_failure({"kind": "memory", "message": "m", "errno": 28}) is not None
+    assert read_claim(FailureClaim, {"kind": "memory", "message": "m", "errno": 28}) is not None
 
 
 @pytest.mark.row("S7", "E1")
@@ -471,7 +469,7 @@ def test_well_formed_claimed_failure_is_used() -> None:
     ids=lambda claimed: str(claimed)[:60],
 )  # fmt: skip
 def test_malformed_claimed_failure_is_ignored(claimed: Any) -> None:
-    assert read_failure(claimed) is None
+    assert read_claim(FailureClaim, claimed) is None
 
 
 # -- Code in other languages than Python, and in sessions ----------------------------------

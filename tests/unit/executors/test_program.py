@@ -13,7 +13,7 @@ import pytest
 from fumehood import Config, Engine, ToolError, ToolResult, progress, tool
 from fumehood.core.call import FunctionAddress
 from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, ArgumentsRefused, EndedBy, ExecutionError
-from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
+from fumehood.executors.claims import Raised, Unreadable, read_claim, read_error, read_result
 from fumehood.executors.expression import is_program_result, program_details
 from fumehood.executors.function import without_paths
 from fumehood.executors.inside import MAX_FRAMES, answer
@@ -233,8 +233,8 @@ def test_unknown_claim_selects_no_error(claim: dict[str, Any]) -> None:
      {"message": None}, {"kind": "memory"}, {"more": 1}],
 )  # fmt: skip
 def test_malformed_raised_exception_is_ignored(change: dict[str, Any]) -> None:
-    assert read_raised(RAISED) is not None
-    assert read_raised({**RAISED, **change}) is None
+    assert read_claim(Raised, RAISED) is not None
+    assert read_claim(Raised, {**RAISED, **change}) is None
 
 
 @pytest.mark.row("E1")
