@@ -14,7 +14,8 @@ that they can do without. A call newer than this list fails with ENOSYS, which l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from fumehood.guest.core import seccomp
 from fumehood.guest.core.syscalls import HIGHEST_KNOWN, architecture_of
@@ -58,9 +59,6 @@ ALLOWED = (
 )  # fmt: skip
 """System calls allowed with any arguments."""
 
-DECIDED = ("clone", "clone3", "personality", "socket", "socketpair")
-"""System calls allowed with some arguments only; see `_decide`."""
-
 _NAMESPACES = 0x7E020000
 """All CLONE_NEW… flags of <linux/sched.h> that `clone` accepts (CLONE_NEWTIME needs `clone3`)."""
 
@@ -73,6 +71,18 @@ reach parts of the kernel that no program needs here.
 """
 
 
+DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
+    {
+        "clone": seccomp.allow_without_bits(0, _NAMESPACES, seccomp.refuse()),
+        "clone3": [seccomp.refuse(ENOSYS)],  # its flags lie in memory, where no filter sees them
+        "personality": seccomp.allow_if_in(0, _SAME_PERSONALITIES, seccomp.refuse()),
+        "socket": seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse()),
+        "socketpair": seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse()),
+    }
+)
+"""System calls allowed with some arguments only."""
+
+
 def build_container_filter(machine: str | None = None) -> bytes:
     """The filter as bytes, ready for `seccomp.install`.
 
@@ -81,8 +91,8 @@ def build_container_filter(machine: str | None = None) -> bytes:
     """
     architecture, numbers = architecture_of(machine)
     program = seccomp.begin(architecture)
-    for name in DECIDED:
-        program += seccomp.for_call(numbers, name, _decide(name))
+    for name, body in DECIDED.items():
+        program += seccomp.for_call(numbers, name, body)
     allowed = ranges(sorted(numbers[name] for name in ALLOWED if name in numbers))
     return seccomp.pack([*program, *_search([*allowed, None])])
 
@@ -125,17 +135,3 @@ def _search(runs: Sequence[tuple[int, int] | None]) -> list[seccomp.Instruction]
     assert bound is not None
     # A conditional jump reaches 255 instructions; the halves of half the table are shorter.
     return [seccomp.jump_greater(bound[1], len(lower), 0), *lower, *_search(runs[middle:])]
-
-
-def _decide(name: str) -> list[seccomp.Instruction]:
-    match name:
-        case "clone":
-            return seccomp.allow_without_bits(0, _NAMESPACES, seccomp.refuse())
-        case "clone3":  # its flags lie in memory, where no filter can see them
-            return [seccomp.refuse(ENOSYS)]
-        case "personality":
-            return seccomp.allow_if_in(0, _SAME_PERSONALITIES, seccomp.refuse())
-        case "socket" | "socketpair":
-            return seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse())
-        case _:
-            raise AssertionError(name)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from fumehood.guest.core import kernel
-from fumehood.guest.core.syscalls import own_number
+from fumehood.guest.core.syscalls import architecture_of, own_number
 
 _SECCOMP = own_number("seccomp")
 SET_MODE_FILTER = 1
@@ -65,6 +65,21 @@ def for_call(
     if name not in numbers:
         return []
     return [(_JUMP_EQUAL, 0, len(body), numbers[name]), *body]
+
+
+def build(
+    machine: str | None, rules: Mapping[str, Sequence[Instruction]], otherwise: Instruction
+) -> bytes:
+    """A filter that decides about each named call by its rule, and `otherwise` about all others.
+
+    Raises:
+        OSError: this machine's architecture is not supported.
+    """
+    architecture, numbers = architecture_of(machine)
+    program = begin(architecture)
+    for name, body in rules.items():
+        program += for_call(numbers, name, body)
+    return pack([*program, otherwise])
 
 
 def allow() -> Instruction:

@@ -13,9 +13,14 @@ reaches another process, opens a connection, starts anything, or changes a file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from fumehood.guest.core import seccomp
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
-from fumehood.guest.core.syscalls import architecture_of
+
+Rules = Mapping[str, Sequence[seccomp.Instruction]]
+"""System call → the instructions that decide about it."""
 
 INTERPRETER_ALLOWED = (
     "brk",
@@ -76,18 +81,6 @@ JAIL_ALLOWED = (
 also measures CPU time.
 """
 
-JAIL_CONDITIONAL = (
-    "fcntl",
-    "ioctl",
-    "mmap",
-    "mprotect",
-    "openat",
-    "seccomp",
-    "sendto",
-    "socketpair",
-)
-"""System calls allowed with some arguments only; see `_conditions`."""
-
 UNTIL_NARROWED = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 """System calls needed to narrow the view after the request is read. `build_second_filter` then
 removes them.
@@ -122,25 +115,54 @@ _PROT_WRITE = 2
 _PROT_EXEC = 4
 
 
+INTERPRETER_CONDITIONAL: Rules = MappingProxyType(
+    {
+        "read": seccomp.allow_if_equal(0, REQUEST_FD),
+        "write": seccomp.allow_if_equal(0, REPLY_FD),
+        "mmap": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.kill()),
+        "mprotect": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.kill()),
+    }
+)
+JAIL_CONDITIONAL: Rules = MappingProxyType(
+    {
+        "fcntl": seccomp.allow_if_in(1, _FCNTL_COMMANDS, seccomp.refuse()),
+        "ioctl": seccomp.allow_if_in(1, _IOCTL_COMMANDS, seccomp.refuse()),
+        # Libraries are mapped to be run; what was written never is.
+        "mmap": seccomp.allow_without_all_bits(2, _PROT_WRITE | _PROT_EXEC, seccomp.refuse()),
+        "mprotect": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.refuse()),
+        "openat": seccomp.allow_without_bits(
+            2, _OPEN_FOR_MORE_THAN_READING, seccomp.refuse(seccomp.EACCES)
+        ),
+        "seccomp": [
+            *seccomp.require(0, seccomp.SET_MODE_FILTER),
+            *seccomp.require(1, 0),
+            seccomp.allow(),
+        ],
+        # To the other end of a pair only, never to an address.
+        "sendto": seccomp.allow_if_equal(4, 0),
+        # Datagrams could be sent to any socket of the host.
+        "socketpair": [
+            *seccomp.require(0, _AF_UNIX),
+            *seccomp.require(1, _SOCK_STREAM, ignoring=_SOCK_FLAGS),
+            seccomp.allow(),
+        ],
+    }
+)
+"""System calls allowed with some arguments only."""
+
+
 def build_interpreter_filter(machine: str | None = None) -> bytes:
     """The filter as bytes, ready for `seccomp.install`.
 
     Raises:
         OSError: this machine's architecture is not supported.
     """
-    architecture, numbers = architecture_of(machine)
-    program = seccomp.begin(architecture)
-    for name in INTERPRETER_ALLOWED:
-        program += seccomp.for_call(numbers, name, [seccomp.allow()])
-    for name, descriptor in (("read", REQUEST_FD), ("write", REPLY_FD)):
-        program += seccomp.for_call(numbers, name, seccomp.allow_if_equal(0, descriptor))
-    for name in ("mmap", "mprotect"):
-        program += seccomp.for_call(
-            numbers, name, seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.kill())
-        )
-    for name in INTERPRETER_REFUSED:
-        program += seccomp.for_call(numbers, name, [seccomp.refuse()])
-    return seccomp.pack([*program, seccomp.kill()])
+    rules = {
+        **{name: [seccomp.allow()] for name in INTERPRETER_ALLOWED},
+        **INTERPRETER_CONDITIONAL,
+        **{name: [seccomp.refuse()] for name in INTERPRETER_REFUSED},
+    }
+    return seccomp.build(machine, rules, seccomp.kill())
 
 
 def build_jail_filter(machine: str | None = None) -> bytes:
@@ -149,53 +171,15 @@ def build_jail_filter(machine: str | None = None) -> bytes:
     Raises:
         OSError: this machine's architecture is not supported.
     """
-    architecture, numbers = architecture_of(machine)
-    program = seccomp.begin(architecture)
-    for name in (*JAIL_ALLOWED, *UNTIL_NARROWED):
-        program += seccomp.for_call(numbers, name, [seccomp.allow()])
-    for name in JAIL_CONDITIONAL:
-        program += seccomp.for_call(numbers, name, _conditions(name))
-    for name in JAIL_REFUSED:
-        program += seccomp.for_call(numbers, name, [seccomp.refuse()])
-    return seccomp.pack([*program, seccomp.kill()])
+    rules = {
+        **{name: [seccomp.allow()] for name in (*JAIL_ALLOWED, *UNTIL_NARROWED)},
+        **JAIL_CONDITIONAL,
+        **{name: [seccomp.refuse()] for name in JAIL_REFUSED},
+    }
+    return seccomp.build(machine, rules, seccomp.kill())
 
 
 def build_second_filter(machine: str | None = None) -> bytes:
     """The filter that the child adds to the first one once it has narrowed its view."""
-    architecture, numbers = architecture_of(machine)
-    program = seccomp.begin(architecture)
-    for name in (*UNTIL_NARROWED, "seccomp"):
-        program += seccomp.for_call(numbers, name, [seccomp.kill()])
-    return seccomp.pack([*program, seccomp.allow()])
-
-
-def _conditions(name: str) -> list[seccomp.Instruction]:
-    match name:
-        case "openat":
-            return seccomp.allow_without_bits(
-                2, _OPEN_FOR_MORE_THAN_READING, seccomp.refuse(seccomp.EACCES)
-            )
-        case "fcntl":
-            return seccomp.allow_if_in(1, _FCNTL_COMMANDS, seccomp.refuse())
-        case "ioctl":
-            return seccomp.allow_if_in(1, _IOCTL_COMMANDS, seccomp.refuse())
-        case "mmap":  # libraries are mapped to be run; what was written never is
-            return seccomp.allow_without_all_bits(2, _PROT_WRITE | _PROT_EXEC, seccomp.refuse())
-        case "mprotect":
-            return seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.refuse())
-        case "sendto":  # to the other end of a pair only, never to an address
-            return seccomp.allow_if_equal(4, 0)
-        case "socketpair":  # datagrams could be sent to any socket of the host
-            return [
-                *seccomp.require(0, _AF_UNIX),
-                *seccomp.require(1, _SOCK_STREAM, ignoring=_SOCK_FLAGS),
-                seccomp.allow(),
-            ]
-        case "seccomp":
-            return [
-                *seccomp.require(0, seccomp.SET_MODE_FILTER),
-                *seccomp.require(1, 0),
-                seccomp.allow(),
-            ]
-        case _:
-            raise AssertionError(name)
+    rules = {name: [seccomp.kill()] for name in (*UNTIL_NARROWED, "seccomp")}
+    return seccomp.build(machine, rules, seccomp.allow())
