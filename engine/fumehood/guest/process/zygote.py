@@ -112,39 +112,20 @@ def seal(
 
 def serve(programs: Mapping[str, Program]) -> None:
     """Answer requests until the pipe is closed."""
-    while (request := _read_frame()) is not None:
-        try:
-            reply = framing.encode(programs[request["program"]](request))
-        except MemoryError:
-            reply = MEMORY_REPLY
-        except Exception as fault:
-            reply = framing.encode(
-                {"error": {"kind": "exception", "message": type(fault).__name__}}
-            )
-        request = None
-        write_all(REPLY_FD, reply)
+    decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
+    while chunk := os.read(REQUEST_FD, CHUNK_BYTES):
+        for request in decoder.feed(chunk):
+            write_all(REPLY_FD, _reply(programs, request))
     os._exit(0)
 
 
-def _read_frame() -> dict[str, Any] | None:
-    """The next request, or None at the end. All but large ones take a single read."""
-    frame = os.read(REQUEST_FD, CHUNK_BYTES)
-    while frame and len(frame) < framing.HEADER.size:
-        frame += os.read(REQUEST_FD, CHUNK_BYTES)
-    if not frame:
-        return None
-    (length,) = framing.HEADER.unpack_from(frame)
-    if len(frame) < framing.HEADER.size + length:
-        chunks = [frame]
-        missing = framing.HEADER.size + length - len(frame)
-        while missing:
-            chunk = os.read(REQUEST_FD, min(missing, CHUNK_BYTES))
-            if not chunk:
-                return None
-            chunks.append(chunk)
-            missing -= len(chunk)
-        frame = b"".join(chunks)
-    return framing.parse_body(frame[framing.HEADER.size :])
+def _reply(programs: Mapping[str, Program], request: dict[str, Any]) -> bytes:
+    try:
+        return framing.encode(programs[request["program"]](request))
+    except MemoryError:
+        return MEMORY_REPLY
+    except Exception as fault:
+        return framing.encode({"error": {"kind": "exception", "message": type(fault).__name__}})
 
 
 FORK = b"F"
