@@ -17,10 +17,6 @@ from fumehood.protocol.strict_json import MAX_INTEGER, MAX_INTEGER_DIGITS
 
 MAX_BITS = math.log2(10) * MAX_INTEGER_DIGITS
 MAX_ELEMENTS = 10_000
-EXACT_LGAMMA = 10**9
-"""Largest argument for which a difference of `lgamma` values is exact to about a millionth of a
-bit.
-"""
 
 
 class TooLarge(Exception):
@@ -90,27 +86,17 @@ def multiply(left: Any, right: Any) -> Any:
 def factorial(value: Any) -> int:
     """`!` and `factorial`."""
     number = _whole(value)
-    if number > 1:
-        _weigh(_lgamma(number + 1) / math.log(2))
-    return math.factorial(number)
+    _weigh(number - 1)  # every factor but the first is at least two
+    return int(checked(math.factorial(number)))
 
 
 def combinations(total: Any, chosen: Any) -> int:
     """Compute `math.comb`, unless the result would be too large."""
     if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
-        _weigh(_combination_bits(total, min(chosen, total - chosen)))
-    return math.comb(total, chosen)
-
-
-def _combination_bits(total: int, fewer: int) -> float:
-    """log2 of comb(total, fewer), exact to a fraction of a bit, or a little more."""
-    if total <= EXACT_LGAMMA:
-        nats = math.lgamma(total + 1) - math.lgamma(fewer + 1) - math.lgamma(total - fewer + 1)
-        return nats / math.log(2)
-    if fewer > MAX_BITS:  # each of so many factors is over two
-        return math.inf
-    # total**fewer instead of the falling product: a bound from above, close for few factors.
-    return fewer * bits(total) - math.lgamma(fewer + 1) / math.log(2)
+        # At least (total / fewer) ** fewer, and less than 3 ** fewer times as much.
+        fewer = min(chosen, total - chosen)
+        _weigh(_times(bits(total) - bits(fewer), fewer))
+    return int(checked(math.comb(total, chosen)))
 
 
 def permutations(total: Any, chosen: Any = None) -> int:
@@ -177,13 +163,6 @@ def _times(factor: float, count: int) -> float:
         return 0.0
     try:
         return factor * count
-    except OverflowError:
-        return math.inf
-
-
-def _lgamma(value: int) -> float:
-    try:
-        return math.lgamma(value)
     except OverflowError:
         return math.inf
 
