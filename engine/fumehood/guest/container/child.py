@@ -326,7 +326,7 @@ PROBED_LIMITS = {
     "Max file size": resource.RLIMIT_FSIZE,
     "Max processes": resource.RLIMIT_NPROC,
 }
-"""Resource limits by their names in `/proc/PID/limits`, a file that some runtimes lack."""
+"""The resource limits that the probe reports."""
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fumehood.guest.container.survey import Survey, hold_to
+from fumehood.guest.container.survey import KINDS, Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     MAX_ANSWER_BYTES,
@@ -124,12 +124,7 @@ def _below(directory: int, prefix: str, depth: int) -> Iterator[Result]:
 
 
 def _entry(path: str, status: os.stat_result) -> Result:
-    kind = "other"
-    for is_kind, name in (
-        (stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"),
-    ):  # fmt: skip
-        if is_kind(status.st_mode):
-            kind = name
+    kind = KINDS.get(stat.S_IFMT(status.st_mode), "other")
     return {
         "path": path,
         "kind": kind,

@@ -30,21 +30,18 @@ def strangers(spared: Collection[int] = ()) -> list[int]:
     A process that forks and exits again and again is always dead or gone when it is checked, while
     its child did not exist yet when the list was made.
     """
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    found = [pid for pid in pids if pid not in spared and is_stranger(pid)]
+    found = [pid for pid in _all() if pid not in spared and is_stranger(pid)]
     return [pid for pid in found if not _is_dead_child(pid, spared)] if spared else found
 
 
 def dead_children(parents: Collection[int]) -> int:
     """Number of processes that have ended and wait for one of these parents to reap them."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return sum(_is_dead_child(pid, parents) for pid in pids)
+    return sum(_is_dead_child(pid, parents) for pid in _all())
 
 
 def visitors(own: Collection[int]) -> int:
     """Number of threads of root's processes that are not these: Docker began them."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return sum(threads_of(pid) for pid in pids if pid not in own and not is_stranger(pid))
+    return sum(threads_of(pid) for pid in _all() if pid not in own and not is_stranger(pid))
 
 
 def kill_all(spared: Collection[int] = ()) -> int:
@@ -56,6 +53,10 @@ def kill_all(spared: Collection[int] = ()) -> int:
         except ProcessLookupError:
             continue
     return len(found)
+
+
+def _all() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def is_alive(pid: int) -> bool:

@@ -1,8 +1,8 @@
 """The self-check: before a container takes a call, its wall is inspected and attacked once.
 
-Guest side, used by the supervisor. The figures are read from the kernel, outside the probe. A limit
-that did not visibly hold is not published, and the host uses no container that lacks a required
-limit.
+Guest side, used by the supervisor. The probe reads its own limits from the kernel, before anything
+untrusted is here; everything else is read outside it. A limit that did not visibly hold is not
+published, and the host uses no container that lacks a required limit.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class SelfCheck:
         if isinstance(probed, dict):
             self._held = {name: probed.get(name) is True for name in ATTACKS}
         self._sealed = _is_sealed(pid)
-        told = claim.get("limits")
-        self._limits = _resource_limits(pid) or (told if isinstance(told, dict) else {})
+        self._limits = claim.get("limits", {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
         """The limits that hold here, and the reasons why this container cannot serve."""
@@ -116,20 +115,6 @@ def _is_sealed(pid: int) -> bool:
         and field(shown, b"NoNewPrivs") in (b"1", None)
         and children.is_filtered(shown, children.own_filters())
     )
-
-
-def _resource_limits(pid: int) -> dict[str, int]:
-    """A process's hard limits by the kernel's names, without those that are unlimited."""
-    limits = {}
-    try:
-        with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                name, values = line[:25].strip(), line[25:].split()
-                if len(values) >= 2 and values[1].isdigit():
-                    limits[name] = int(values[1])
-    except OSError:
-        pass
-    return limits
 
 
 def _root_is_read_only() -> bool:

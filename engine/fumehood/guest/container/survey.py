@@ -44,7 +44,7 @@ CHUNK_BYTES = 1 << 20
 
 Entry = dict[str, Any]
 
-_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 _OTHERS = {
     stat.S_IFIFO: "pipe",
     stat.S_IFSOCK: "socket",
@@ -241,7 +241,7 @@ class Survey:
             return None
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise Refused("unseen", "A path is too long to be shown.")
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "other")
         entry = self._entries[path] = _shown(path, kind)
         entry["mode"] = stat.S_IMODE(status.st_mode)
         digest = None
