@@ -27,6 +27,7 @@ import anyio
 
 from fumehood.core.errors import EngineError, NetworkError
 from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import is_header_value
 from fumehood.executors.upstreams import (
     Attempt,
     BodyTooLarge,
@@ -88,9 +89,6 @@ CLIENT = {"name": "fumehood", "version": "1"}
 
 _META = "io.modelcontextprotocol/"
 """Prefix of MCP's own keys in `_meta`."""
-
-_SAFE = re.compile(r"[!-~]([ -~]*[!-~])?")
-"""A header value: printable ASCII without spaces around it."""
 
 OnProgress = Callable[[float, str], None]
 """Receives progress: a percentage from 0 to 100, and a message."""
@@ -557,8 +555,8 @@ class HttpWire(Wire):
         )  # fmt: skip
         reader.finish()
         session = answer.headers.get("mcp-session-id")
-        if session is not None and _SAFE.fullmatch(session[:200]):
-            self._session = session[:200]
+        if session and is_header_value(session):
+            self._session = session
         return answer
 
 
@@ -603,7 +601,7 @@ class _Reader:
 
 def _header(value: str) -> str:
     """Encode a name as a header's value. *Source*: MCP 2026-07-28, "Standard headers"."""
-    if _SAFE.fullmatch(value) and not value.startswith("=?"):
+    if value and is_header_value(value) and not value.startswith("=?"):
         return value
     return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
 
