@@ -17,14 +17,13 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable
 
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
 from fumehood.guest.core import kernel
-from fumehood.guest.core.pipes import receive_fds
+from fumehood.guest.core.pipes import receive
 
 COPY_PATIENCE_S = 3.0
 """Seconds a process has to copy itself."""
@@ -40,9 +39,6 @@ AWAKE_NS = 5_000_000
 
 END_PATIENCE_S = 1.0
 """Seconds a program's descendants have to end before its process copies itself."""
-
-_CREDENTIALS = struct.Struct("3i")
-_CREDENTIALS_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 class Chain:
@@ -228,17 +224,15 @@ class Chain:
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
             try:
-                message, ancillary, _, _ = self._orders.recvmsg(1, _CREDENTIALS_ROOM)
+                message, _, credentials = receive(self._orders, 1, 0)
             except OSError:
                 break
             if not message:
                 break
-            for level, kind, data in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    sender, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
-                    if message == READY and sender != pid:
-                        found = sender
-                    is_done = is_done or (message == DONE and sender == pid)
+            sender = credentials[0] if credentials is not None else None
+            if message == READY and sender != pid:
+                found = sender
+            is_done = is_done or (message == DONE and sender == pid)
         is_there = found is not None and processes.is_alive(found)
         return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
@@ -255,7 +249,9 @@ class Chain:
         """Remove an order that a killed process has not read: its successor must not take it."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                order, descriptors = receive_fds(self.orders_end, DESCRIPTORS, socket.MSG_DONTWAIT)
+                order, descriptors, _ = receive(
+                    self.orders_end, 1, DESCRIPTORS, socket.MSG_DONTWAIT
+                )
                 if not order:  # a program has shut down its end: that is so for ever
                     break
                 for descriptor in descriptors:

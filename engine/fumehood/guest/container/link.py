@@ -20,7 +20,7 @@ from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
 from fumehood.guest.core.kernel import volunteer_for_oom
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds, tell
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive, tell
 
 ORDERS_FD = 5
 """The descriptor on which the first process receives its next call."""
@@ -120,7 +120,7 @@ def _await_call() -> None:
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
-        order, received = receive_fds(orders, DESCRIPTORS)
+        order, received, _ = receive(orders, 1, DESCRIPTORS)
         if order == COPY:
             if not _make_copy():
                 _say(DONE)

@@ -9,11 +9,11 @@ a peer (SO_PEERCRED) the asker's. Invariant: a host with a lower or equal epoch 
 
 from __future__ import annotations
 
-import array
 import os
 import socket
-import struct
 from typing import Any
+
+from fumehood.guest.core.pipes import receive
 
 ADDRESS = "\0fumehood-takeover"
 """Abstract: it needs no directory that is writable and out of the programs' reach."""
@@ -24,8 +24,6 @@ DESCRIPTORS = 3
 EPOCH_BYTES = 16
 REFUSED = 3
 """Exit code of a relay that was refused or let go."""
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Takeover:
@@ -45,9 +43,13 @@ class Takeover:
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
         """The epoch, input and output of a new host whose epoch is above `epoch`, or None."""
-        said, descriptors, user = self._receive()
+        try:
+            said, descriptors, sender = receive(self.listener, EPOCH_BYTES, DESCRIPTORS)
+        except OSError:
+            return None
         is_higher = said.isdigit() and int(said) > epoch
-        if user != 0 or len(descriptors) != DESCRIPTORS or not is_higher:
+        is_root = sender is not None and sender[1] == 0
+        if not is_root or len(descriptors) != DESCRIPTORS or not is_higher:
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
@@ -60,22 +62,6 @@ class Takeover:
         if self._held is not None:
             os.close(self._held)
             self._held = None
-
-    def _receive(self) -> tuple[bytes, list[int], int | None]:
-        """The next message, with its descriptors and its sender's user id."""
-        descriptors, user = array.array("i"), None
-        room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
-        room += socket.CMSG_SPACE(_CREDENTIALS.size)
-        try:
-            said, ancillary, _, _ = self.listener.recvmsg(EPOCH_BYTES, room)
-        except OSError:
-            return b"", [], None
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-            elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                _, user, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
-        return said, list(descriptors), user
 
 
 def relay(config: dict[str, Any]) -> None:

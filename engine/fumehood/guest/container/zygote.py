@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fumehood.guest.container import child, link
 from fumehood.guest.core import children, kernel
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive
 
 FORK = b"F"
 PRELOAD = b"P"
@@ -135,7 +135,7 @@ def _receive(orders: socket.socket) -> None:
     child. End if the supervisor is gone.
     """
     try:
-        order, descriptors = receive_fds(orders, len(PLACES), socket.MSG_CMSG_CLOEXEC)
+        order, descriptors, _ = receive(orders, 1, len(PLACES), socket.MSG_CMSG_CLOEXEC)
     except OSError:
         os._exit(0)
     if order != FORK or tuple(descriptors) != PLACES:

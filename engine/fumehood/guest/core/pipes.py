@@ -10,6 +10,7 @@ import math
 import os
 import select
 import socket
+import struct
 from typing import Any
 
 from fumehood.protocol import framing
@@ -36,18 +37,29 @@ def tell(message: dict[str, Any]) -> None:
     write_all(REPLY_FD, framing.encode(message))
 
 
-def receive_fds(end: socket.socket, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Receive one byte and up to `most` descriptors. Raises OSError.
+Sender = tuple[int, int, int]
+"""Process, user and group id of a message's sender, which the kernel adds (SO_PASSCRED)."""
 
-    Not `socket.recv_fds`, which ignores `flags`.
+_CREDENTIALS = struct.Struct("3i")
+
+
+def receive(
+    end: socket.socket, most_bytes: int, most_fds: int, flags: int = 0
+) -> tuple[bytes, list[int], Sender | None]:
+    """Receive one message with its descriptors, and its sender if the socket asks for it.
+
+    Raises OSError. Not `socket.recv_fds`, which ignores `flags`.
     """
-    descriptors = array.array("i")
-    room = socket.CMSG_SPACE(most * descriptors.itemsize)
-    order, ancillary, _, _ = end.recvmsg(1, room, flags)
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return order, list(descriptors)
+    descriptors, sender = array.array("i"), None
+    room = socket.CMSG_SPACE(most_fds * descriptors.itemsize)
+    room += socket.CMSG_SPACE(_CREDENTIALS.size)
+    data, ancillary, _, _ = end.recvmsg(most_bytes, room, flags)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            sender = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])
+    return data, list(descriptors), sender
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:

@@ -27,7 +27,7 @@ from fumehood.guest.core.pipes import (
     REPLY_FD,
     REQUEST_FD,
     SEAL_FAILED,
-    receive_fds,
+    receive,
     tell,
     write_all,
 )
@@ -147,7 +147,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     gc.freeze()
     while True:
         try:
-            order, descriptors = receive_fds(orders, 2)
+            order, descriptors, _ = receive(orders, 1, 2)
         except OSError:
             os._exit(0)
         if order != FORK or descriptors != [REQUEST_FD, REPLY_FD]:
