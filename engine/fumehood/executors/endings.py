@@ -301,9 +301,9 @@ def failure_message(
     what = subject.what
     match ending.ended_by:
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
-            return f"The {what} was not started: {_sentence(claim.message)}"
+            return f"The {what} was not started: {sentence(claim.message)}"
         case EndedBy.EXCEPTION:
-            return f"The {what} failed: {_sentence(_reason(claim))}{_hint(ending, claim, subject)}"
+            return f"The {what} failed: {sentence(_reason(claim))}{_hint(ending, claim, subject)}"
         case EndedBy.EXIT:
             return (
                 f"The {what} exited with status {ending.exit_code}. Its output is in "
@@ -313,7 +313,7 @@ def failure_message(
             return f"The {what} was ended by {_signal_name(ending.signal)}."
         case EndedBy.POLICY:
             reason = claim.message if claim is not None else "it tried a forbidden operation"
-            return f"The sandbox stopped the {what}: {_sentence(reason)} Do not retry it as it is."
+            return f"The sandbox stopped the {what}: {sentence(reason)} Do not retry it as it is."
         case EndedBy.CANCELLED:
             return "The call was cancelled."
         case _:
@@ -373,7 +373,8 @@ def _words(said: ExceptionClaim) -> str:
     return f"{said.type}: {' '.join(lines)}"
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return a text as a bounded sentence."""
     text = text[: MAX_MESSAGE_CHARACTERS + 40].strip()
     return text if text.endswith((".", "?", "!")) else text + "."
 

@@ -6,7 +6,6 @@ child process; everything else in its ending is untrusted data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +15,13 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
-from fumehood.executors.endings import MAX_MESSAGE_CHARACTERS, Messages, error_of, sandbox_lost
+from fumehood.executors.endings import (
+    MAX_MESSAGE_CHARACTERS,
+    Messages,
+    error_of,
+    sandbox_lost,
+    sentence,
+)
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import RunEnding
 
@@ -33,7 +38,7 @@ def _messages(what: str, **own: str) -> Messages:
             "in smaller parts.",
             EndedBy.OUTPUT: own["output"],
             EndedBy.EXCEPTION: f"{own['failed']}: {{claim}}",
-            EndedBy.POLICY: "{violation} Do not retry it as it is.",
+            EndedBy.POLICY: f"The sandbox stopped the {what}: {{claim}} Do not retry it as it is.",
             EndedBy.CANCELLED: "The call was cancelled.",
             EndedBy.EXIT: ended,
             EndedBy.SIGNAL: ended,
@@ -127,19 +132,13 @@ def _error(
         case EndedBy.SANDBOX_LOST:
             return sandbox_lost(tool, details)
         case EndedBy.EXCEPTION if messages is _EXPRESSION and ending.claimed_kind == "invalid":
-            message = _sentence(_claimed_message(ending))
+            message = f"The expression is not valid: {_claim(ending)}"
             return InvalidParams(message, fields=["expression"], details=details)
     details |= said
     if ending.ended_by in (EndedBy.EXIT, EndedBy.SIGNAL):
         details |= {"exit_code": ending.exit_code, "signal": ending.signal}
-    values = _claims(ending) if ending.ended_by in (EndedBy.EXCEPTION, EndedBy.POLICY) else {}
+    values = {"claim": _claim(ending)}
     return error_of(ending, limits, messages, details=details, values=values)
-
-
-def _claims(ending: RunEnding) -> Mapping[str, str]:
-    """Return the guest's own reason as the template values `claim` and `violation`."""
-    message = _claimed_message(ending)
-    return {"claim": _sentence(message, capital=False), "violation": _sentence(message)}
 
 
 def _is_expression_result(result: JsonObject | None) -> bool:
@@ -186,16 +185,10 @@ def _is_exception(claimed: object) -> bool:
     )
 
 
-def _claimed_message(ending: RunEnding) -> str:
+def _claim(ending: RunEnding) -> str:
+    """Return the guest's own reason as a sentence."""
     reason = "the program gave no reason"
     if ending.claimed_kind is None and ending.ended_by is EndedBy.POLICY:
         reason = "the sandbox stopped a forbidden system call"
     claim = ending.claimed_message or reason
-    return claim[:MAX_MESSAGE_CHARACTERS]
-
-
-def _sentence(text: str, *, capital: bool = True) -> str:
-    """Return a clause as a sentence. A name or sign at its start is not capitalized."""
-    if capital and text.startswith(("the ", "only ", "a ", "names ", "attributes ")):
-        text = text[0].upper() + text[1:]
-    return text if text.endswith((".", "?", "!")) else text + "."
+    return sentence(claim[:MAX_MESSAGE_CHARACTERS])
