@@ -24,11 +24,13 @@ from fumehood.guest.container.walk import (
     MAX_ANSWER_BYTES,
     MAX_DEPTH,
     NEW_FLAGS,
+    UPLOAD_PREFIX,
     WORKSPACE,
     Refused,
     directory_at,
     empty,
     is_nameable,
+    new_file,
     open_plain,
     parent_of,
     status_of,
@@ -37,9 +39,6 @@ from fumehood.guest.core.pipes import write_all
 
 if TYPE_CHECKING:
     import tarfile
-
-UPLOAD_PREFIX = ".fumehood-upload-"
-"""Name prefix of an unfinished upload, which no listing shows."""
 
 MAX_MEMBERS = 100_000
 """Maximum number of files and directories in an archive."""
@@ -201,16 +200,9 @@ def _write(arguments: Result) -> Result:
     with parent_of(path, make=True) as (directory, name):
         if mode == "append":
             return _append(directory, name, path, content)
-        temporary = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
-        descriptor = os.open(temporary, NEW_FLAGS, 0o644, dir_fd=directory)
-        try:
+        with new_file(directory) as (descriptor, temporary):
             write_all(descriptor, content)
             _put_in_place(temporary, directory, name, directory, path, mode)
-        except BaseException:
-            os.unlink(temporary, dir_fd=directory)
-            raise
-        finally:
-            os.close(descriptor)
     return {"size": len(content)}
 
 
@@ -302,7 +294,7 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
         shown = ascii(member.name)[:200]
         if len(members) >= MAX_MEMBERS:
             raise Refused("archive", f"it has over {MAX_MEMBERS} members")
-        if member.type not in PLAIN_TYPES or member.sparse is not None:
+        if member.type not in PLAIN_TYPES or member.sparse is not None or member.size < 0:
             raise Refused("archive", f"{shown} is no plain file or directory")
         path = member.name.removeprefix("./").rstrip("/")
         names = path.split("/")
@@ -333,23 +325,11 @@ def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) ->
     source = archive.extractfile(member)
     assert source is not None
     with parent_of(path, make=True) as (directory, name):
-        temporary = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
         mode = 0o755 if member.mode & stat.S_IXUSR else 0o644
-        descriptor = os.open(temporary, NEW_FLAGS, mode, dir_fd=directory)
-        try:
-            left = member.size
-            while left:
-                chunk = source.read(min(left, CHUNK_BYTES))
-                if not chunk:
-                    raise Refused("archive", "it is cut off")
+        with new_file(directory, mode) as (descriptor, temporary):
+            while chunk := source.read(CHUNK_BYTES):  # which raises if the archive is cut off
                 write_all(descriptor, chunk)
-                left -= len(chunk)
             _put_in_place(temporary, directory, name, directory, path, "replace")
-        except BaseException:
-            _drop_quietly(temporary, directory)
-            raise
-        finally:
-            os.close(descriptor)
 
 
 def _drop(arguments: Result) -> Result:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from fumehood.guest.container.walk import NEW_FLAGS, WORKSPACE, Refused, directory_at
+from fumehood.guest.container.walk import WORKSPACE, Refused, directory_at, new_file
 from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, write_all
 from fumehood.protocol import framing
 
@@ -116,17 +116,10 @@ def _write_new(path: str, content: bytes) -> None:
     under this name is replaced and never written through.
     """
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-    beside = f".{os.urandom(12).hex()}"  # from the directory on: the whole path may be too long
     try:
-        target = os.open(beside, NEW_FLAGS, 0o644, dir_fd=directory)
-        try:
+        with new_file(directory) as (target, beside):  # the whole path may be too long
             write_all(target, content)
             os.rename(beside, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
-            os.unlink(beside, dir_fd=directory)
-            raise
-        finally:
-            os.close(target)
     finally:
         os.close(directory)
 

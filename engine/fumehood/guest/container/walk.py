@@ -24,6 +24,9 @@ step, which nobody can name.
 MAX_ANSWER_BYTES = 200 * 1024
 """Size limit of the entries in one answer."""
 
+UPLOAD_PREFIX = ".fumehood-upload-"
+"""Name prefix of an unfinished file, which no listing shows."""
+
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -104,6 +107,24 @@ def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -
         raise Refused("not_a_file", f"{path} is not a plain file.")
     # No program of the session runs now that could put something else in its place.
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
+
+@contextmanager
+def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
+    """Create a file that no listing shows, until the block renames it; removed if the block fails.
+
+    Returns its descriptor and its name, which a program could not have foreseen and taken.
+    """
+    name = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
+    descriptor = os.open(name, NEW_FLAGS, mode, dir_fd=directory)
+    try:
+        yield descriptor, name
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def empty(directory: int) -> None:

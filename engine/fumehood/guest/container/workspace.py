@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.guest.container.files import UPLOAD_PREFIX
 from fumehood.guest.container.walk import (
     MAX_DEPTH,
+    UPLOAD_PREFIX,
     WORKSPACE,
     empty,
     is_nameable,
