@@ -29,7 +29,7 @@ class Run:
     arguments: dict[str, Any]
     limits: Limits
     deadline: float = 0.0
-    cpu_before_ns: int | None = None
+    cpu_before_ns: int = 0
     killed_for: str | None = None
     received_bytes: int = 0
     reports: int = 0
@@ -45,15 +45,6 @@ class Checkout:
     memory_bytes: int
     cpu_s: float
     killed_for: str | None = None
-
-
-def parse_checkout(message: dict[str, Any]) -> Checkout:
-    """Parse the host's request to lend it a child. Raises KeyError or TypeError if malformed."""
-    return Checkout(
-        id=message["id"],
-        memory_bytes=int(message["memory_bytes"]),
-        cpu_s=float(message["cpu_s"]),
-    )
 
 
 def parse_run(message: dict[str, Any]) -> Run:

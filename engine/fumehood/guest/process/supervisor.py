@@ -48,7 +48,6 @@ from fumehood.guest.process.run import (
     Checkout,
     Run,
     SelfTest,
-    parse_checkout,
     parse_run,
 )
 from fumehood.guest.process.zygote import PID, order_child, run_zygote
@@ -165,7 +164,8 @@ class Supervisor:
                 if message["op"] == "run":
                     self._waiting.append(parse_run(message))
                 elif message["op"] == "lend":
-                    self._waiting.append(parse_checkout(message))
+                    lent = Checkout(message["id"], message["memory_bytes"], message["cpu_s"])
+                    self._waiting.append(lent)
                 elif message["op"] == "cancel":
                     self._cancel(message["id"])
         except (framing.FrameError, KeyError, TypeError):
@@ -480,7 +480,7 @@ class Supervisor:
         if not child.sealed and not doomed:
             self._fail_spawn("a child died before it was sealed")
         if run is not None:
-            self._report_death(run, ended.status, _since(run, ended.cpu_ns))
+            self._report_death(run, ended.status, _used_ms(run, ended.cpu_ns))
         elif child.checkout is not None:
             self._report_death(child.checkout, ended.status, ended.cpu_ns / 1e6)
 
@@ -531,14 +531,13 @@ class Supervisor:
 
     def _expire(self, now: float) -> None:
         for child in list(self._children.values()):
-            if child.run is not None and not child.doomed:
-                self._expire_run(child, child.run, now)
-
-    def _expire_run(self, child: Child, run: Run, now: float) -> None:
-        if now >= run.deadline:
-            self._stop(child, "wall_time")
-        elif (_cpu_ms(child, run) or 0.0) >= run.limits.cpu_s * 1e3:
-            self._stop(child, "cpu_time")
+            run = child.run
+            if run is None or child.doomed:
+                continue
+            if now >= run.deadline:
+                self._stop(child, "wall_time")
+            elif (_cpu_ms(child, run) or 0.0) >= run.limits.cpu_s * 1e3:
+                self._stop(child, "cpu_time")
 
 
 def _count(child: Child, received_bytes: int) -> None:
@@ -559,10 +558,8 @@ def _streams(run: Run) -> bool:
 
 def _cpu_ms(child: Child, run: Run) -> float | None:
     now_ns = kernel.process_cpu_ns(child.pid)
-    if now_ns is None or run.cpu_before_ns is None:
-        return None
-    return (now_ns - run.cpu_before_ns) / 1e6
+    return None if now_ns is None else _used_ms(run, now_ns)
 
 
-def _since(run: Run, total_ns: int) -> float | None:
-    return None if run.cpu_before_ns is None else max(0.0, (total_ns - run.cpu_before_ns) / 1e6)
+def _used_ms(run: Run, total_ns: int) -> float:
+    return max(0.0, (total_ns - run.cpu_before_ns) / 1e6)
