@@ -13,7 +13,6 @@ import sys
 from typing import Any
 
 from fumehood.protocol import strict_json
-from fumehood.protocol.strict_json import MAX_SAFE_INTEGER, MAX_VALUE_DEPTH
 
 MAX_VALUE_BYTES = 64 * 1024
 MAX_REPR_CHARACTERS = 10_000
@@ -54,32 +53,10 @@ def success(value: Any) -> Claim:
 def _plain(value: Any) -> Any:
     """The value if JSON can hold it unchanged, else None."""
     try:
-        if _is_plain(value, MAX_VALUE_DEPTH, [MAX_VALUE_BYTES]):
-            encoded = strict_json.dumps(value)
-            if len(encoded) <= MAX_VALUE_BYTES:
-                return strict_json.loads(encoded, max_depth=MAX_VALUE_DEPTH)
-    except (ValueError, TypeError, RecursionError, UnicodeError):
-        pass
-    return None
-
-
-def _is_plain(value: Any, depth: int, room: list[int]) -> bool:
-    """Whether a value consists only of JSON types and is within the limits of depth and size."""
-    room[0] -= 1
-    kind = type(value)
-    if depth < 0 or room[0] < 0:
-        return False
-    if value is None or kind in (bool, float, str):
-        return kind is not str or len(value) <= MAX_VALUE_BYTES
-    if kind is int:
-        return bool(-MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER)
-    if kind in (list, tuple):
-        return all(_is_plain(item, depth - 1, room) for item in value)
-    if kind is dict:
-        return all(type(key) is str for key in value) and all(
-            _is_plain(item, depth - 1, room) for item in value.values()
-        )
-    return False
+        plain = strict_json.exact(value, MAX_VALUE_BYTES)
+    except (strict_json.Inexact, strict_json.TooLong):
+        return None
+    return plain if len(strict_json.dumps(plain)) <= MAX_VALUE_BYTES else None
 
 
 def represent(value: Any) -> str:

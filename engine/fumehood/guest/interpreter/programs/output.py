@@ -9,17 +9,15 @@ type and message are the program's own to choose, so they are cut.
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Iterable
 from typing import Any
 
 from fumehood.guest.interpreter.programs.nodes import FILENAME
-from fumehood.protocol.strict_json import MAX_SAFE_INTEGER, MAX_VALUE_DEPTH
+from fumehood.protocol import strict_json
+from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 MAX_REPR_CHARACTERS = 4000
-LEAST_BYTES = 2
-"""Minimum size of an element in JSON: a digit and a comma."""
 
 MAX_TEXT_CHARACTERS = 500
 MAX_FRAMES = 10
@@ -93,10 +91,6 @@ class PrintDoor:
         self._call_print = write  # a function: no way back to the collector
 
 
-class _NoJson(Exception):
-    """JSON cannot represent the value."""
-
-
 def json_value(value: Any, max_bytes: int) -> Any:
     """The value as JSON, or None if JSON cannot hold it exactly.
 
@@ -104,8 +98,10 @@ def json_value(value: Any, max_bytes: int) -> Any:
         OutputFull: it is longer than `max_bytes`, which is seen before all of it is walked.
     """
     try:
-        return _plain(value, [max_bytes // LEAST_BYTES], MAX_VALUE_DEPTH)
-    except _NoJson:
+        return strict_json.exact(value, max_bytes)
+    except strict_json.TooLong:
+        raise OutputFull from None
+    except strict_json.Inexact:
         return None
 
 
@@ -120,42 +116,6 @@ def short_repr(value: Any) -> str:
 def utf8(text: str) -> str:
     """Escape lone surrogates, which the channel refuses."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _plain(value: Any, left: list[int], depth: int) -> Any:
-    left[0] -= 1
-    if left[0] < 0:
-        raise OutputFull
-    if depth == 0:
-        raise _NoJson
-    kind = type(value)
-    if value is None or kind is bool:
-        return value
-    if kind is int and -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
-        return value
-    if kind is float and math.isfinite(value):
-        return value
-    if kind is str:
-        return _text(value)
-    if kind is list or kind is tuple:
-        return [_plain(item, left, depth - 1) for item in value]
-    if kind is dict:
-        return {_key(key): _plain(item, left, depth - 1) for key, item in value.items()}
-    raise _NoJson
-
-
-def _key(key: Any) -> str:
-    if type(key) is not str:
-        raise _NoJson
-    return _text(key)
-
-
-def _text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _NoJson from None
-    return value
 
 
 def _repr(value: Any, room: int, depth: int) -> str:
