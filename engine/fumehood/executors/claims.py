@@ -7,6 +7,7 @@ class, and never decides whether a run succeeded.
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -168,30 +169,8 @@ def read_value(result: JsonObject | None) -> ValueClaim:
     claim = read_claim(ValueClaim, result) or NO_VALUE
     if not claim.has_value:
         return NO_VALUE.model_copy(update={"notes": claim.notes})
-    return claim if _is_fit(claim.value) else claim.model_copy(update={"value": None})
-
-
-def _is_fit(value: Any) -> bool:
-    """Whether an envelope can hold the value, and every JSON reader would read it alike."""
-    level = [value]
-    for _ in range(strict_json.MAX_VALUE_DEPTH + 1):
-        deeper: list[Any] = []
-        for item in level:
-            if isinstance(item, int) and abs(item) > strict_json.MAX_SAFE_INTEGER:
-                return False
-            if isinstance(item, dict):
-                deeper.extend(item.values())
-            elif isinstance(item, list):
-                deeper.extend(item)
-        if not deeper:
-            return _is_json(value)
-        level = deeper
-    return False
-
-
-def _is_json(value: Any) -> bool:
     try:
-        strict_json.loads(strict_json.dumps(value))
-    except (TypeError, ValueError):
-        return False
-    return True
+        strict_json.exact(claim.value, sys.maxsize)  # the frame's size was bounded
+    except strict_json.Inexact:
+        return claim.model_copy(update={"value": None})
+    return claim

@@ -101,8 +101,6 @@ def _exact(value: Any, left: list[int], depth: int) -> Any:
     left[0] -= len(value) // LEAST_BYTES if kind is str else 1
     if left[0] < 0:
         raise TooLong
-    if depth == 0:
-        raise Inexact
     if value is None or kind is bool:
         return value
     if kind is int and -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
@@ -111,6 +109,8 @@ def _exact(value: Any, left: list[int], depth: int) -> Any:
         return value
     if kind is str and _is_unicode(value):
         return value
+    if depth == 0:
+        raise Inexact
     if kind is list or kind is tuple:
         return [_exact(item, left, depth - 1) for item in value]
     if kind is dict and all(type(key) is str and _is_unicode(key) for key in value):
