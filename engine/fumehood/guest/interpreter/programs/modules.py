@@ -254,6 +254,15 @@ _STATIC: dict[str, dict[str, Any]] = {
     },
 }
 
+NEWER: Mapping[str, frozenset[str]] = types.MappingProxyType(
+    {
+        "itertools": frozenset({"batched"}),
+        "math": frozenset({"fma", "sumprod"}),
+        "random": frozenset({"binomialvariate"}),
+    }
+)
+"""Members of the table that older versions of Python lack."""
+
 MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
         "collections": frozenset({"namedtuple"}),
