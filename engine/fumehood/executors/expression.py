@@ -15,6 +15,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
+from fumehood.executors.claims import ExceptionClaim, read_claim
 from fumehood.executors.endings import (
     MAX_MESSAGE_CHARACTERS,
     Messages,
@@ -171,18 +172,9 @@ def program_details(claimed: Any) -> JsonObject:
     said: JsonObject = {
         **NOTHING_SAID,
         "stdout": claimed["stdout"],
-        "exception": exception if _is_exception(exception) else None,
+        "exception": exception if read_claim(ExceptionClaim, exception) is not None else None,
     }
     return {**said, "truncated": True} if claimed.get("truncated") is True else said
-
-
-def _is_exception(claimed: object) -> bool:
-    return (
-        isinstance(claimed, dict)
-        and claimed.keys() == {"type", "message", "line", "traceback"}
-        and all(isinstance(claimed[key], str) for key in ("type", "message", "traceback"))
-        and isinstance(claimed["line"], int | None)
-    )
 
 
 def _claim(ending: RunEnding) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import anyio
@@ -113,29 +113,21 @@ class ProgramExecutor(Executor):
                 ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
                 with anyio.CancelScope(shield=True):
                     kept = await streams.finish()
-                    outcome = _outcome(run, ending, kept, _Left())
+                    outcome = _outcome(run, ending, kept, files)
                     handle.partial = replace(outcome, redacted=streams.redacted)
             else:
                 streams.discard()
             raise
         with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
-            entries = await files.entries()
+            await files.entries()
             kept = await streams.finish()
-        left = _Left(entries, files.pictures, files.left_out)
-        outcome = _outcome(run, ending, kept, left)
+        outcome = _outcome(run, ending, kept, files)
         return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """The files that a program left in its workspace."""
-
-    files: list[JsonObject] = field(default_factory=list)
-    pictures: list[JsonObject] = field(default_factory=list)
-    left_out: int = 0
-
-
-def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left: _Left) -> Outcome:
+def _outcome(
+    run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left: ProgramFiles
+) -> Outcome:
     tool, limits = run.tool.definition, run.limits
     session_id = run.domain.session_id
     language = LANGUAGES[tool.executor.removeprefix("code:")]

@@ -229,8 +229,9 @@ class ProgramFiles:
         self._done: list[_Coming] = []
         self._names: set[tuple[FileKind, str]] = set()
         self._inline_total = 0
+        self.files: list[JsonObject] = []
         self.pictures: list[JsonObject] = []
-        """The answer's entry for each picture, once `entries` has returned."""
+        """The answer's entry for each file and each picture, once `entries` has returned."""
         self.left_out = 0
         """Files left out: too many, cut short, or with invalid names."""
 
@@ -268,7 +269,7 @@ class ProgramFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """Return the answer's entry for each file, and set `pictures`.
+        """Set `files` and `pictures`, and return the former.
 
         If it is cancelled, blobs may stay that no answer refers to.
         """
@@ -278,11 +279,13 @@ class ProgramFiles:
         pictures = [entry for coming, entry in entries if coming.kind == "image"]
         # In the order in which they were drawn: figure 10 comes after figure 2.
         self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
-        return [entry for coming, entry in entries if coming.kind == "file"]
+        self.files = [entry for coming, entry in entries if coming.kind == "file"]
+        return self.files
 
     def discard(self) -> None:
         """Discard all files, if the run has no answer."""
         self._end_file()
+        self.left_out = 0
         for coming in self._done:
             if coming.draft is not None:
                 coming.draft.discard()
