@@ -164,11 +164,10 @@ def _read_closed(arguments: Result) -> Result:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
             os.chmod(f"/proc/self/fd/{descriptor}", mode | stat.S_IRUSR)
-            piece = _read(arguments)
-            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+            return _read(arguments)
         finally:
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
             os.close(descriptor)
-    return piece
 
 
 def _read_many(arguments: Result) -> Result:
