@@ -67,7 +67,7 @@ class Cleaner:
 
         In a session, a relay of the next host may have come that is not held yet.
         """
-        counted, relays = self._counters.processes(), self._relays()
+        counted, relays = self._counters.read("processes"), self._relays()
         if counted is None or not self._pools.is_settled:
             return False
         own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids}
@@ -132,7 +132,7 @@ class Cleaner:
 
     def _is_one_unseen(self) -> bool:
         """Whether the kernel counts more processes than were found: listing them takes time."""
-        is_counted = self._pools.is_settled and self._counters.processes() is not None
+        is_counted = self._pools.is_settled and self._counters.read("processes") is not None
         return is_counted and not self.is_alone()
 
 

@@ -9,8 +9,10 @@ None, never a guess.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.core import kernel
@@ -21,23 +23,39 @@ UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class _Counter:
-    """One counter: the files that may hold it, its key (None for the whole file), and its unit."""
+class _Source:
+    """The files that may hold a counter, its key (None for the whole file), and its unit."""
 
     files: tuple[str, ...]
     key: str | None = None
     unit: int = 1
 
 
-_CPU_NS = (_Counter(("cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")),
-           _Counter(("cpu.stat",), "usage_usec", 1000))  # fmt: skip
-_OOM_KILLS = (_Counter(("memory/memory.oom_control",), "oom_kill"),
-              _Counter(("memory.events",), "oom_kill"))  # fmt: skip
-_PEAK_BYTES = (_Counter(("memory/memory.max_usage_in_bytes", "memory.peak")),)
-_MEMORY_LIMIT = (_Counter(("memory/memory.limit_in_bytes", "memory.max")),)
-_REFUSED_PROCESSES = (_Counter(("pids/pids.events", "pids.events"), "max"),)
-_PROCESSES = (_Counter(("pids/pids.current", "pids.current")),)
-_PROCESS_LIMIT = (_Counter(("pids/pids.max", "pids.max")),)
+Counter = Literal[
+    "cpu_ns", "oom_kills", "peak_bytes", "refused_processes", "processes", "memory_limit",
+    "process_limit",
+]  # fmt: skip
+"""CPU time of every process that was ever in the container; processes killed because memory ran
+out; peak memory; refused starts of processes; processes and threads now; the two limits.
+"""
+
+_SOURCES: Mapping[Counter, tuple[_Source, ...]] = MappingProxyType(
+    {
+        "cpu_ns": (
+            _Source(("cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")),
+            _Source(("cpu.stat",), "usage_usec", 1000),
+        ),
+        "oom_kills": (
+            _Source(("memory/memory.oom_control",), "oom_kill"),
+            _Source(("memory.events",), "oom_kill"),
+        ),
+        "peak_bytes": (_Source(("memory/memory.max_usage_in_bytes", "memory.peak")),),
+        "refused_processes": (_Source(("pids/pids.events", "pids.events"), "max"),),
+        "processes": (_Source(("pids/pids.current", "pids.current")),),
+        "memory_limit": (_Source(("memory/memory.limit_in_bytes", "memory.max")),),
+        "process_limit": (_Source(("pids/pids.max", "pids.max")),),
+    }
+)
 
 
 class Counters:
@@ -45,52 +63,28 @@ class Counters:
 
     def __init__(self, root: str = ROOT) -> None:
         self._root = root
-        self._cpu = self._open(_CPU_NS)
-        self._oom_kills = self._open(_OOM_KILLS)
-        self._peak = self._open(_PEAK_BYTES)
-        self._refused = self._open(_REFUSED_PROCESSES)
-        self._processes = self._open(_PROCESSES)
-        self.memory_limit = self._read_once(_MEMORY_LIMIT)
-        self.process_limit = self._read_once(_PROCESS_LIMIT)
+        self._opened = {name: self._open(sources) for name, sources in _SOURCES.items()}
+        self.memory_limit = self._limit("memory_limit")
+        self.process_limit = self._limit("process_limit")
 
-    def cpu_ns(self) -> int | None:
-        """CPU time of every process that was ever in the container."""
-        return _read(self._cpu)
+    def read(self, name: Counter) -> int | None:
+        """The present value of a counter."""
+        return _read(self._opened[name])
 
-    def oom_kills(self) -> int | None:
-        """How many processes the kernel killed because memory ran out."""
-        return _read(self._oom_kills)
-
-    def peak_bytes(self) -> int | None:
-        """Peak memory of the container."""
-        return _read(self._peak)
-
-    def refused_processes(self) -> int | None:
-        """How often a process could not start because there were too many."""
-        return _read(self._refused)
-
-    def processes(self) -> int | None:
-        """How many processes and threads there are now."""
-        return _read(self._processes)
-
-    def _open(self, counters: Sequence[_Counter]) -> tuple[int, _Counter] | None:
-        for counter in counters:
-            for file in counter.files:
+    def _open(self, sources: Sequence[_Source]) -> tuple[int, _Source] | None:
+        for source in sources:
+            for file in source.files:
                 try:
                     opened = os.open(f"{self._root}/{file}", os.O_RDONLY | os.O_CLOEXEC)
                 except OSError:
                     continue
-                if _read((opened, counter)) is not None:
-                    return opened, counter
+                if _read((opened, source)) is not None:
+                    return opened, source
                 os.close(opened)
         return None
 
-    def _read_once(self, counters: Sequence[_Counter]) -> int | None:
-        opened = self._open(counters)
-        if opened is None:
-            return None
-        value = _read(opened)
-        os.close(opened[0])
+    def _limit(self, name: Counter) -> int | None:
+        value = self.read(name)
         return None if value is None or value > UNLIMITED else value
 
 
@@ -105,17 +99,17 @@ class Meter:
         """All counters at this moment."""
         own = [os.getpid(), *self._own_pids()]
         return Measures(
-            cpu_ns=self._counters.cpu_ns(),
+            cpu_ns=self._counters.read("cpu_ns"),
             own_cpu_ns=sum(kernel.process_cpu_ns(pid) or 0 for pid in own),
-            oom_kills=self._counters.oom_kills(),
-            refused_processes=self._counters.refused_processes(),
-            peak_bytes=self._counters.peak_bytes(),
+            oom_kills=self._counters.read("oom_kills"),
+            refused_processes=self._counters.read("refused_processes"),
+            peak_bytes=self._counters.read("peak_bytes"),
         )
 
     def is_out_of_memory(self, run: Run) -> bool:
         """Whether the kernel has killed a process for memory since the run began."""
         before = run.before.oom_kills if run.before is not None else None
-        return before is not None and (self._counters.oom_kills() or 0) > before
+        return before is not None and (self._counters.read("oom_kills") or 0) > before
 
     def cpu_ms(self, run: Run) -> float | None:
         """CPU time of the program and its descendants: the container's, minus the guest's own."""
@@ -132,7 +126,7 @@ class Meter:
         """Memory of the largest process, or of the container if this run raised its peak and ran
         out of memory.
         """
-        peak = self._counters.peak_bytes()
+        peak = self._counters.read("peak_bytes")
         before = run.before.peak_bytes if run.before is not None else None
         if ended_by == "memory" and peak and peak > (before or 0):
             return peak
@@ -141,21 +135,21 @@ class Meter:
     def has_refused_processes(self, run: Run) -> bool:
         """Whether a process was refused since the run began."""
         before = run.before.refused_processes if run.before is not None else None
-        return before is not None and (self._counters.refused_processes() or 0) > before
+        return before is not None and (self._counters.read("refused_processes") or 0) > before
 
 
-def _read(opened: tuple[int, _Counter] | None) -> int | None:
+def _read(opened: tuple[int, _Source] | None) -> int | None:
     if opened is None:
         return None
-    descriptor, counter = opened
+    descriptor, source = opened
     try:
         text = os.pread(descriptor, 4096, 0).decode("ascii")
-        if counter.key is None:
-            return int(text) * counter.unit
+        if source.key is None:
+            return int(text) * source.unit
         for line in text.splitlines():
             key, _, value = line.partition(" ")
-            if key == counter.key:
-                return int(value) * counter.unit
+            if key == source.key:
+                return int(value) * source.unit
     except (OSError, ValueError):  # `max` is no number: there is no limit
         pass
     return None

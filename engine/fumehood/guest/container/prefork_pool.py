@@ -116,7 +116,7 @@ class PreforkPool:
         self._coming: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
         os.set_blocking(self._orders.fileno(), False)
-        selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
+        selector.register(self._orders, selectors.EVENT_READ, self.receive)
 
     def stock(self, wanted: int | None = None) -> None:
         """Order missing children; by default up to the number of spares."""
@@ -127,10 +127,6 @@ class PreforkPool:
     def preload(self) -> None:
         """Make the zygote load its modules, which takes a while."""
         self._orders.sendall(PRELOAD)
-
-    def receive(self) -> None:
-        """Handle the notices of the zygote. Raises PreforkFailed."""
-        self._on_zygote()
 
     @property
     def pids(self) -> set[int]:
@@ -156,7 +152,8 @@ class PreforkPool:
             os.close(descriptor)
         self._ordered.append(child)
 
-    def _on_zygote(self) -> None:
+    def receive(self) -> None:
+        """Handle the notices of the zygote. Raises PreforkFailed."""
         while True:
             try:
                 notice = Notice.unpack(self._orders.recv(NOTICE_BYTES))

@@ -46,8 +46,8 @@ def test_both_cgroup_versions_are_read_with_missing_counters_as_none(
 ) -> None:
     found = _counters(tmp_path, files)
     assert (
-        found.cpu_ns(), found.oom_kills(), found.peak_bytes(), found.refused_processes(),
-        found.processes(),
+        found.read("cpu_ns"), found.read("oom_kills"), found.read("peak_bytes"),
+        found.read("refused_processes"), found.read("processes"),
     ) == expected  # fmt: skip
     limits = (found.memory_limit, found.process_limit)
     assert limits == ((167772160, 76) if files else (None, None))
