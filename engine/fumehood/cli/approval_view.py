@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 
 from fumehood.approvals.model import Approval, ApprovalState, RememberedRule
 from fumehood.approvals.wording import (
@@ -194,7 +194,7 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
         yield from warning(words, columns)
     rest = {key: value for key, value in preview.items() if not is_shown(key, value)}
     if rest:
-        yield from _as_json("in all", rest, columns)
+        yield from _value("in all", rest, columns)
     if preview.get("truncated"):
         yield Line("The list is incomplete.", "warning")
 
@@ -223,15 +223,6 @@ def _diff(diff: str, columns: int) -> Iterator[Line]:
     kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
     for line in diff.removesuffix("\n").split("\n"):
         yield from theirs(line, columns, kinds.get(line[:1], "theirs"))
-
-
-def _as_json(name: str, value: JsonObject, columns: int) -> Iterator[Line]:
-    shown = json_line(value)
-    if len(shown) <= columns - len(name) - len(MARK):
-        yield from plain(f"{INDENT}{name}: {shown}", columns)
-        return
-    yield from plain(INDENT + name, columns)
-    yield from theirs(json_lines(value), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +254,6 @@ def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
     """Fold text into pieces that fit; `indent` starts every piece after the first."""
     if len(text) <= columns and cell_len(text) <= columns:
         return [text]
-    pieces: list[str] = []
-    piece, used = "", 0
-    for char in text:
-        width = cell_len(char)
-        if used + width > columns:
-            pieces.append(piece)
-            piece, used = indent, cell_len(indent)
-        piece += char
-        used += width
-    return [*pieces, piece]
+    first = chop_cells(text, columns)[0]
+    others = chop_cells(text.removeprefix(first), max(1, columns - cell_len(indent)))
+    return [first, *(indent + piece for piece in others)]

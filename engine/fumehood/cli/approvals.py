@@ -34,8 +34,8 @@ from fumehood.cli.options import (
     CredentialStdin,
     Limit,
     deadline,
+    newest,
     one_line,
-    pages,
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
@@ -93,7 +93,7 @@ def list_approvals(
 
     query = {"state": _state(state), "tool": tool, "agent": agent}
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
-        found, has_more = _newest(client.approvals, query, limit)
+        found, has_more = newest(partial(client.approvals.list, **query), limit)
         changes = () if mine or wants_json(as_json) else client.changes()
     if wants_json(as_json):
         _show_json([approval.model_dump(mode="json") for approval in found])
@@ -113,9 +113,16 @@ def show_approval(
     socket: ControlSocketPath = None,
 ) -> None:
     """Show one approval in full: every argument, and the changes it would make."""
+    from fumehood.cli.approval_view import approval_lines
+    from fumehood.cli.show import wants_json
+
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
-    _show_one(found, as_json=as_json)
+    if wants_json(as_json):
+        _show_json(found.model_dump(mode="json"))
+    else:
+        lines = approval_lines(found, datetime.now(UTC), shutil.get_terminal_size().columns)
+        _print_lines(lines, to_stderr=False)
 
 
 @approvals.command("approve")
@@ -153,8 +160,10 @@ def approve(
     socket: ControlSocketPath = None,
 ) -> None:
     """Approve calls: each is shown, then you confirm. Several are approved all or none."""
+    from fumehood.cli.call import read_arguments
+
     wish = _wish(remember, remember_until, uses, same, any_arguments=any_arguments)
-    arguments = None if edit is None else _edited(edit)
+    arguments = None if edit is None else read_arguments(edit)
     decision = NewDecision(decision="approve", reason=reason, arguments=arguments, remember=wish)
     looked_at = _looked_at(approval_ids, version)
     if len(looked_at) > 1 and edit is not None:
@@ -335,47 +344,20 @@ def _decide(
             )
             for asked, approval in zip(looked_at, seen, strict=True)
         ]
-        decided = _send(client, items)
+        decided = client.approvals.decide_all(items)
     _show_decided(decided, as_json=as_json)
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """End the command if the engine would refuse a decision, naming every such approval."""
-    faults = []
+    """End the command if the engine would refuse a decision, instead of asking for it."""
     for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
-        if approval.state is ApprovalState.INTERRUPTED:
-            faults.append(
-                f"{approval_id} was interrupted: its call may have taken effect, and is not run "
-                "again. Find out what happened, then record it:\n"
-                f"  fumehood approvals resolve {approval_id} --outcome done|failed"
-            )
-        elif approval.state is not ApprovalState.PENDING:
-            faults.append(f"{approval_id} was already {approval.state}.")
+        found = ""
+        if approval.state is not ApprovalState.PENDING:
+            found = f"was already {approval.state}"
         elif version not in (None, approval.version):
-            faults.append(
-                f"{approval_id} is now version {approval.version}, not {version}. Look at it again."
-            )
-    if faults:
-        fail("\n".join([*faults, "Nothing was decided."]), ExitCode.TOOL_FAILED)
-
-
-def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Approval]:
-    if len(items) > 1:
-        return client.approvals.decide_all(items)
-    (item,) = items
-    chosen = item.decision
-    if chosen.decision == "deny":
-        return [client.approvals.deny(item.approval_id, version=item.version, reason=chosen.reason)]
-    return [
-        client.approvals.approve(
-            item.approval_id,
-            version=item.version,
-            reason=chosen.reason,
-            arguments=chosen.arguments,
-            remember=chosen.remember,
-            action_digest=chosen.action_digest,
-        )
-    ]
+            found = f"is now version {approval.version}, not {version}"
+        if found:
+            fail(f"{approval_id} {found}. Nothing was decided.", ExitCode.TOOL_FAILED)
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
@@ -410,7 +392,7 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
     changes = client.approvals.next_change(-1)
     is_first = True
     while True:
-        found, _ = _newest(client.approvals, {"state": None}, PAGE)
+        found = client.approvals.list(limit=PAGE).items
         for approval in reversed(found):
             is_news = versions.get(approval.id) != approval.version
             versions[approval.id] = approval.version
@@ -420,15 +402,6 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
         kept = {approval.id for approval in found}
         versions = {key: value for key, value in versions.items() if key in kept}
         changes = client.approvals.next_change(changes)
-
-
-def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], bool]:
-    found: list[Approval] = []
-    for page in pages(partial(seen.list, **query, limit=min(PAGE, limit))):
-        found += page.items
-        if len(found) >= limit:
-            return found[:limit], page.has_more or len(found) > limit
-    return found, False
 
 
 @contextmanager
@@ -453,12 +426,6 @@ def _state(given: str) -> str | None:
     if given not in known:
         fail(f"--state takes {', '.join(known)}, or any.", ExitCode.USAGE)
     return given
-
-
-def _edited(given: str) -> JsonObject:
-    from fumehood.cli.call import read_arguments
-
-    return read_arguments(given)
 
 
 def _wish(
@@ -492,17 +459,6 @@ def _wish(
 def _show_json(value: Any) -> None:
     """Print ASCII JSON: untrusted characters could change the direction of a terminal's text."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def _show_one(approval: Approval, *, as_json: bool) -> None:
-    from fumehood.cli.approval_view import approval_lines
-    from fumehood.cli.show import wants_json
-
-    if wants_json(as_json):
-        _show_json(approval.model_dump(mode="json"))
-    else:
-        lines = approval_lines(approval, datetime.now(UTC), shutil.get_terminal_size().columns)
-        _print_lines(lines, to_stderr=False)
 
 
 def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:

@@ -19,13 +19,13 @@ from fumehood.cli.options import (
     OfAgent,
     OfTool,
     SocketPath,
-    pages,
+    newest,
 )
 from fumehood.cli.options import moment as read_moment
 from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.core.call_log import CallRecord
-from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS, MAX_PAGE
+from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS
 
 if TYPE_CHECKING:
     from fumehood.cache.model import ClearedCache
@@ -58,7 +58,7 @@ def list_calls(
 
     filters = _filters(since, agent, tool, code)
     with calling(socket, as_json=as_json) as client:
-        records, has_more = _newest(client, filters, limit)
+        records, has_more = newest(partial(client.calls, **filters), limit)
     show_calls(records, as_json=wants_json(as_json))
     if has_more and not wants_json(as_json):
         print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
@@ -149,21 +149,6 @@ def _filters(
     return {"since": moment, "agent": agent, "tool": tool, "code": code}
 
 
-def _newest(
-    client: Client, filters: dict[str, Any], limit: int, known: str | None = None
-) -> tuple[list[CallRecord], bool]:
-    """Fetch the newest records, up to `limit` or a known one; and whether there are more."""
-    found: list[CallRecord] = []
-    for page in pages(partial(client.calls, **filters, limit=min(MAX_PAGE, limit))):
-        for record in page.items:
-            if record.call_id == known:
-                return found, False
-            found.append(record)
-        if len(found) >= limit:
-            return found[:limit], page.has_more or len(found) > limit
-    return found, False
-
-
 def _followed(
     client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
 ) -> Iterator[CallRecord]:
@@ -173,14 +158,15 @@ def _followed(
     """
     from fumehood.client import DaemonUnavailable
 
-    before, _ = _newest(client, filters, max(limit, 1))
-    newest = before[0].call_id if before else None
+    fetch = partial(client.calls, **filters)
+    before, _ = newest(fetch, max(limit, 1))
+    last = before[0].call_id if before else None
     yield from reversed(before[:limit])
     is_away = False
     while True:
         pause()
         try:
-            fresh, _ = _newest(client, filters, sys.maxsize, known=newest)
+            fresh, _ = newest(fetch, sys.maxsize, known=last)
         except DaemonUnavailable as away:
             if not is_away:
                 say(f"{away} Waiting for it.", to_stderr=True)
@@ -188,7 +174,7 @@ def _followed(
             continue
         is_away = False
         if fresh:
-            newest = fresh[0].call_id
+            last = fresh[0].call_id
             yield from reversed(fresh)
 
 

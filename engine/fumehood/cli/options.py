@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from fumehood.cli.exits import ExitCode, fail
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
-from fumehood.core.pages import MAX_ITEMS
+from fumehood.core.pages import MAX_ITEMS, MAX_PAGE
 from fumehood.protocol import strict_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -122,6 +123,22 @@ def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
         cursor = getattr(page, "pagination", page).next_cursor
         if cursor is None:
             return
+
+
+def newest(
+    fetch: Callable[..., Any], limit: int, known: str | None = None
+) -> tuple[list[Any], bool]:
+    """Fetch the first `limit` items, or those before the call `known`; and whether there are
+    more."""
+    found: list[Any] = []
+    for page in pages(partial(fetch, limit=min(MAX_PAGE, limit))):
+        for item in page.items:
+            if known is not None and item.call_id == known:
+                return found, False
+            found.append(item)
+        if len(found) >= limit:
+            return found[:limit], page.has_more or len(found) > limit
+    return found, False
 
 
 def counted(count: int, noun: str) -> str:
