@@ -1,7 +1,7 @@
-"""A running call on the terminal: live output, a progress bar, and Ctrl-C to cancel.
+"""A running call on the terminal: live output, progress, and Ctrl-C to cancel.
 
-A program's output is untrusted: escaped on a terminal, unchanged elsewhere. The bar is drawn on
-stderr, only if that is a terminal and the line is empty.
+A program's output is untrusted: escaped on a terminal, unchanged elsewhere. Progress is
+shown on stderr, only if that is a terminal and the line is empty.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.text import Text
 
 from fumehood.cli.exits import write
 from fumehood.core.envelope import Envelope
-from fumehood.core.escaping import printable
+from fumehood.core.escaping import printable, visible
 from fumehood.core.events import (
     ErrorEvent,
     Event,
@@ -63,13 +63,12 @@ def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope
 
 
 class _Screen:
-    """Two streams that may share one terminal, and a bar between their lines."""
+    """Two streams that may share one terminal, and the progress below their last line."""
 
     def __init__(self, stdout: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": sys.stderr}
         self._is_at_start = True
-        """At the start of a terminal line: elsewhere a bar would overwrite output."""
-        self._bar: Progress | None = None
+        """At the start of a terminal line: elsewhere the progress would overwrite output."""
         self._last: ProgressEvent | None = None
 
     def output(self, event: OutputEvent) -> None:
@@ -78,30 +77,13 @@ class _Screen:
             self.clear()
             self._is_at_start = event.text.endswith("\n")
         write(stream, event.text)
-        if self._last is not None:  # redraw the bar below the new output
-            self._draw(self._last)
+        self._draw()
 
     def progress(self, event: ProgressEvent) -> None:
         if not event.id.startswith("0:"):
+            self.clear()
             self._last = event
-            self._draw(event)
-
-    def _draw(self, event: ProgressEvent) -> None:
-        if not (self._is_at_start and sys.stderr.isatty()):
-            return
-        if self._bar is None:
-            console = Console(stderr=True, highlight=False)
-            words_as_they_are = TextColumn("{task.fields[words]}", markup=False)
-            columns = (BarColumn(), TaskProgressColumn(), words_as_they_are)
-            self._bar = Progress(
-                *columns, console=console, transient=True, auto_refresh=False,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._bar.add_task("", total=100, words=_words(event))
-            self._bar.update(self._bar.task_ids[0], completed=event.progress)
-            self._bar.start()
-        bar, (task,) = self._bar, self._bar.task_ids
-        bar.update(task, completed=event.progress, words=_words(event), refresh=True)
+            self._draw()
 
     def say(self, message: str) -> None:
         self.clear()
@@ -109,15 +91,19 @@ class _Screen:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Remove the progress."""
+        if self._is_drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
+    @property
+    def _is_drawn(self) -> bool:
+        return self._last is not None and self._is_at_start and sys.stderr.isatty()
 
-def _words(event: ProgressEvent) -> str:
-    """Escape the message and put it on one line: it is also untrusted."""
-    return " ".join(printable(event.message).split())
+    def _draw(self) -> None:
+        if self._last is not None and self._is_drawn:
+            line = Text(f"{self._last.progress:.0f}% {visible(self._last.message)}")
+            Console(stderr=True).print(line, no_wrap=True, overflow="ellipsis", end="\r")
 
 
 class _Interrupt:
