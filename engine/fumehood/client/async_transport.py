@@ -43,7 +43,9 @@ class AsyncTransport:
 
     async def send(self, request: ApiRequest[T]) -> T:
         """Return the answer to one request. Raises DaemonUnavailable, or as `request.read`."""
-        return read_answer(request, await self._exchange(request), self._endpoint)
+        answer: list[bytes] = []
+        await self._receive(request, answer.append, answer.append)
+        return read_answer(request, b"".join(answer), self._endpoint)
 
     async def download(self, request: ApiRequest[None], write: Write) -> None:
         """Pass the bytes of an answer to `write` as they arrive.
@@ -54,28 +56,9 @@ class AsyncTransport:
             DaemonUnavailable: no server answers, or the answer is incomplete.
             Refused: the engine refuses the request.
         """
-        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
-        for is_last in (False, True):
-            progress, has_begun = Progress(), False
-            try:
-                async with self._http.stream(
-                    request.method,
-                    request.path,
-                    headers=headers,
-                    timeout=timeout,
-                    extensions={"trace": progress.note_async},
-                ) as answer:
-                    if not answer.is_success:
-                        return read_answer(request, await answer.aread(), self._endpoint)
-                    async for chunk in answer.aiter_bytes():
-                        has_begun = True
-                        write(chunk)
-                    return None
-            except httpx2.HTTPError as error:
-                failed = unavailable(request, self._endpoint, error, progress)
-                if is_last or has_begun or not may_send_again(request, error, progress):
-                    break
-        raise failed
+        refusal: list[bytes] = []
+        if not await self._receive(request, write, refusal.append):
+            read_answer(request, b"".join(refusal), self._endpoint)
 
     async def upload(
         self, request: ApiRequest[T], chunks: AsyncIterator[bytes], size: int | None
@@ -114,14 +97,7 @@ class AsyncTransport:
             request, failed = following.request, None
             progress, has_begun = Progress(), False
             try:
-                async with self._http.stream(
-                    request.method,
-                    request.path,
-                    content=request.content,
-                    headers=self._endpoint.headers(request),
-                    timeout=self._endpoint.timeout(request),
-                    extensions={"trace": progress.note_async},
-                ) as answer:
+                async with self._stream(request, progress) as answer:
                     has_begun = True
                     if is_followed(answer.headers):
                         async for chunk in answer.aiter_raw():
@@ -129,8 +105,6 @@ class AsyncTransport:
                                 yield event
                     elif (only := following.read_answer(await answer.aread())) is not None:
                         yield only
-            except httpx2.InvalidURL as error:
-                raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
                 failed = unavailable(request, self._endpoint, error, progress)
                 if not has_begun and following.may_send_again(error, progress):
@@ -143,26 +117,32 @@ class AsyncTransport:
         """Close every connection."""
         await self._http.aclose()
 
-    async def _exchange(self, request: ApiRequest[Any]) -> bytes:
-        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
+    async def _receive(self, request: ApiRequest[Any], write: Write, write_refusal: Write) -> bool:
+        """Pass the bytes of an answer on, by its status, and return whether it is a success."""
         for is_last in (False, True):
-            progress = Progress()
+            progress, has_begun = Progress(), False
             try:
-                answer = await self._http.request(
-                    request.method,
-                    request.path,
-                    content=request.content,
-                    headers=headers,
-                    timeout=timeout,
-                    extensions={"trace": progress.note_async},
-                )
+                async with self._stream(request, progress) as answer:
+                    take = write if answer.is_success else write_refusal
+                    async for chunk in answer.aiter_bytes():
+                        has_begun = True
+                        take(chunk)
+                    return bool(answer.is_success)
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
                 failed = unavailable(request, self._endpoint, error, progress)
-                if is_last or not may_send_again(request, error, progress):
+                if is_last or has_begun or not may_send_again(request, error, progress):
                     break
-            else:
-                return answer.content
         # Outside the handler, so that the library's error and its references are freed.
         raise failed
+
+    def _stream(self, request: ApiRequest[Any], progress: Progress) -> Any:
+        return self._http.stream(
+            request.method,
+            request.path,
+            content=request.content,
+            headers=self._endpoint.headers(request),
+            timeout=self._endpoint.timeout(request),
+            extensions={"trace": progress.note_async},
+        )

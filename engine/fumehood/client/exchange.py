@@ -8,9 +8,7 @@ of a stream is delivered once, however often it is resumed.
 
 from __future__ import annotations
 
-import contextlib
 import random
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +16,8 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from fumehood.client.api_request import (
-    CONNECT_TIMEOUT_S,
-    ApiRequest,
-    DaemonUnavailable,
-    address,
-)
+from fumehood.client.api_request import ApiRequest, DaemonUnavailable, address
+from fumehood.client.once import Connection
 from fumehood.core.events import LAST_KINDS, ErrorEvent, Event, event_of, last_event
 from fumehood.protocol import sse, strict_json
 from fumehood.protocol.messages import decode_envelope
@@ -112,12 +106,10 @@ def found_socket(*, control: bool) -> Path:
 
 def require_listener(path: Path) -> None:
     """Raise DaemonUnavailable if nothing listens on the socket. Nothing is sent."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(CONNECT_TIMEOUT_S)
-        try:
-            connection.connect(str(path))
-        except OSError as error:
-            raise _not_reached(path, error) from None
+    try:
+        Connection(path).close()
+    except OSError as error:
+        raise not_reached(path, error) from None
 
 
 class Progress:
@@ -267,7 +259,7 @@ def unavailable(
     request: ApiRequest[Any], endpoint: Endpoint, error: httpx2.HTTPError, progress: Progress
 ) -> DaemonUnavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return _not_reached(endpoint.path, error)
+        return not_reached(endpoint.path, error)
     was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
     return no_answer(request, endpoint.path, error, was_sent=was_sent)
 
@@ -285,7 +277,7 @@ def no_answer(
     )
 
 
-def _not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
+def not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
     if _is_forbidden(error):
         return DaemonUnavailable(
             f"Permission denied: {path}. If the engine is a service, your user must be "
@@ -304,12 +296,7 @@ def _how_to_start(path: Path) -> str:
             "It is the socket of a service, which is not running. Ask the machine's "
             "administrator to start it: systemctl start fumehood"
         )
-    from fumehood.protocol.sockets import ConfigError  # reads settings
-
-    usual: tuple[Path, ...] = ()
-    with contextlib.suppress(ConfigError):
-        usual = (found_socket(control=False), found_socket(control=True))
-    return f"Start one with: fumehood serve{'' if path in usual else f' --socket {path}'}"
+    return "Start one with: fumehood serve"
 
 
 def _is_forbidden(error: BaseException) -> bool:

@@ -2,8 +2,7 @@
 
 Client side. The library behind `Client` takes longer to import than a call takes, so commands that
 send one request use `send_once`, and `fumehood mcp` keeps connections of this kind. Invariant: a
-request is sent once. If no connection was made nothing was sent, and `Transport` tries instead,
-which can explain the failure.
+request is sent once.
 """
 
 from __future__ import annotations
@@ -112,8 +111,10 @@ def send_once(path: Path, request: ApiRequest[T], credential: str | None = None)
         headers["content-type"] = "application/json"
     try:
         connection = Connection(path)
-    except OSError:
-        return _explain_or_send(path, request, credential)
+    except OSError as error:
+        from fumehood.client.exchange import not_reached
+
+        raise not_reached(path, error) from None
     connection.limit(request.work_s + ANSWER_GRACE_S)
     try:
         raw = connection.ask(request.method, request.path, headers, request.content or b"").read()
@@ -129,11 +130,3 @@ def send_once(path: Path, request: ApiRequest[T], credential: str | None = None)
         from fumehood.client.exchange import no_engine
 
         raise no_engine(request, path) from None
-
-
-def _explain_or_send(path: Path, request: ApiRequest[T], credential: str | None) -> T:
-    from fumehood.client.exchange import Endpoint
-    from fumehood.client.sync.transport import Transport
-
-    endpoint = Endpoint(path, credential, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)
-    return Transport(endpoint).send(request)

@@ -1,7 +1,7 @@
 """A call's arguments as fields of a form, made from the tool's schema, and back.
 
 The prefix of a field's name is its format: `text:NAME`, `number:NAME`, `choice:NAME` and
-`json:NAME` (the last two are JSON). `given:NAME` marks an argument that is not left out; a choice
+`json:NAME` (the last three are JSON). `given:NAME` marks an argument that is not left out; a choice
 that is not empty needs no mark. The browser may send anything: the engine validates the result like
 a new call. Invariant: a form that is sent back unchanged gives equal arguments. A text that a
 browser would change (line ends) or a reader would misread (invisible characters) is therefore
@@ -11,8 +11,6 @@ edited as JSON.
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,8 +28,6 @@ LONG_TEXT = 60
 
 MAX_TEXT = 200_000
 """Maximum length of all arguments together, in characters of JSON."""
-
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +110,7 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
         try:
             if kind == "text":
                 arguments[name] = text.replace("\r\n", "\n")
-            elif kind == "number":
-                arguments[name] = _number(text.strip())
-            elif kind in ("choice", "json"):
+            elif kind in ("number", "choice", "json"):
                 arguments[name] = strict_json.loads(text.encode())
         except ValueError as error:
             errors[name] = "This is not a number." if kind == "number" else _no_json(error)
@@ -178,15 +172,6 @@ def _is_plain(text: str) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(text: str) -> int | float:
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(text)
-    found: int | float = json.loads(text)
-    if len(text) > 1000 or not math.isfinite(found):
-        raise ValueError(text)
-    return found
 
 
 def _object(value: Any) -> JsonObject:

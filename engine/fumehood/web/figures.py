@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from fumehood.answers import CallDetails
@@ -132,10 +132,7 @@ def ms(number: float) -> str:
 
 def money(text: str) -> str:
     """Format an amount without trailing zeros; zero becomes an empty text."""
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        return text
+    amount = Decimal(text)
     return f"{amount.normalize():,f}" if amount else ""
 
 
@@ -144,15 +141,6 @@ def figure(number: float) -> str:
     if number == int(number):
         return f"{int(number):,}"
     return f"{number:,.2f}" if number >= 1 else f"{number:.4f}"
-
-
-def instant(text: str) -> datetime | None:
-    """Parse a timestamp of the call log, or return None if it is invalid."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo is not None else None
 
 
 def percent(part: float, whole: float) -> str:
@@ -246,7 +234,7 @@ def call_facts(details: CallDetails) -> list[tuple[str, str]]:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "call_facts": call_facts, "container_state": container_state, "figure": figure,
-    "health_of": health_of, "instant": instant, "limits_in_words": limits_in_words,
+    "health_of": health_of, "instant": datetime.fromisoformat, "limits_in_words": limits_in_words,
     "money": money, "ms": ms, "percent": percent, "place_of": place_of, "share": share,
     "size": size, "size_of": size_of,
 }  # fmt: skip

@@ -62,8 +62,6 @@ MAX_FORM_BYTES = 4_000_000
 MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
 """Fields of a form: two for each argument of a call, the value and the mark that it is given."""
 
-"""Maximum number of fields in a form."""
-
 FORM_S = 30.0
 """Seconds for a form to arrive."""
 

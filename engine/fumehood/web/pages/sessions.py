@@ -16,8 +16,6 @@ from fumehood.core.pages import MAX_PAGE
 from fumehood.web.text import MAX_SHOWN
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
-"""Maximum bytes of a file that the page shows."""
-
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
 """Maximum size of a download in bytes, because the file is held in memory. `fumehood sessions get`
 downloads larger ones."""
