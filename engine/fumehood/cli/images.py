@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, age
+from fumehood.cli.options import AsJson, age, read_text
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 
@@ -86,7 +86,7 @@ def new_image(
     from fumehood.cli.show import show_json, wants_json
     from fumehood.sandbox.images.own_image import ImageRequest
 
-    text = "" if requirements is None else _read_list(requirements)
+    text = "" if requirements is None else read_text(str(requirements), str(requirements))
     request = ImageRequest(name, text, tuple(packages or ()), below)
     image = _make(request, base or "", replace=replace)
     print(
@@ -188,15 +188,6 @@ def _configured_images() -> list[str]:
     config = read_config()
     of_languages = config.container.images.model_dump().values()
     return list(dict.fromkeys([*of_languages, config.sessions.image]))
-
-
-def _read_list(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        fail(f"{path} cannot be read: {error.strerror}.", ExitCode.USAGE)
-    except UnicodeDecodeError:
-        fail(f"{path} is not UTF-8.", ExitCode.USAGE)
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:

@@ -76,16 +76,12 @@ def serve(
         return
     if wait is not None and not 0 < wait < float("inf"):
         fail("--wait takes a number of seconds over 0.", ExitCode.USAGE)
-    from fumehood.mcp.stdio import Unavailable, ask_daemon
+    from fumehood.mcp.stdio import Unavailable
     from fumehood.mcp.stdio import serve as serve_client
 
     path = find_socket(socket)
     signal.signal(signal.SIGTERM, _end)
     try:
-        try:
-            ask_daemon(path, "GET", "/v1/health")
-        except Unavailable as error:  # which each call says as well, until there is an engine
-            say(str(error), to_stderr=True)
         if sys.stdin.isatty():
             say(
                 "An MCP client speaks here, in lines of JSON. Ctrl-C stops it. To set one up:\n"

@@ -89,6 +89,15 @@ def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
     return raw
 
 
+def read_text(name: str, what: str) -> str:
+    """Read UTF-8 text from a file, or from standard input (`-`)."""
+    raw = read_bytes(name, what)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{what} is not UTF-8 at byte {error.start}.", ExitCode.USAGE)
+
+
 def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
     """Parse a JSON object that a user wrote; `hint` is added to the message if it is not one."""
     try:

@@ -19,7 +19,7 @@ import typer
 
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
-from fumehood.cli.options import Packages, SocketPath, read_bytes
+from fumehood.cli.options import Packages, SocketPath, read_bytes, read_text
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.escaping import visible
@@ -289,15 +289,6 @@ def _saved(
                     yield entry
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)
-
-
-def read_text(name: str, what: str) -> str:
-    """Read UTF-8 text from a file, or from standard input (`-`)."""
-    raw = read_bytes(name, what)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{what} is not UTF-8 at byte {error.start}.", ExitCode.USAGE)
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:

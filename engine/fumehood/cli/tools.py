@@ -253,8 +253,7 @@ def export_tools(
     if not explain:
         show_json(list(found.tools))
         if losses:
-            words = "parts cannot be expressed" if len(losses) > 1 else "part cannot be expressed"
-            typer.echo(f"{len(losses)} {words}; --explain shows what and why", err=True)
+            typer.echo(f"not expressed: {len(losses)}; --explain shows what and why", err=True)
     elif wants_json(as_json):
         show_json(losses)
     else:

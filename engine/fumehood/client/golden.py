@@ -149,7 +149,10 @@ class Cassette:
         if self._client is None:
             return self._replay(tool, arguments or {})
         answer = self._client.call(tool, arguments, **options)
-        self._keep(tool, arguments, options, answer)
+        call = GoldenCall(
+            tool=tool, arguments=arguments or {}, options=dict(options), answer=answer
+        )
+        self._recorded.append(call)
         return answer
 
     def finish(self) -> None:
@@ -163,12 +166,6 @@ class Cassette:
         if self._left:
             names = ", ".join(each.tool for each in self._left[:5])
             raise UnexpectedCall(f"{len(self._left)} recorded calls were not made: {names}")
-
-    def _keep(self, tool: str, arguments: Any, options: Any, answer: Envelope) -> None:
-        call = GoldenCall(
-            tool=tool, arguments=arguments or {}, options=dict(options), answer=answer
-        )
-        self._recorded.append(call)
 
     def _replay(self, tool: str, arguments: JsonObject) -> Envelope:
         wanted = self._left[0] if self._left else None

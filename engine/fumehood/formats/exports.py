@@ -39,21 +39,14 @@ class Exports:
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, _Kept]] = {}
-        self._whole: dict[str, tuple[list[ToolDefinition], ExportedTools]] = {}
 
     def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
         """Export all given tools, which are the whole registry. Their converted forms replace the
         cache.
         """
-        definitions = list(tools)
-        before = self._whole.get(name)
-        if before is not None and _are_same(before[0], definitions):
-            return before[1]
-        found = [self._one(name, tool) for tool in definitions]
+        found = [self._one(name, tool) for tool in tools]
         self._kept[name] = {kept[0].name: kept for kept in found}
-        exported = _exported(name, found)
-        self._whole[name] = definitions, exported
-        return exported
+        return _exported(name, found)
 
     def of_some(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
         """Export some tools, or an agent's own view of them. Does not change the cache."""
@@ -67,11 +60,6 @@ class Exports:
 def is_offered(tool: ToolDefinition, today: date) -> bool:
     """Whether a tool can be called today."""
     return tool.is_active and (tool.sunset_date is None or tool.sunset_date >= today)
-
-
-def _are_same(before: list[ToolDefinition], now: list[ToolDefinition]) -> bool:
-    pairs = zip(before, now, strict=False)
-    return len(before) == len(now) and all(one is other for one, other in pairs)
 
 
 def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:

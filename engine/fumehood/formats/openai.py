@@ -42,7 +42,6 @@ STRICT = Dialect(
     max_levels=10,
     max_properties=5000,
     max_enum_values=1000,
-    max_characters=120_000,
 )  # fmt: skip
 
 

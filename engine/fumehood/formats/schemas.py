@@ -65,8 +65,8 @@ class Dialect:
     - `is_strict`: objects are closed, and a part that cannot be expressed is a fault.
     - `requires_all`: every property is required, so an optional one must accept null.
     - `property_name`: the pattern of accepted property names; others get an alias.
-    - the limits of one schema: levels of nesting, properties, enum values, and the total characters
-      of property names and enum values.
+    - the limits of one schema: levels of nesting, properties, and enum values. A definition is too
+      small for the providers' limits on characters.
     """
 
     keywords: frozenset[str]
@@ -79,7 +79,6 @@ class Dialect:
     max_levels: int = MAX_SCHEMA_DEPTH
     max_properties: int = 10_000
     max_enum_values: int = 10_000
-    max_characters: int = 10_000_000
 
 
 @dataclass(slots=True)
@@ -162,7 +161,7 @@ class _Fitting:
         self._kept = dialect.keywords | {"title", "description", "type"}
         self._formats = dialect.formats or ()
         self._result = Fitted({})
-        self._properties = self._values = self._characters = 0
+        self._properties = self._values = 0
         self._nulls: dict[int, bool] = {}
 
     def run(self) -> Fitted:
@@ -175,7 +174,6 @@ class _Fitting:
         definitions = {**root.pop("definitions", {}), **root.pop("$defs", {})}
         result.schema = self._node({"type": "object", "properties": {}, **root}, "parameters", 1)
         if definitions:
-            self._characters += sum(map(len, definitions))
             result.schema["$defs"] = {
                 name: self._node(schema, f"parameters.$defs.{name}", 2)
                 for name, schema in definitions.items()
@@ -187,7 +185,6 @@ class _Fitting:
         for what, count, most in (
             ("properties", self._properties, self._dialect.max_properties),
             ("values of enums", self._values, self._dialect.max_enum_values),
-            ("characters of names and values", self._characters, self._dialect.max_characters),
         ):
             if count > most:
                 self._miss(
@@ -309,7 +306,6 @@ class _Fitting:
 
     def _enum(self, values: list[Any], where: str) -> list[Any]:
         self._values += len(values)
-        self._characters += sum(len(value) for value in values if isinstance(value, str))
         if any(isinstance(value, dict | list) for value in values):
             self._miss(f"{where}.enum", "it has objects or arrays", "use texts as its values")
         return list(values)
@@ -344,7 +340,6 @@ class _Fitting:
         if dialect.is_strict:
             self._close(schema, where, is_root=level == 1)
         self._properties += len(properties)
-        self._characters += sum(map(len, properties))
         made["properties"] = {
             alias_of(name, dialect.property_name): self._property(
                 name, said, f"{where}.properties.{name}", level, is_required=name in required
@@ -510,7 +505,7 @@ def _listed(kind: Any) -> set[str]:
 def _with_null(made: JsonObject) -> JsonObject:
     """Return the converted schema, extended to also accept null."""
     if "$ref" in made:
-        words = _words(made)
+        words = {key: said for key, said in made.items() if key in ("title", "description")}
         return {"anyOf": [{"$ref": made["$ref"]}, {"type": "null"}], **words}
     if "anyOf" in made:
         return {**made, "anyOf": [*made["anyOf"], {"type": "null"}]}
@@ -519,10 +514,6 @@ def _with_null(made: JsonObject) -> JsonObject:
         widened["enum"] = [*made["enum"], None]
     widened["type"] = [*_in_order(made.get("type")), "null"]
     return widened
-
-
-def _words(made: JsonObject) -> JsonObject:
-    return {key: said for key, said in made.items() if key in ("title", "description")}
 
 
 def _in_order(kind: Any) -> list[str]:

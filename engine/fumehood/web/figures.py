@@ -159,7 +159,7 @@ def health_of(part: float, whole: float) -> str:
 
 def size_of(number: Any) -> str:
     """Format a number of bytes. Any other value becomes an empty text."""
-    return _bytes(number) if type(number) is int else ""
+    return size(number) if type(number) is int else ""
 
 
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
@@ -196,13 +196,9 @@ def size(number: float) -> str:
     """Format a number of bytes in a suitable unit."""
     for unit in ("bytes", "KB", "MB"):
         if number < 1000:
-            return _bytes(number) if unit == "bytes" else f"{number:.1f} {unit}"
+            return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} GB"
-
-
-def _bytes(number: float) -> str:
-    return f"{number:,.0f} byte" if number == 1 else f"{number:,.0f} bytes"
 
 
 _CONTAINERS = {

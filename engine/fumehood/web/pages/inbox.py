@@ -294,15 +294,12 @@ def _who_was_first(view: View, approval: Approval) -> str:
     """Explain why a decision came too late."""
     if approval.has_lost_session:
         return "Too late: its session has ended. Nothing was decided."
-    if approval.state is ApprovalState.EXPIRED:
-        return "Too late: this approval has expired. Nothing was decided."
-    if approval.state is ApprovalState.CANCELLED:
-        return "Too late: its caller has taken the call back. Nothing was decided."
+    if approval.state in (ApprovalState.EXPIRED, ApprovalState.CANCELLED):
+        return f"Too late: this approval was {approval.state}. Nothing was decided."
     if approval.decisions:
         last = approval.decisions[-1]
         who = "You" if last.approver == view.login.principal_id else last.approver
         did = "denied" if last.decision == "deny" else "approved"
-        did = "edited and approved" if last.edited else did
         return f"{who} {did} this first, at {last.at:%H:%M:%S} UTC. Your decision changed nothing."
     return "This has changed since you looked at it. Look again; nothing was decided."
 
