@@ -14,14 +14,11 @@ import typer
 
 from fumehood.attack.scorecard import Scorecard, Verdict, WallCard
 from fumehood.attack.targets import WALLS, targets_of
-from fumehood.cli.exits import ExitCode, fail
-from fumehood.core.escaping import printable, visible
+from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.core.escaping import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import Console
-    from rich.text import Text
 
     from fumehood.attack.scorecard import Line
 
@@ -29,12 +26,6 @@ EXITS = {
     Verdict.HELD: ExitCode.SUCCESS,
     Verdict.FAILED: ExitCode.TOOL_FAILED,
     Verdict.UNTRIED: ExitCode.UNAVAILABLE,
-}
-COLOURS = {
-    Verdict.HELD: "green",
-    Verdict.FAILED: "bold red",
-    Verdict.UNTRIED: "yellow",
-    Verdict.ABSENT: "dim",
 }
 SHOWN = {Verdict.HELD: "held", Verdict.FAILED: "FAILED", Verdict.UNTRIED: "not tried"}
 
@@ -111,96 +102,55 @@ def _told() -> Callable[[str, Line], None]:
 
 
 def _show(scorecard: Scorecard) -> None:
-    from rich.console import Console
-
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
-    console = Console(highlight=False)
     tried = [card for card in scorecard.walls if card.attacks]
     if tried:
-        _show_matrix(console, tried)
-    _show_faults(console, tried)
-    _show_differences(console, tried)
+        _show_matrix(tried)
+    for card in tried:
+        _show_remarks(card)
     for card in scorecard.walls:
-        console.print(_summary(card))
+        say(_summary(card))
 
 
-def _show_matrix(console: Console, cards: Sequence[WallCard]) -> None:
-    from rich.table import Column, Table
-    from rich.text import Text
+def _show_matrix(cards: Sequence[WallCard]) -> None:
+    from fumehood.attack.attack import Topic
+    from fumehood.cli.show import Field, show_table
 
     by_wall = [{line.id: line for line in card.attacks} for card in cards]
-    rows: dict[str, Line] = {}
-    for lines in by_wall:
-        for name, line in lines.items():
-            rows.setdefault(name, line)
-    table = Table(
-        Column("attack", no_wrap=True),
-        *(Column(card.name.replace("/", "\n"), no_wrap=True) for card in cards),
-    )
-    topic = ""
-    for name, first in sorted(rows.items(), key=lambda row: _order(row[1])):
-        if first.topic != topic:
-            topic = first.topic
-            table.add_section()
-            table.add_row(Text(topic, style="bold"))
-        cells = [_cell(lines.get(name)) for lines in by_wall]
-        table.add_row(Text(f"  {name}"), *cells)
-    console.print(table)
-
-
-def _order(line: Line) -> int:
-    from fumehood.attack.attack import Topic
-
-    return [topic.value for topic in Topic].index(line.topic)
-
-
-def _cell(line: Line | None) -> Text:
-    from rich.text import Text
-
-    if line is None:
-        return Text("·", style="dim")
-    mark = "*" if line.differs else ""
-    return Text(f"{SHOWN[line.verdict]}{mark}", style=COLOURS[line.verdict])
-
-
-def _show_faults(console: Console, cards: Sequence[WallCard]) -> None:
-    """Show every attack that did not fail, with reason and remedy."""
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    wrong = [
-        (card, line) for card in cards for line in card.attacks if line.verdict is not Verdict.HELD
+    topics = {name: Topic(line.topic) for lines in by_wall for name, line in lines.items()}
+    fields = [Field("topic", drop=1), Field("attack", whole=True)]
+    fields += [Field(card.name) for card in cards]
+    rows = [
+        [topic, name, *(_cell(lines.get(name)) for lines in by_wall)]
+        for topic in Topic
+        for name in topics
+        if topics[name] is topic
     ]
-    if not wrong:
-        return
-    columns = ("wall", "attack", "it tried to", "why")
-    table = Table(*(Column(name, overflow="fold") for name in columns))
-    for card, line in wrong:
-        why = printable(f"{line.why} {line.cure}".strip())
-        style = COLOURS[line.verdict]
-        table.add_row(card.name, Text(line.id, style=style), Text(line.tries), Text(why))
-    console.print(table)
+    show_table(fields, rows)
 
 
-def _show_differences(console: Console, cards: Sequence[WallCard]) -> None:
-    from rich.text import Text
-
-    for card in cards:
-        for line in card.attacks:
-            if line.differs:
-                said = visible(f"* {card.name}, {line.id}: {line.differs}")
-                console.print(Text(said, style="dim"))
+def _cell(line: Line | None) -> str:
+    if line is None:
+        return "·"
+    return f"{SHOWN[line.verdict]}{'*' if line.differs else ''}"
 
 
-def _summary(card: WallCard) -> Text:
-    from rich.text import Text
+def _show_remarks(card: WallCard) -> None:
+    """Show every attack that did not fail, with reason and remedy, and every difference."""
+    for line in card.attacks:
+        if line.verdict is not Verdict.HELD:
+            said = f"{SHOWN[line.verdict]}: it tried to {line.tries}. {line.why} {line.cure}"
+            say(f"{card.name}, {line.id}: {said}")
+        if line.differs:
+            say(visible(f"* {card.name}, {line.id}: {line.differs}"))
 
+
+def _summary(card: WallCard) -> str:
     if not card.attacks:
         said = "not available" if card.verdict is Verdict.ABSENT else "could not be tried"
-        words = printable(f"{card.name}: {said}. {card.why} {card.cure}".rstrip())
-        return Text(words, style=COLOURS[card.verdict])
+        return f"{card.name}: {said}. {card.why} {card.cure}"
     counts = ", ".join(
         f"{card.count(verdict)} {words}" for verdict, words in SHOWN.items() if card.count(verdict)
     )
-    return Text(f"{card.name}: {counts}, in {card.seconds} s", style=COLOURS[card.verdict])
+    return f"{card.name}: {counts}, in {card.seconds} s"
