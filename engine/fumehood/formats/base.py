@@ -15,7 +15,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import head_and_tail
-from fumehood.core.returned_file import FILE_CONTENT, without_contents
+from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import FormatName, Loss, ModelCall
 from fumehood.formats.schemas import Dialect
@@ -136,11 +136,13 @@ def fitted(data: JsonObject, max_length: int) -> str:
 
 
 def _bare(listed: Any) -> Any:
+    if not isinstance(listed, list | tuple):  # a tool may give the name another meaning
+        return listed
     return [
         {key: said for key, said in item.items() if key != FILE_CONTENT}
         if isinstance(item, dict)
         else item
-        for item in without_contents(listed)
+        for item in listed
     ]
 
 

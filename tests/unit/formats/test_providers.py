@@ -339,3 +339,8 @@ def test_tool_past_its_sunset_is_not_offered() -> None:
     assert is_offered(tool.model_copy(update={"sunset_date": today}), today)
     assert not is_offered(tool.model_copy(update={"sunset_date": date(2026, 5, 4)}), today)
     assert not is_offered(tool.model_copy(update={"is_active": False}), today)
+
+
+@pytest.mark.parametrize("value", [3, "two of them", {"a": 1}])
+def test_tool_may_give_the_names_of_file_lists_another_meaning(value: Any) -> None:
+    assert json.loads(result_text(envelope({"files": value}), 2000)) == {"files": value}
