@@ -90,9 +90,15 @@ def _show(places: JsonObject, settings: list[Setting]) -> None:
 
 
 def _settings(found: Config, file: Path) -> Iterator[Setting]:
+    from pydantic_settings import EnvSettingsSource
+
     document = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    from_environment = EnvSettingsSource(type(found))()
     for path, value in _leaves(json.loads(found.model_dump_json())):
-        yield path, _masked(path, value), _source(path, document)
+        source = FILE if _is_in(document, path) else DEFAULT
+        if _is_in(from_environment, path):
+            source = _variable(path)
+        yield path, _masked(path, value), source
 
 
 def _leaves(table: JsonObject, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -110,25 +116,13 @@ def _masked(path: KeyPath, value: Any) -> Any:
     return f"{parts.scheme}://{parts.hostname}/***"
 
 
-def _source(path: KeyPath, document: Mapping[str, Any]) -> str:
-    """Find the source. The environment overrides the file; one variable may set a whole table."""
+def _variable(path: KeyPath) -> str:
+    """Return the variable that sets a key: its own, or that of a table above it."""
     from fumehood.config import variable_of
 
-    variables = {name.upper(): value for name, value in os.environ.items() if value}
-    for end in range(len(path), 0, -1):
-        variable = variable_of(path[:end])
-        if variable in variables and _holds(variables[variable], path[end:]):
-            return variable
-    return FILE if _is_in(document, path) else DEFAULT
-
-
-def _holds(text: str, rest: KeyPath) -> bool:
-    if not rest:
-        return True
-    try:
-        return _is_in(json.loads(text), rest)
-    except ValueError:
-        return False
+    names = {name.upper() for name, value in os.environ.items() if value}
+    variables = [variable_of(path[:end]) for end in range(len(path), 0, -1)]
+    return next(variable for variable in variables if variable in names)
 
 
 def _is_in(table: Any, path: KeyPath) -> bool:

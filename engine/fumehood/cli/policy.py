@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,13 +24,22 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import as_text, plain
 from fumehood.cli.reach import EITHER, controlling, read_config
-from fumehood.cli.show import show_json, wants_json
+from fumehood.cli.show import show_json, show_table, wants_json
 from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
+from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import load_policy, plain_words
-from fumehood.policy.model import CallFacts, ExplainWish, Explanation, Policy, PolicyError, Verdict
+from fumehood.policy.model import (
+    CallFacts,
+    ExplainWish,
+    Explanation,
+    Policy,
+    PolicyError,
+    PolicyStatus,
+    Verdict,
+)
 from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.registry.directory import ToolDirectory
@@ -38,10 +47,6 @@ from fumehood.registry.discover import discover
 from fumehood.registry.external import ExternalTools
 from fumehood.registry.index import Source, ToolIndex
 from fumehood.registry.secrets import SecretBindings
-
-if TYPE_CHECKING:
-    from fumehood.policy.model import Explanation, PolicyStatus
-
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)
 
@@ -88,7 +93,7 @@ def hold_against(
     loaded = offline.load(_policy_path(policy_path))
     results = offline.test(file, loaded.enforced() if enforce else loaded)
     show_results(results, as_json=as_json)
-    if not all(result.passed for result in results):
+    if not all(result["passed"] for result in results):
         raise typer.Exit(ExitCode.TOOL_FAILED)
 
 
@@ -113,8 +118,6 @@ def explain(
     socket: ControlSocketPath = None,
 ) -> None:
     """Explain what the policy decides for a call, and why. Nothing is called."""
-    from fumehood.policy.model import ExplainWish
-
     require_tool_name(tool)
     given = json_object(arguments, "The arguments")
     if file is not None:
@@ -138,7 +141,7 @@ def explain(
 @as_text
 def _show_status(status: PolicyStatus) -> None:
     """Print the version and a table of the rules."""
-    from fumehood.cli.show import Field, show_table
+    from fumehood.cli.show import Field
 
     say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
     say(f"environment {status.environment}")
@@ -237,21 +240,6 @@ class ExpectedCall(BaseModel):
 _KEYS = sorted(ExpectedCall.model_fields)
 
 
-class Result(BaseModel):
-    """The result of one test call."""
-
-    model_config = ConfigDict(frozen=True)
-
-    number: int
-    line: int | None
-    tool: str
-    expected: Verdict
-    expected_rule: str | None
-    decided: Verdict
-    rule: str
-    passed: bool
-
-
 class Offline:
     """The installed and configured tools, and a policy for them."""
 
@@ -305,8 +293,8 @@ class Offline:
             )
         )
 
-    def test(self, path: Path, policy: Policy) -> list[Result]:
-        """Decide every call of a test file."""
+    def test(self, path: Path, policy: Policy) -> list[JsonObject]:
+        """Decide every call of a test file, and return the results as the command prints them."""
         gates: dict[str, PolicyGate] = {}
         results = []
         for number, (line, call) in enumerate(_read_calls(path), start=1):
@@ -319,16 +307,16 @@ class Offline:
             decision = gate.decide(_facts(call, tool))
             is_rule = call.rule is None or call.rule == decision.rule
             results.append(
-                Result(
-                    number=number,
-                    line=line,
-                    tool=call.tool,
-                    expected=call.expect,
-                    expected_rule=call.rule,
-                    decided=decision.verdict,
-                    rule=decision.rule,
-                    passed=decision.verdict is call.expect and is_rule,
-                )
+                {
+                    "number": number,
+                    "line": line,
+                    "tool": call.tool,
+                    "expected": call.expect,
+                    "expected_rule": call.rule,
+                    "decided": decision.verdict,
+                    "rule": decision.rule,
+                    "passed": decision.verdict is call.expect and is_rule,
+                }
             )
         return results
 
@@ -341,20 +329,19 @@ def show_checked(policy: Policy, *, as_json: bool) -> None:
     say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 
 
-def show_results(results: list[Result], *, as_json: bool) -> None:
+def show_results(results: list[JsonObject], *, as_json: bool) -> None:
     """Print each call with an unexpected decision, and the number of expected ones."""
-    passed = sum(result.passed for result in results)
+    passed = sum(result["passed"] for result in results)
     if wants_json(as_json):
-        items = [result.model_dump(mode="json") for result in results]
-        show_json({"passed": passed, "failed": len(results) - passed, "calls": items})
+        show_json({"passed": passed, "failed": len(results) - passed, "calls": results})
         return
-    for result in results:
-        if not result.passed:
-            where = f"line {result.line}" if result.line is not None else f"call {result.number}"
-            wanted = f" by {result.expected_rule}" if result.expected_rule is not None else ""
+    for one in results:
+        if not one["passed"]:
+            where = f"call {one['number']}" if one["line"] is None else f"line {one['line']}"
+            wanted = f" by {one['expected_rule']}" if one["expected_rule"] is not None else ""
             say(
-                f"{where}, {result.tool}: expected {result.expected}{wanted}, decided "
-                f"{result.decided} by {result.rule}"
+                f"{where}, {one['tool']}: expected {one['expected']}{wanted}, decided "
+                f"{one['decided']} by {one['rule']}"
             )
     print(f"{passed} of {len(results)} calls were decided as expected")
 

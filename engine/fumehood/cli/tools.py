@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -33,15 +33,11 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import calling, controlling
-from fumehood.cli.show import show_json, wants_json
+from fumehood.cli.show import circuit_words, show_json, show_tools, wants_json
 from fumehood.core.escaping import printable, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import listed
 from fumehood.core.tool import ToolDefinition
-
-if TYPE_CHECKING:
-    from fumehood.core.tool import ToolDefinition
-
 
 tools = typer.Typer(help="The tools of the running engine.", no_args_is_help=True)
 
@@ -66,8 +62,6 @@ def list_tools(
     socket: SocketPath = None,
 ) -> None:
     """List the tools with their sources."""
-    from fumehood.cli.show import show_tools, wants_json
-
     found: list[tuple[ToolDefinition, str]] = []
     unavailable: set[str] = set()
     with calling(socket, as_json=as_json) as client:
@@ -85,8 +79,6 @@ def show_tool(
     socket: SocketPath = None,
 ) -> None:
     """Show one tool's definition, and whether calls to its service are suspended."""
-    from fumehood.cli.show import circuit_words, show_json
-
     require_tool_name(name)
     with calling(socket, as_json=as_json) as client:
         details = client.tool(name)

@@ -138,7 +138,7 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
     """
     aliases = _aliases(parameters, dialect.property_name)
     if aliases:
-        arguments = _own_names(arguments, {alias: name for name, alias in aliases.items()})
+        arguments = _renamed(arguments, {alias: name for name, alias in aliases.items()})
     return without_nulls(arguments, parameters)
 
 
@@ -559,21 +559,14 @@ def _with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {names.get(key, key): _renamed(item, names) for key, item in value.items()}
-    return [_renamed(item, names) for item in value] if isinstance(value, list) else value
-
-
-def _own_names(value: Any, names: Mapping[str, str]) -> Any:
-    """Replace aliases in a value by the properties' own names."""
-    if isinstance(value, dict):
-        for alias in names.keys() & value.keys():
-            if names[alias] in value:
-                raise InvalidParams(
-                    f"{names[alias][:80]!a} is given twice, as {alias}, too.", fields=["arguments"]
-                )
-        return {names.get(key, key): _own_names(item, names) for key, item in value.items()}
-    return [_own_names(item, names) for item in value] if isinstance(value, list) else value
+    if not isinstance(value, dict):
+        return [_renamed(item, names) for item in value] if isinstance(value, list) else value
+    made = {names.get(key, key): _renamed(item, names) for key, item in value.items()}
+    if len(made) < len(value):
+        raise InvalidParams(
+            "A parameter is given twice: by its name and by its alias.", fields=["arguments"]
+        )
+    return made
 
 
 def _short(said: Any) -> str:
