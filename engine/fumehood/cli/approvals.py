@@ -27,6 +27,7 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
+from fumehood.cli.approval_view import Line, ago, approval_lines, preview_in_words, rule_lines
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import (
     AsJson,
@@ -39,6 +40,8 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
+from fumehood.cli.show import Field, show_table, wants_json
+from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS
 
@@ -89,8 +92,6 @@ def list_approvals(
     socket: ControlSocketPath = None,
 ) -> None:
     """List calls that wait for approval, newest first; and authority changes in the last 24 h."""
-    from fumehood.cli.show import wants_json
-
     query = {"state": _state(state), "tool": tool, "agent": agent}
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found, has_more = newest(partial(client.approvals.list, **query), limit)
@@ -113,9 +114,6 @@ def show_approval(
     socket: ControlSocketPath = None,
 ) -> None:
     """Show one approval in full: every argument, and the changes it would make."""
-    from fumehood.cli.approval_view import approval_lines
-    from fumehood.cli.show import wants_json
-
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
     if wants_json(as_json):
@@ -201,8 +199,6 @@ def watch(
     socket: ControlSocketPath = None,
 ) -> None:
     """Print one line for each new or changed approval, until Ctrl-C. A bell rings for new ones."""
-    from fumehood.cli.show import wants_json
-
     try:
         with _approving(socket, credential_stdin, as_json=as_json) as client:
             for approval in _followed(client):
@@ -254,9 +250,6 @@ def remembered(
     socket: ControlSocketPath = None,
 ) -> None:
     """List the rules remembered from approvers' decisions."""
-    from fumehood.cli.show import Field, show_table, wants_json
-    from fumehood.core.escaping import json_line, visible
-
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
@@ -365,8 +358,6 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
     The returned decision is bound to what was shown.
     """
-    from fumehood.cli.approval_view import Line, approval_lines, rule_lines
-
     columns = shutil.get_terminal_size().columns
     for approval in seen:
         lines = approval_lines(approval, datetime.now(UTC), columns)
@@ -462,8 +453,6 @@ def _show_json(value: Any) -> None:
 
 
 def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
-    from fumehood.cli.show import wants_json
-
     if wants_json(as_json):
         documents = [approval.model_dump(mode="json") for approval in decided]
         _show_json(documents if len(documents) > 1 else documents[0])
@@ -473,10 +462,6 @@ def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
 
 
 def _show_list(found: Sequence[Approval]) -> None:
-    from fumehood.cli.approval_view import ago
-    from fumehood.cli.show import Field, show_table
-    from fumehood.core.escaping import json_line, visible
-
     now = datetime.now(UTC)
     fields = (
         Field("approval", whole=True), Field("state"), Field("tool"), Field("asked by", drop=1),
@@ -498,9 +483,6 @@ def _show_list(found: Sequence[Approval]) -> None:
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
     """Print one approval on one line and flush, since a reader may be waiting."""
-    from fumehood.cli.approval_view import preview_in_words
-    from fumehood.core.escaping import json_line, visible
-
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
     else:
@@ -519,8 +501,6 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
 
 def _show_changes(changes: Sequence[Any]) -> None:
     """Show recent authority changes, so that an approver notices misuse of a credential."""
-    from fumehood.core.escaping import visible
-
     since = datetime.now(UTC) - CHANGES_SINCE
     fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]
     if fresh:

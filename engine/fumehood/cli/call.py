@@ -24,6 +24,7 @@ from fumehood.cli.options import (
     read_bytes,
 )
 from fumehood.cli.reach import call_once, calling, session_id_of
+from fumehood.cli.show import show_envelope, wants_json
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
@@ -138,8 +139,6 @@ def call(
     Exit status: 0 success, 1 the tool failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    from fumehood.cli.show import show_envelope, wants_json
-
     if batch is not None:
         others = (
             tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, package,

@@ -24,6 +24,7 @@ from fumehood.cli.options import (
 from fumehood.cli.options import moment as read_moment
 from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
+from fumehood.cli.show import show_call_line, show_calls, show_envelope, show_json, wants_json
 from fumehood.core.call_log import CallRecord
 from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS
 
@@ -54,8 +55,6 @@ def list_calls(
     socket: SocketPath = None,
 ) -> None:
     """List your calls, newest first."""
-    from fumehood.cli.show import show_calls, wants_json
-
     filters = _filters(since, agent, tool, code)
     with calling(socket, as_json=as_json) as client:
         records, has_more = newest(partial(client.calls, **filters), limit)
@@ -85,8 +84,6 @@ def show_answer(
 
     Exit status: that of the call; 3 while it waits.
     """
-    from fumehood.cli.show import show_envelope, show_json, wants_json
-
     with calling(socket, as_json=as_json) as client:
         found = client.call_state(call_id)
     if found.envelope is not None:
@@ -108,8 +105,6 @@ def cancel_call(
     socket: SocketPath = None,
 ) -> None:
     """Cancel a running call of yours. Its program has ended when the command returns."""
-    from fumehood.cli.show import show_json, wants_json
-
     with calling(socket, as_json=as_json) as client:
         client.cancel(call_id)
     if wants_json(as_json):
@@ -131,8 +126,6 @@ def tail_calls(
     socket: SocketPath = None,
 ) -> None:
     """Show your calls as they end, oldest first, until Ctrl-C. One line per call."""
-    from fumehood.cli.show import show_call_line, wants_json
-
     filters = _filters(since, agent, tool, code)
     try:
         with calling(socket, as_json=as_json) as client:

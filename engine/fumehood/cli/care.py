@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
 from fumehood.cli.options import AsJson, SocketPath, read_bytes
 from fumehood.cli.reach import calling
+from fumehood.cli.show import show_json, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
-
-if TYPE_CHECKING:
-    from fumehood.core.tool import Finding, ToolDefinition
+from fumehood.core.tool import Finding, Severity, ToolDefinition
 
 golden = typer.Typer(help="Sequences of calls with recorded answers.", no_args_is_help=True)
 
@@ -42,8 +41,6 @@ def lint_tools(
     socket: SocketPath = None,
 ) -> None:
     """Review definitions by the rules for tools that models use."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.core.tool import Severity
     from fumehood.registry.lint import lint
 
     documents = list(_targets(targets or [], socket, as_json))
@@ -79,7 +76,6 @@ def compare_tools(
     """
     from dataclasses import asdict
 
-    from fumehood.cli.show import show_json, wants_json
     from fumehood.registry.compat import compare
 
     found = compare(_one(old, socket, as_json), _one(new, socket, as_json))

@@ -7,17 +7,17 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
 from fumehood.cli.options import AsJson
 from fumehood.cli.reach import read_config, read_socket_path
+from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.config import Config, config_file, variable_of
+from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
-
-if TYPE_CHECKING:
-    from fumehood.config import Config
 
 config = typer.Typer(help="The configuration: values and their sources.", no_args_is_help=True)
 
@@ -47,9 +47,6 @@ def show(
     It reads the configuration as a daemon started here and now would. A running daemon keeps
     the one it started with.
     """
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.config import config_file
-
     found = read_config()
     file = config_file()
     settings = [
@@ -74,9 +71,6 @@ Setting = tuple[KeyPath, Any, str]
 
 
 def _show(places: JsonObject, settings: list[Setting]) -> None:
-    from fumehood.cli.show import Field, show_table
-    from fumehood.core.escaping import json_line, visible
-
     absent = "" if places["file_is_there"] else " (does not exist)"
     print(f"configuration file  {visible(places['file'])}{absent}")
     print(f"state directory     {visible(places['state_directory'])}")
@@ -118,8 +112,6 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 def _variable(path: KeyPath) -> str:
     """Return the variable that sets a key: its own, or that of a table above it."""
-    from fumehood.config import variable_of
-
     names = {name.upper() for name, value in os.environ.items() if value}
     variables = [variable_of(path[:end]) for end in range(len(path), 0, -1)]
     return next(variable for variable in variables if variable in names)

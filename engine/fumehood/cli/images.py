@@ -14,16 +14,39 @@ import typer
 
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, age, read_text
+from fumehood.cli.reach import read_config
+from fumehood.cli.show import Field, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import did_you_mean
+from fumehood.sandbox.container.docker_api import DockerError, open_docker, typed_errors
+from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image, wheel_cache
+from fumehood.sandbox.images.catalog import (
+    Image,
+    idle_roots,
+    images_of,
+    list_images,
+    remove_unused,
+    useless,
+    users_of,
+)
+from fumehood.sandbox.images.own_image import ImageRequest, check_request, make_aside, publish
+from fumehood.sandbox.images.recipe import (
+    Recipe,
+    UnknownImage,
+    WrongRecipe,
+    image_names,
+    is_own_name,
+    read_own_files,
+    read_recipe,
+    recipe_of,
+)
+from fumehood.sandbox.images.rootfs import ImageBuildError, build_error
+from fumehood.sandbox.trusted_files import Untrusted
 
 if TYPE_CHECKING:
     import docker
 
-    from fumehood.sandbox.images.build import Built
-    from fumehood.sandbox.images.catalog import Image
-    from fumehood.sandbox.images.own_image import ImageRequest
-    from fumehood.sandbox.images.recipe import Recipe
 
 images = typer.Typer(help="The images that containers run.", no_args_is_help=True)
 
@@ -48,8 +71,6 @@ def build_images(
     as_json: AsJson = False,
 ) -> None:
     """Build missing or outdated images. Without `--base` this needs root and mmdebstrap."""
-    from fumehood.cli.show import show_json, wants_json
-
     started = time.time()
     own = _own_images()
     recipes = _recipes(name, base or "", own)
@@ -83,9 +104,6 @@ def new_image(
     as_json: AsJson = False,
 ) -> None:
     """Make your own image from lists of packages: lock, download, build."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.images.own_image import ImageRequest
-
     text = "" if requirements is None else read_text(str(requirements), str(requirements))
     request = ImageRequest(name, text, tuple(packages or ()), below)
     image = _make(request, base or "", replace=replace)
@@ -110,17 +128,6 @@ def remove_images(
     Without a name, remove images that this version of the engine does not use and that are older
     than a week. Images that containers use stay.
     """
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.docker_api import DockerError, typed_errors
-    from fumehood.sandbox.images.catalog import (
-        idle_roots,
-        images_of,
-        list_images,
-        remove_unused,
-        useless,
-        users_of,
-    )
-
     own = _own_images()
     client = open_engine()
     try:
@@ -145,15 +152,11 @@ def remove_images(
 
 
 @images.command("list")
-def list_images(as_json: AsJson = False) -> None:
+def show_images(as_json: AsJson = False) -> None:
     """List existing images, newest first."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.docker_api import DockerError, typed_errors
-    from fumehood.sandbox.images.catalog import list_images as listed
-
     try:
         with typed_errors():
-            found = listed(open_engine(), own=_own_images())
+            found = list_images(open_engine(), own=_own_images())
     except DockerError:
         fail("Docker could not list the images.", ExitCode.UNAVAILABLE)
     if wants_json(as_json):
@@ -165,15 +168,11 @@ def list_images(as_json: AsJson = False) -> None:
 
 
 def _own_images() -> Path:
-    from fumehood.cli.reach import read_config
-
     return read_config().own_images
 
 
 def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
     """Read the recipe of the named image, or of those that the configuration uses."""
-    from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, read_recipe
-
     try:
         names = [name] if name is not None else _configured_images()
         return [read_recipe(each, base=base, own=own) for each in names]
@@ -183,8 +182,6 @@ def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
 
 def _configured_images() -> list[str]:
     """Return the images of the languages, then that of sessions, without duplicates."""
-    from fumehood.cli.reach import read_config
-
     config = read_config()
     of_languages = config.container.images.model_dump().values()
     return list(dict.fromkeys([*of_languages, config.sessions.image]))
@@ -192,12 +189,6 @@ def _configured_images() -> list[str]:
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     """Make the folder aside, build the image, then move the folder into place."""
-    from fumehood.sandbox.images.build import wheel_cache
-    from fumehood.sandbox.images.own_image import check_request, make_aside, publish
-    from fumehood.sandbox.images.recipe import WrongRecipe, read_own_files, recipe_of
-    from fumehood.sandbox.images.rootfs import ImageBuildError, build_error
-    from fumehood.sandbox.trusted_files import Untrusted
-
     own = _own_images()
     try:
         check_request(request, own, replace=replace)
@@ -220,10 +211,6 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     """Fail for an unknown image. An own image is known by its folder or in Docker."""
-    from fumehood.core.names import did_you_mean
-    from fumehood.sandbox.images.catalog import images_of
-    from fumehood.sandbox.images.recipe import image_names, is_own_name
-
     names = image_names(own=own)
     if name in names:
         return
@@ -244,15 +231,11 @@ def _why_it_stays(name: str, users: list[str]) -> str:
 def _remove_folder(own: Path, name: str) -> None:
     import shutil
 
-    from fumehood.sandbox.images.recipe import is_own_name
-
     if is_own_name(name) and (own / name).is_dir():
         shutil.rmtree(own / name)
 
 
 def _show(found: list[Image]) -> None:
-    from fumehood.cli.show import Field, show_table
-
     fields = (
         Field("image"), Field("size", drop=2), Field("age", drop=3), Field("packages", drop=4),
         Field("languages", drop=1),
@@ -294,9 +277,6 @@ def _document(image: Image) -> JsonObject:
 
 def open_engine() -> docker.APIClient:
     """Connect to Docker, or exit with a remedy."""
-    from fumehood.sandbox.container.docker_api import DockerError, open_docker
-    from fumehood.sandbox.images.build import DEADLINE_S
-
     try:
         return open_docker(timeout_s=DEADLINE_S)
     except DockerError as error:
@@ -307,9 +287,6 @@ def _build(
     client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
 ) -> Built:
     """Build one image and report the time, or exit with the reason."""
-    from fumehood.sandbox.images.build import build_image
-    from fumehood.sandbox.images.rootfs import ImageBuildError
-
     started = time.monotonic()
     try:
         on_step = _step(recipe.name)

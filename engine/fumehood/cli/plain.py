@@ -15,6 +15,7 @@ import typer
 
 from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath
 from fumehood.cli.reach import ADMIN, calling, controlling
+from fumehood.cli.show import Field, show_fields, show_json, show_table, wants_json
 
 Show = Callable[[Any, bool], None]
 """Shows an answer; the second argument is whether JSON was requested."""
@@ -83,8 +84,6 @@ def plain(
 
 def as_document(found: Any, _: bool = True) -> None:
     """Print a model or a list of models as JSON, on a terminal also."""
-    from fumehood.cli.show import show_json
-
     is_list = isinstance(found, tuple)
     show_json([_dumped(one) for one in found] if is_list else _dumped(found))
 
@@ -93,8 +92,6 @@ def as_text(write: Callable[[Any], None]) -> Show:
     """Print JSON if it is wanted; otherwise `write` prints the answer."""
 
     def show(found: Any, as_json: bool) -> None:
-        from fumehood.cli.show import wants_json
-
         (as_document if wants_json(as_json) else write)(found)
 
     return show
@@ -103,8 +100,6 @@ def as_text(write: Callable[[Any], None]) -> Show:
 @as_text
 def as_fields(found: Any) -> None:
     """Print a model, one line for each field."""
-    from fumehood.cli.show import show_fields
-
     show_fields(_dumped(found))
 
 
@@ -112,8 +107,6 @@ def as_table(*columns: Column) -> Show:
     """Print a list of models as a table."""
 
     def write(found: Sequence[Any]) -> None:
-        from fumehood.cli.show import Field, show_table
-
         fields = [Field(column.head, column.drop, column.whole) for column in columns]
         show_table(fields, [[column.cell(one) for column in columns] for one in found])
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import AsJson, Packages, SocketPath, pages
+from fumehood.cli.options import AsJson, Packages, SocketPath, age, pages
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
+from fumehood.cli.show import Field, show_json, show_table, wants_json
 from fumehood.core.escaping import printable, visible
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ def _reference(session: SessionRecord) -> str:
 
 
 def _age(session: SessionRecord | Snapshot) -> str:
-    from fumehood.cli.options import age
-
     return age(session.created_at, datetime.now(UTC))
 
 
@@ -95,8 +94,6 @@ def new_session(
     socket: SocketPath = None,
 ) -> None:
     """Make a session. Its id goes to standard output, for --session of call and run."""
-    from fumehood.cli.show import show_json
-
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
@@ -236,8 +233,6 @@ def list_files(
     socket: SocketPath = None,
 ) -> None:
     """List the files of a session, by path."""
-    from fumehood.cli.show import Field, show_json, show_table, wants_json
-
     with calling(socket, as_json=as_json) as client:
         fetch = partial(client.session_files, session, path, recursive=recursive, limit=100)
         items = [entry.model_dump() for page in pages(fetch) for entry in page.items]
@@ -291,8 +286,6 @@ def put_file(
     """Copy a file or a directory into a session. Existing files are replaced, unless --create is
     given for one file. Links in a directory are left out.
     """
-    from fumehood.cli.show import show_json, wants_json
-
     if path is None and source == "-":
         fail("Give the path in the session for standard input.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name

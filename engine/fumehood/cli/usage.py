@@ -18,6 +18,7 @@ from fumehood.budgets.model import GROUPS, MAX_ROWS, BudgetStanding, UsageRow, U
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, CredentialStdin, OfAgent, OfTool, Until, moment
 from fumehood.cli.reach import calling, controlling
+from fumehood.cli.show import Field, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
@@ -63,8 +64,6 @@ def usage(
     ] = None,
 ) -> None:
     """Show usage: tokens and cost, summed from the call log; and budgets."""
-    from fumehood.cli.show import show_json, wants_json
-
     if as_csv and as_json:
         fail("Choose --csv or --json.", ExitCode.USAGE)
     if not all_principals and (principal is not None or credential_stdin):
@@ -111,8 +110,6 @@ def _groups(given: list[str]) -> str | None:
 
 def show_usage(table: UsageTable) -> None:
     """Print a table of groups with a total, and one of budgets if there are any."""
-    from fumehood.cli.show import Field, show_table
-
     heads = [Field(name) for name in table.by]
     heads += [
         Field("calls", whole=True), Field("errors", drop=4), Field("tokens in", drop=3),
@@ -129,8 +126,6 @@ def show_usage(table: UsageTable) -> None:
 
 def show_budgets(table: UsageTable) -> None:
     """Print a table of the remaining budgets."""
-    from fumehood.cli.show import Field, show_table
-
     fields = (
         Field("budget"), Field("of", drop=1), Field("what", whole=True), Field("limit", drop=3),
         Field("spent", drop=4), Field("left", whole=True), Field("resets at (UTC)", drop=2),

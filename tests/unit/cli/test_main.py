@@ -142,7 +142,7 @@ def test_config_show_can_be_limited_to_set_values(show: Any) -> None:
 
 
 def test_config_show_is_a_table_on_a_terminal(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fumehood.cli.show.wants_json", lambda asked: asked)
+    monkeypatch.setattr("fumehood.cli.config.wants_json", lambda asked: asked)
     monkeypatch.setenv("COLUMNS", "80")
     lines = show().splitlines()
     assert lines[0].startswith("configuration file  /")
