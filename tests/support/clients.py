@@ -33,7 +33,7 @@ class Driven:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
-        if inspect.isasyncgenfunction(found):
+        if name in ("follow", "stream"):
             return lambda *args, **kwargs: self._followed(found(*args, **kwargs))
         if not inspect.iscoroutinefunction(found):
             return Driven(found, self._runner)

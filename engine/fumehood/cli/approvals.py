@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -41,12 +41,10 @@ from fumehood.cli.options import (
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.cli.show import Field, show_table, wants_json
+from fumehood.client import ControlClient
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS
-
-if TYPE_CHECKING:
-    from fumehood.client import ControlClient
 
 approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=True)
 

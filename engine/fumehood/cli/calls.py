@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fumehood.cache.model import ClearedCache
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import (
     AsJson,
@@ -25,13 +26,9 @@ from fumehood.cli.options import moment as read_moment
 from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.show import show_call_line, show_calls, show_envelope, show_json, wants_json
+from fumehood.client import Client, DaemonUnavailable
 from fumehood.core.call_log import CallRecord
 from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS
-
-if TYPE_CHECKING:
-    from fumehood.cache.model import ClearedCache
-    from fumehood.client import Client
-
 
 calls = typer.Typer(help="The call log of the running engine.", no_args_is_help=True)
 
@@ -149,8 +146,6 @@ def _followed(
 
     Once it has begun, an engine that ends is waited for.
     """
-    from fumehood.client import DaemonUnavailable
-
     fetch = partial(client.calls, **filters)
     before, _ = newest(fetch, max(limit, 1))
     last = before[0].call_id if before else None

@@ -12,6 +12,7 @@ from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
 from fumehood.cli.options import AsJson, SocketPath, read_bytes
 from fumehood.cli.reach import calling
 from fumehood.cli.show import show_json, wants_json
+from fumehood.client.golden import check, read_golden, record, write_golden
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import Finding, Severity, ToolDefinition
@@ -104,8 +105,6 @@ def compare_tools(
 @golden.command("record")
 def record_golden(file: GoldenPath, socket: SocketPath = None) -> None:
     """Make the calls of a file, and record their answers in it."""
-    from fumehood.client.golden import read_golden, record, write_golden
-
     with calling(socket) as client:
         calls = record(client, read_golden(file).calls)
     write_golden(file, calls)
@@ -120,8 +119,6 @@ def check_golden(
     socket: SocketPath = None,
 ) -> None:
     """Check that recorded calls are still possible; with --run, that their answers are equal."""
-    from fumehood.client.golden import check, read_golden
-
     with calling(socket) as client:
         calls = read_golden(file).calls
         differences = list(check(client, calls, run=run))

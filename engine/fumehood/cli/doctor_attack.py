@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import anyio
 import typer
 
-from fumehood.attack.scorecard import Scorecard, Verdict, WallCard
+from fumehood.attack.attack import Topic
+from fumehood.attack.bait import BaitFailed
+from fumehood.attack.run import run_attacks
+from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard
 from fumehood.attack.targets import WALLS, targets_of
 from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.show import Field, show_json, show_table
 from fumehood.core.escaping import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fumehood.attack.scorecard import Line
 
 EXITS = {
     Verdict.HELD: ExitCode.SUCCESS,
@@ -40,8 +39,6 @@ def attack(walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: b
     chosen = tuple(walls) or (("container",) if runtime is not None else WALLS)
     scorecard = _run(chosen, runtime, quick=quick)
     if as_json:
-        from fumehood.cli.show import show_json
-
         show_json(scorecard.as_document())
     else:
         _show(scorecard)
@@ -49,8 +46,6 @@ def attack(walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: b
 
 
 def _run(walls: Sequence[str], runtime: str | None, *, quick: bool) -> Scorecard:
-    from fumehood.attack.bait import BaitFailed
-
     try:
         scorecard = anyio.run(_attack_until_told, walls, runtime, quick)
     except BaitFailed as failed:
@@ -66,8 +61,6 @@ async def _attack_until_told(
     walls: Sequence[str], runtime: str | None, quick: bool
 ) -> Scorecard | None:
     """Return the scorecard, or None if a signal came first. Either way nothing is left behind."""
-    from fumehood.attack.run import run_attacks
-
     scorecard: Scorecard | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
@@ -114,9 +107,6 @@ def _show(scorecard: Scorecard) -> None:
 
 
 def _show_matrix(cards: Sequence[WallCard]) -> None:
-    from fumehood.attack.attack import Topic
-    from fumehood.cli.show import Field, show_table
-
     by_wall = [{line.id: line for line in card.attacks} for card in cards]
     topics = {name: Topic(line.topic) for lines in by_wall for name, line in lines.items()}
     fields = [Field("topic", drop=1), Field("attack", whole=True)]

@@ -12,22 +12,22 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fumehood.answers import UnpackedArchive, WrittenFile
+from fumehood.approvals.wording import ago
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Packages, SocketPath, age, pages
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.client import Client
+from fumehood.client.files import plain_file
 from fumehood.core.escaping import printable, visible
-
-if TYPE_CHECKING:
-    from fumehood.answers import UnpackedArchive, WrittenFile
-    from fumehood.client import Client
-    from fumehood.core.session import SessionRecord, Snapshot
+from fumehood.core.session import SessionRecord, Snapshot
 
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
@@ -52,8 +52,6 @@ def _age(session: SessionRecord | Snapshot) -> str:
 
 
 def _end(session: SessionRecord) -> str:
-    from fumehood.approvals.wording import ago
-
     return "" if session.state.is_over else ago(session.expires_at, datetime.now(UTC))
 
 
@@ -391,8 +389,6 @@ def _send_file(
     client: Client, session_id: str, source: str, path: str, *, mode: str
 ) -> WrittenFile:
     """Send a local regular file, or standard input."""
-    from fumehood.client.files import plain_file
-
     if source == "-":
         return client.put_file(session_id, path, sys.stdin.buffer, mode=mode)
     try:

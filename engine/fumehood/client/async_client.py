@@ -5,7 +5,7 @@ The others are generated: `async_operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -366,10 +366,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             pages.add(answer.raise_for_error().data)
         return pages.items
 
-    async def stream(
+    def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
-    ) -> AsyncIterator[Event]:
-        """Call a tool and yield its events as they happen; the last one is the answer.
+    ) -> AsyncGenerator[Event, None]:
+        """Call a tool and return its events as they happen; the last one is the answer.
 
         A refusal is also an `ErrorEvent`. Closing the iterator closes the connection: the call
         continues, or ends with `cancel_on_disconnect`. If the connection breaks, the stream is
@@ -385,15 +385,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             "POST", address("tools", tool, "sse"), answer_without_events,
             encode(call_body(arguments, chosen)),
         )  # fmt: skip
-        events = self._transport.follow(request)
-        try:
-            async for event in events:
-                yield event
-        finally:
-            await events.aclose()
+        return self._transport.follow(request)
 
-    async def follow(self, call_id: str, after: str | None = None) -> AsyncIterator[Event]:
-        """Yield the events of a call that was started by `stream`, also after its end.
+    def follow(self, call_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Return the events of a call that was started by `stream`, also after its end.
 
         They begin with the first one, or with the one after the id `after`. If the events are not
         available, the only one is an `ErrorEvent`.
@@ -401,12 +396,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         Raises:
             DaemonUnavailable: also if the events break off and cannot be resumed.
         """
-        events = self._transport.follow(follow_request(call_id, after))
-        try:
-            async for event in events:
-                yield event
-        finally:
-            await events.aclose()
+        return self._transport.follow(follow_request(call_id, after))
 
     async def tools(
         self,
@@ -505,9 +495,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             ValueError: this is not the address of a blob; nothing was sent.
             Refused: the blob is unknown, of another caller, or has expired.
         """
-        content = bytearray()
-        await self._transport.download(_blob(url), content.extend)
-        return bytes(content)
+        return await self._transport.fetch(_blob(url))
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
         """Return a whole text of an answer, such as `stdout`; fetch it if the answer has its ends.
@@ -561,9 +549,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         Raises:
             DaemonUnavailable: also if the file was changed meanwhile.
         """
-        content = bytearray()
-        await self._transport.download(_bytes_of_file(session_id, path), content.extend)
-        return bytes(content)
+        return await self._transport.fetch(_bytes_of_file(session_id, path))
 
     async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
         """Save a file of a session as a new file, or pass it to a function, piece by piece.

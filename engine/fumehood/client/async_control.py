@@ -171,9 +171,7 @@ class AsyncControlledCalls(AsyncControlCalls):
         blob = parse_blob_url(url)
         given = {"expires": blob.expires, "signature": blob.signature}
         path = address("calls", call_id, "blobs", blob.blob_id) + query_text(given)
-        content = bytearray()
-        await self._transport.download(ask_for_bytes(path), content.extend)
-        return bytes(content)
+        return await self._transport.fetch(ask_for_bytes(path))
 
 
 class AsyncControlledSessions(AsyncControlSessions):

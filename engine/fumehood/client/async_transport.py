@@ -60,6 +60,12 @@ class AsyncTransport:
         if not await self._receive(request, write, refusal.append):
             read_answer(request, b"".join(refusal), self._endpoint)
 
+    async def fetch(self, request: ApiRequest[None]) -> bytes:
+        """Return the bytes of an answer. Raises as `download`."""
+        content = bytearray()
+        await self.download(request, content.extend)
+        return bytes(content)
+
     async def upload(
         self, request: ApiRequest[T], chunks: AsyncIterator[bytes], size: int | None
     ) -> T:

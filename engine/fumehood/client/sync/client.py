@@ -6,7 +6,7 @@ The others are generated: `async_operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -366,8 +366,8 @@ class Client(BaseClient, CallerOperations):
 
     def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
-    ) -> Iterator[Event]:
-        """Call a tool and yield its events as they happen; the last one is the answer.
+    ) -> Generator[Event, None]:
+        """Call a tool and return its events as they happen; the last one is the answer.
 
         A refusal is also an `ErrorEvent`. Closing the iterator closes the connection: the call
         continues, or ends with `cancel_on_disconnect`. If the connection breaks, the stream is
@@ -383,14 +383,10 @@ class Client(BaseClient, CallerOperations):
             "POST", address("tools", tool, "sse"), answer_without_events,
             encode(call_body(arguments, chosen)),
         )  # fmt: skip
-        events = self._transport.follow(request)
-        try:
-            yield from events
-        finally:
-            events.close()
+        return self._transport.follow(request)
 
-    def follow(self, call_id: str, after: str | None = None) -> Iterator[Event]:
-        """Yield the events of a call that was started by `stream`, also after its end.
+    def follow(self, call_id: str, after: str | None = None) -> Generator[Event, None]:
+        """Return the events of a call that was started by `stream`, also after its end.
 
         They begin with the first one, or with the one after the id `after`. If the events are not
         available, the only one is an `ErrorEvent`.
@@ -398,11 +394,7 @@ class Client(BaseClient, CallerOperations):
         Raises:
             DaemonUnavailable: also if the events break off and cannot be resumed.
         """
-        events = self._transport.follow(follow_request(call_id, after))
-        try:
-            yield from events
-        finally:
-            events.close()
+        return self._transport.follow(follow_request(call_id, after))
 
     def tools(
         self,
@@ -499,9 +491,7 @@ class Client(BaseClient, CallerOperations):
             ValueError: this is not the address of a blob; nothing was sent.
             Refused: the blob is unknown, of another caller, or has expired.
         """
-        content = bytearray()
-        self._transport.download(_blob(url), content.extend)
-        return bytes(content)
+        return self._transport.fetch(_blob(url))
 
     def whole(self, envelope: Envelope, field: str) -> Any:
         """Return a whole text of an answer, such as `stdout`; fetch it if the answer has its ends.
@@ -555,9 +545,7 @@ class Client(BaseClient, CallerOperations):
         Raises:
             DaemonUnavailable: also if the file was changed meanwhile.
         """
-        content = bytearray()
-        self._transport.download(_bytes_of_file(session_id, path), content.extend)
-        return bytes(content)
+        return self._transport.fetch(_bytes_of_file(session_id, path))
 
     def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
         """Save a file of a session as a new file, or pass it to a function, piece by piece.

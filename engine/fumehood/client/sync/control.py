@@ -168,9 +168,7 @@ class ControlledCalls(ControlCalls):
         blob = parse_blob_url(url)
         given = {"expires": blob.expires, "signature": blob.signature}
         path = address("calls", call_id, "blobs", blob.blob_id) + query_text(given)
-        content = bytearray()
-        self._transport.download(ask_for_bytes(path), content.extend)
-        return bytes(content)
+        return self._transport.fetch(ask_for_bytes(path))
 
 
 class ControlledSessions(ControlSessions):

@@ -61,6 +61,12 @@ class Transport:
         if not self._receive(request, write, refusal.append):
             read_answer(request, b"".join(refusal), self._endpoint)
 
+    def fetch(self, request: ApiRequest[None]) -> bytes:
+        """Return the bytes of an answer. Raises as `download`."""
+        content = bytearray()
+        self.download(request, content.extend)
+        return bytes(content)
+
     def upload(self, request: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
         """Send a body in pieces. It is sent once: the pieces cannot be read again.
 
