@@ -177,26 +177,25 @@ def call(
         new_call=new_call or None,
         wait_for_approval=None if wait is None else _waiting(wait),
     )
-    or_else = "\nOr call without a daemon: fumehood call --local …"
     if fetch_all:
-        answer = _fetch_all(tool, parsed, options, socket, or_else=or_else, token_file=token_file)
+        answer = _fetch_all(tool, parsed, options, socket, token_file=token_file)
     elif local:
         answer = document_of(_call_locally(tool, parsed, options))
     elif stream:
         from fumehood.cli.following import stream_call
 
         out = sys.stderr if wants_json(as_json) else sys.stdout
-        with calling(socket, or_else=or_else, is_call=True, token_file=token_file) as client:
+        with calling(socket, is_call=True, token_file=token_file) as client:
             answer = document_of(stream_call(client, tool, parsed, options, socket, stdout=out))
     else:
-        answer = call_once(tool, parsed, options, socket, or_else=or_else, token_file=token_file)
+        answer = call_once(tool, parsed, options, socket, token_file=token_file)
     show_envelope(answer, as_json=wants_json(as_json))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
 
 
 def _fetch_all(
-    tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *, or_else: str,
+    tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *,
     token_file: TokenFile,
 ) -> JsonObject:  # fmt: skip
     """Print every item on its own line, and exit.
@@ -205,9 +204,7 @@ def _fetch_all(
     answer of a tool that is not paginated."""
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:
-        answer = call_once(
-            tool, pages.arguments, options, socket, or_else=or_else, token_file=token_file
-        )
+        answer = call_once(tool, pages.arguments, options, socket, token_file=token_file)
         if not answer["success"]:
             return answer
         try:

@@ -13,7 +13,6 @@ import os
 import re
 import resource
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -23,6 +22,7 @@ from typing import NoReturn
 import anyio
 
 from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.options import read_bytes
 from fumehood.cli.show import show_json
 from fumehood.client.files import new_file
 from fumehood.core.errors import EngineError
@@ -62,8 +62,6 @@ def import_document(
     except CannotImport as reason:
         words = str(reason) if str(reason).endswith(("?", ".")) else f"{reason}."
         fail(f"{visible(document)}: {visible(words)}", ExitCode.USAGE)
-    except OSError as error:
-        fail(f"{visible(document)} cannot be read: {error.strerror}.", ExitCode.USAGE)
     _remark("Left out:", made.left_out)
     _remark("Changed:", made.notes)
     if not made.tools:
@@ -84,10 +82,7 @@ def import_document(
 def _read(document: str) -> tuple[str, bytes]:
     if document.startswith(("https://", "http://")):
         return document.partition("?")[0], anyio.run(_fetched, document)
-    if document == "-":
-        return document, sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
-    with Path(document).open("rb") as file:
-        return document, file.read(MAX_DOCUMENT_BYTES + 1)
+    return document, read_bytes(document, document, MAX_DOCUMENT_BYTES)
 
 
 async def _fetched(url: str) -> bytes:

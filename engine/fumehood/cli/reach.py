@@ -38,10 +38,14 @@ EITHER = "approve or admin"
 
 @contextmanager
 def calling(
-    socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False,
-    is_call: bool = False, token_file: Path | None = None,
-) -> Iterator[Client]:  # fmt: skip
-    """Connect to the callers' socket; `or_else` is added to the message if no daemon answers.
+    socket: Path | None,
+    *,
+    as_json: bool = False,
+    is_payload: bool = False,
+    is_call: bool = False,
+    token_file: Path | None = None,
+) -> Iterator[Client]:
+    """Connect to the callers' socket.
 
     With `is_payload` standard output is not for envelopes, and a refusal becomes a message.
     `is_call` skips checking the configuration, which takes longer than a call.
@@ -49,7 +53,7 @@ def calling(
     from fumehood.client import Client
 
     path = find_socket(socket)
-    ending = _ending_the_command(or_else, as_json=as_json, is_payload=is_payload and not as_json)
+    ending = _ending_the_command(as_json=as_json, is_payload=is_payload and not as_json)
     with ending:
         if socket is None and not is_call:
             _tell_config_fault(path)
@@ -70,7 +74,7 @@ def session_id_of(
 
 def call_once(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
-    or_else: str = "", as_json: bool = False, token_file: Path | None = None,
+    as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
     from fumehood.cli.exits import read_answer
@@ -78,7 +82,7 @@ def call_once(
     from fumehood.client.once import send_once
 
     path = find_socket(socket)
-    with _ending_the_command(or_else, as_json=as_json):
+    with _ending_the_command(as_json=as_json):
         request = call_read_by(read_answer, tool, arguments, options)
         return send_once(path, request, caller_token(token_file))
 
@@ -218,9 +222,7 @@ def _tell_config_fault(path: Path) -> None:
 
 
 @contextmanager
-def _ending_the_command(
-    or_else: str = "", *, as_json: bool, is_payload: bool = False
-) -> Iterator[None]:
+def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[None]:
     """Turn a client's exceptions into a message and an exit code."""
     from fumehood.cli.show import for_people, show_envelope, wants_json
     from fumehood.client.api_request import DaemonUnavailable, Refused
@@ -230,7 +232,7 @@ def _ending_the_command(
     except DaemonUnavailable as error:
         if not error.may_have_acted:
             read_config()  # a faulty one may be why no daemon was found; then that is reported
-        fail(str(error) if error.may_have_acted else f"{error}{or_else}", ExitCode.UNAVAILABLE)
+        fail(str(error), ExitCode.UNAVAILABLE)
     except Refused as refused:
         told = refused.envelope.error
         if is_payload and told is not None:

@@ -118,11 +118,6 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
     return f"p_{plain}_{mark}"
 
 
-def with_aliases(schema: JsonObject, allowed: re.Pattern[str]) -> JsonObject:
-    """Replace each property name that the provider refuses by its alias."""
-    return _with_aliases(schema, allowed) if _aliases(schema, allowed) else schema
-
-
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
     """Rename a tool's own arguments to the names that models see. `restored` reverses this."""
     aliases = _aliases(parameters, dialect.property_name)
@@ -537,16 +532,17 @@ def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, s
     return found
 
 
-def _with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
+def with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
+    """Replace each property name that the provider refuses by its alias."""
     if isinstance(node, list):
-        return [_with_aliases(child, allowed) for child in node]
+        return [with_aliases(child, allowed) for child in node]
     if not isinstance(node, dict):
         return node
     made: JsonObject = {}
     for keyword, said in node.items():
         if keyword == "properties" and isinstance(said, dict):
             made[keyword] = {
-                alias_of(name, allowed): _with_aliases(child, allowed)
+                alias_of(name, allowed): with_aliases(child, allowed)
                 for name, child in said.items()
             }
         elif keyword == "required" and isinstance(said, list):
@@ -554,7 +550,7 @@ def _with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
         elif keyword in ("enum", "const", "default", "examples"):
             made[keyword] = said
         else:
-            made[keyword] = _with_aliases(said, allowed)
+            made[keyword] = with_aliases(said, allowed)
     return made
 
 

@@ -16,7 +16,8 @@ from starlette.routing import Route
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.client.async_client import AsyncClient
 from fumehood.core.errors import ERROR_CODES
-from fumehood.web.guard import Guard, names_of
+from fumehood.protocol.loopback import own_names
+from fumehood.web.guard import Guard
 from fumehood.web.live import Live
 from fumehood.web.logins import LONGEST_S, Connect, Login, Logins
 from fumehood.web.pages import PAGES
@@ -72,7 +73,7 @@ class Console:
             lifespan=self._lifespan,
         )
         app.router.redirect_slashes = False
-        self.app = Guard(app, lambda: names_of(self.port))
+        self.app = Guard(app, lambda: own_names("127.0.0.1", self.port))
 
     @property
     def cookie_name(self) -> str:

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fumehood.protocol.loopback import own_names, why_not_ours
+from fumehood.protocol.loopback import why_not_ours
 
 CONTENT_POLICY = "; ".join(
     (
@@ -78,8 +78,3 @@ class Guard:
         if why is None and scope["method"] not in SAFE and not has_origin:
             return "This request does not say which page it comes from."
         return why
-
-
-def names_of(port: int) -> frozenset[str]:
-    """Return the host names of a server on 127.0.0.1."""
-    return own_names("127.0.0.1", port)
