@@ -20,6 +20,7 @@ import typer
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, TokenFile
 from fumehood.cli.reach import decide_once
+from fumehood.client.api_request import DaemonUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
@@ -33,10 +34,6 @@ LEAST_ANSWER_S = 15.0
 
 MARGIN_S = 15
 """Claude Code's timeout is this many seconds longer than ours, so that it does not come first."""
-
-
-class _NoDecision(Exception):
-    """No decision could be made, so the call must not run. The message is for the model."""
 
 
 @hook.command("claude-code", cls=PlainCommand)
@@ -74,8 +71,9 @@ def claude_code(
     try:
         _deny_after(wait_s + LEAST_ANSWER_S)
         decision, reason = _decided(_read(), wait_s, agent, pending, (socket, token_file))
-    except _NoDecision as fault:
-        decision, reason = "deny", str(fault)
+    except (ValueError, DaemonUnavailable) as fault:
+        decision = "deny"
+        reason = f"fumehood decided nothing, so the call must not run. {fault}"
     except typer.Exit:
         decision, reason = "deny", "fumehood's hook is set up wrongly: run it by hand to see how."
     except BaseException as fault:  # a denial also for a bug or a signal
@@ -96,15 +94,12 @@ def _decided(
     if agent is not None:
         options["agent_id"] = agent
     context = {"client": "claude-code", "cwd": call["cwd"]}
-    try:
-        answer = decide_once(call["tool_name"], call["tool_input"], context, options, *reach)
-    except ValueError as fault:
-        raise _NoDecision(f"fumehood decided nothing, so the call must not run. {fault}") from None
+    answer = decide_once(call["tool_name"], call["tool_input"], context, options, *reach)
     error, data = answer["error"], answer["data"]
     if error is not None:
-        raise _NoDecision(f"fumehood decided nothing. {error['code']}: {error['message']}")
+        raise ValueError(f"{error['code']}: {error['message']}")
     if data.get("decision") not in ("allow", "deny", "pending"):
-        raise _NoDecision("fumehood's answer is no decision.")
+        raise ValueError("Its answer is not a decision.")
     decision, reason = data["decision"], str(data.get("reason"))
     if decision == "pending":
         approve = f"An approver runs: fumehood approvals approve {data.get('approval_id')}"
@@ -114,18 +109,16 @@ def _decided(
 
 
 def _read() -> JsonObject:
-    try:
-        call = strict_json.loads(sys.stdin.buffer.read())
-    except strict_json.StrictJsonError as fault:
-        raise _NoDecision(f"The hook's input cannot be read: {fault}.") from None
+    call = strict_json.loads(sys.stdin.buffer.read())
     wanted: dict[str, type] = {
         "hook_event_name": str, "session_id": str, "cwd": str, "tool_name": str, "tool_input": dict,
     }  # fmt: skip
     for name, kind in wanted.items():
         if not isinstance(call, dict) or not isinstance(call.get(name), kind):
-            raise _NoDecision(f"The hook's input has no {name}: it is not that of {EVENT}.")
+            words = f"The hook's input has no {name}: it is not that of {EVENT}."
+            raise ValueError(words)  # noqa: TRY004 - as for every input that cannot be used
     if call["hook_event_name"] != EVENT:
-        raise _NoDecision(f"This hook is for {EVENT} only.")
+        raise ValueError(f"This hook is for {EVENT} only.")
     return dict(call)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, read_answer, say
 from fumehood.protocol.engine_paths import config_file, fitting, read_engine_paths
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def call_once(
     as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
-    from fumehood.cli.exits import read_answer
     from fumehood.client.api_request import call_read_by
     from fumehood.client.once import send_once
 
@@ -94,18 +93,15 @@ def decide_once(
     """Request one decision, with the same client.
 
     Raises:
-        ValueError: nothing was decided: no engine answers, or the request is invalid.
+        DaemonUnavailable: no engine answers.
+        ValueError: the request is invalid.
     """
-    from fumehood.cli.exits import read_answer
-    from fumehood.client.api_request import DaemonUnavailable, decision_read_by
+    from fumehood.client.api_request import decision_read_by
     from fumehood.client.once import send_once
 
     path = find_socket(socket)
-    try:
-        request = decision_read_by(read_answer, tool, arguments, context, options)
-        return send_once(path, request, caller_token(token_file))
-    except DaemonUnavailable as away:
-        raise ValueError(str(away)) from None
+    request = decision_read_by(read_answer, tool, arguments, context, options)
+    return send_once(path, request, caller_token(token_file))
 
 
 def caller_token(file: Path | None = None) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fumehood.core.call import MAX_KEYS
@@ -56,9 +56,7 @@ class ArgumentField:
         return self.kind == "json" or "\n" in self.value or len(self.value) > LONG_TEXT
 
 
-def fields_of(
-    arguments: JsonObject, schema: JsonObject | None, errors: Mapping[str, str] | None = None
-) -> list[ArgumentField]:
+def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[ArgumentField]:
     """Return the fields of a call: those of the schema, then arguments that it does not name.
 
     Raises:
@@ -80,7 +78,6 @@ def fields_of(
             arguments,
             _object(properties.get(name)),
             is_required=isinstance(required, list) and name in required,
-            error=(errors or {}).get(name, ""),
         )
         for name in names
     ]
@@ -89,12 +86,14 @@ def fields_of(
 def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) -> Any:
     """Return the fields as the user submitted them, with their errors."""
     return [
-        ArgumentField(
-            one.name, one.kind, _typed(form, one), f"given:{one.name}" in dict(form.fields),
-            one.is_required, one.label, one.choices, errors.get(one.name, ""),
+        replace(
+            one,
+            value=_typed(form, one),
+            is_given=f"given:{one.name}" in dict(form.fields),
+            error=errors.get(one.name, ""),
         )
         for one in fields
-    ]  # fmt: skip
+    ]
 
 
 def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
@@ -124,7 +123,7 @@ def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
 
 
 def _field(
-    name: str, arguments: JsonObject, schema: JsonObject, *, is_required: bool, error: str
+    name: str, arguments: JsonObject, schema: JsonObject, *, is_required: bool
 ) -> ArgumentField:
     is_given = name in arguments
     value = arguments[name] if is_given else schema.get("default")
@@ -149,7 +148,7 @@ def _field(
     label = types if isinstance(types, str) else "one of these" if of_enum else "JSON"
     if schema.get("description"):
         label = f"{label} · {str(schema['description'])[:300]}"
-    return ArgumentField(name, kind, text, is_given, is_required, label, choices, error)
+    return ArgumentField(name, kind, text, is_given, is_required, label, choices)
 
 
 def _no_json(error: ValueError) -> str:
