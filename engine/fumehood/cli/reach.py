@@ -181,8 +181,6 @@ def read_credential(*, from_stdin: bool, scope: str) -> str:
             f"{_needed(scope)} Type it on a terminal, or pipe it in with --credential-stdin.",
             ExitCode.USAGE,
         )
-    if not credential.isascii() or not credential.isprintable() or not credential:
-        fail("That is not a credential.", ExitCode.USAGE)
     return credential
 
 

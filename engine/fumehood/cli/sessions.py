@@ -291,17 +291,14 @@ def put_file(
         if source != "-" and Path(source).is_dir() and not Path(source).is_symlink():
             if create:
                 fail("--create is for one file.", ExitCode.USAGE)
-            unpacked = _send_directory(client, session, source, "" if name == "." else name)
-            if wants_json(as_json):
-                show_json(unpacked.model_dump())
-            else:
-                print(f"{visible(unpacked.path)}: {unpacked.files} files, {unpacked.size} bytes")
-            return
-        written = _send_file(client, session, source, name, mode="create" if create else "replace")
+            done: Any = _send_directory(client, session, source, "" if name == "." else name)
+        else:
+            mode = "create" if create else "replace"
+            done = _send_file(client, session, source, name, mode=mode)
     if wants_json(as_json):
-        show_json(written.model_dump())
+        show_json(done.model_dump())
     else:
-        print(f"{visible(written.path)}: {written.size} bytes")
+        print(f"{visible(done.path)}: {done.size} bytes")
 
 
 plain(

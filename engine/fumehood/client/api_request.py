@@ -21,7 +21,6 @@ from fumehood.protocol import strict_json
 if TYPE_CHECKING:
     from pydantic import BaseModel, TypeAdapter
 
-    from fumehood.core.envelope import Envelope
 
 T = TypeVar("T")
 M = TypeVar("M", bound="BaseModel")
@@ -212,9 +211,7 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
     """Read an envelope's `data` as a value of the model."""
 
     def read(raw: bytes) -> M:
-        from fumehood.protocol.messages import decode_envelope
-
-        return model.model_validate(_data(decode_envelope(raw)))
+        return model.model_validate(_data(raw))
 
     return read
 
@@ -223,10 +220,8 @@ def field_of(name: str, kind: type[T]) -> Callable[[bytes], T]:
     """Read one field of an envelope's `data` as a value of the type."""
 
     def read(raw: bytes) -> T:
-        from fumehood.protocol.messages import decode_envelope
-
         adapter = _adapter(cast("Any", kind))
-        found: T = adapter.validate_python(_data(decode_envelope(raw)).get(name))
+        found: T = adapter.validate_python(_data(raw).get(name))
         return found
 
     return read
@@ -252,7 +247,10 @@ def object_of(raw: bytes) -> JsonObject:
     return document
 
 
-def _data(envelope: Envelope) -> JsonObject:
+def _data(raw: bytes) -> JsonObject:
+    from fumehood.protocol.messages import decode_envelope
+
+    envelope = decode_envelope(raw)
     if envelope.error is not None:
         raise Refused(envelope)
     return envelope.data

@@ -162,22 +162,29 @@ def size_of(number: Any) -> str:
     return size(number) if type(number) is int else ""
 
 
+_INTERPRETER = (
+    "interpreter", "Small programs run in a locked process without network or files.",
+)  # fmt: skip
+_PLACES = {
+    "expression": _INTERPRETER,
+    "restricted_python": _INTERPRETER,
+    "code": ("container", "It runs untrusted programs."),
+    "workspace": (
+        "container", "It works on the files of a session, which are in its container.",
+    ),
+    "http": ("remote service", "The engine sends a request; nothing of it runs here."),
+    "mcp": ("MCP server", "A server of the Model Context Protocol runs it."),
+}  # fmt: skip
+"""The kind of an executor → where it runs, and the reason."""
+
+_JAIL = ("jail", "A function of an installed package, in a process without rights.")
+_HOST = ("host", "A function that the operator trusts. It is not sandboxed.")
+
+
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
     """Return where a tool runs, and the reason."""
-    kind = tool.executor
-    if kind in ("expression", "restricted_python"):
-        return "interpreter", "Small programs run in a locked process without network or files."
-    if kind.startswith("code:"):
-        return "container", "It runs untrusted programs."
-    if kind.startswith("workspace"):
-        return "container", "It works on the files of a session, which are in its container."
-    if kind.startswith("http"):
-        return "remote service", "The engine sends a request; nothing of it runs here."
-    if kind == "mcp":
-        return "MCP server", "A server of the Model Context Protocol runs it."
-    if tool.sandboxed:
-        return "jail", "A function of an installed package, in a process without rights."
-    return "host", "A function that the operator trusts. It is not sandboxed."
+    of_functions = _JAIL if tool.sandboxed else _HOST
+    return _PLACES.get(tool.executor.partition(":")[0], of_functions)
 
 
 def limits_in_words(limits: Mapping[str, Any]) -> str:
