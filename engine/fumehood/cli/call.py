@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -290,12 +291,11 @@ def _call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
         fail("The file contains no calls.", ExitCode.USAGE)
     answered, status = 0, ExitCode.SUCCESS
     try:
-        with calling(socket, is_call=True) as client:
+        with calling(socket, is_call=True) as client, _progress(len(calls)) as show:
             for group in _groups(calls):
                 answers = [document_of(envelope) for envelope in client.batch(group)]
-                for call, answer in zip(group, answers, strict=True):
-                    sys.stdout.write(_line(call, answer, as_json=as_json) + "\n")
-                sys.stdout.flush()
+                pairs = zip(group, answers, strict=True)
+                show([_line(call, answer, as_json=as_json) for call, answer in pairs])
                 answered += len(group)
                 if not all(answer["success"] for answer in answers):
                     status = ExitCode.TOOL_FAILED
@@ -341,6 +341,36 @@ def _groups(calls: Iterable[Any]) -> Iterator[list[Any]]:
             group, size = [], 0
     if group:
         yield group
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[list[str]], None]]:
+    """Yield a function that prints lines; on a terminal, with a progress bar between them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield _print
+        return
+    columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task("calls", total=total)
+
+        def show(lines: list[str]) -> None:
+            bar.stop()  # both streams may share the terminal
+            _print(lines)
+            bar.start()
+            bar.advance(task, len(lines))
+
+        yield show
+
+
+def _print(lines: list[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def _line(call: Any, answer: JsonObject, *, as_json: bool) -> str:
