@@ -111,6 +111,8 @@ class AsyncTransport:
                                 yield event
                     elif (only := following.read_answer(await answer.aread())) is not None:
                         yield only
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
                 failed = unavailable(request, self._endpoint, error, progress)
                 if not has_begun and following.may_send_again(error, progress):

@@ -109,6 +109,8 @@ class Transport:
                             yield from following.feed(chunk)
                     elif (only := following.read_answer(answer.read())) is not None:
                         yield only
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
                 failed = unavailable(request, self._endpoint, error, progress)
                 if not has_begun and following.may_send_again(error, progress):
