@@ -80,7 +80,7 @@ from fumehood.pipeline.incoming import (
     parse_own_call,
     parse_own_decision,
     parse_own_message,
-    parse_query,
+    parsed,
 )
 from fumehood.pipeline.plan import can_run_now
 from fumehood.pipeline.result import shape_error
@@ -672,7 +672,7 @@ class Engine:
         asked = checked(UsageKeywords, "usage", query)
         if by is not None:
             asked["by"] = by if isinstance(by, str) else list(by)
-        return await self.usage_of(self.owner, parse_query(UsageQuery, asked))
+        return await self.usage_of(self.owner, parsed(UsageQuery, asked, "query"))
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """Return the usage of one principal, and the budgets that limit it."""

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic.json_schema import GenerateJsonSchema
 
+from fumehood.core.errors import faults_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import MAX_BODY_BYTES
@@ -382,11 +383,7 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
     try:
         return list(model.model_validate(arguments).further_faults())
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-    return [
-        (".".join(str(part)[:MAX_NAME_CHARACTERS] for part in fault["loc"]), _clause(fault["msg"]))
-        for fault in found
-    ]
+        return [(path, _clause(said)) for path, said in faults_of(error)]
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
@@ -475,5 +472,5 @@ def _above(path: str) -> Iterator[str]:
 
 def _clause(message: str) -> str:
     """Turn pydantic's sentence into a clause that follows the argument's name."""
-    clause = message.removeprefix("Value error, ").removeprefix("Input ")
+    clause = message.removeprefix("Input ")
     return clause[0].lower() + clause[1:]

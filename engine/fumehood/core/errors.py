@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from fumehood.core.envelope import Envelope
 
 
@@ -438,6 +440,14 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
     }
 )
 """Ending → the error that the caller gets; None for `ok`."""
+
+
+def faults_of(error: ValidationError) -> list[tuple[str, str]]:
+    """Return what pydantic found: each fault's dotted path and its message."""
+    return [
+        (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))
+        for fault in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
 
 
 class EnvelopeError(FumehoodError):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fumehood.core.errors import faults_of
 from fumehood.core.json_types import JsonObject
 
 _BOUNDS = {
@@ -155,6 +156,5 @@ def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]
 
 
 def _readable(error: ValidationError) -> Iterator[str]:
-    for fault in error.errors(include_url=False, include_input=False):
-        path = "".join(f".{part}" for part in fault["loc"])
-        yield f"{path}: {fault['msg'].removeprefix('Value error, ')}"
+    for path, said in faults_of(error):
+        yield f".{path}: {said}" if path else f": {said}"

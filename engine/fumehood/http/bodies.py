@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -31,7 +31,7 @@ from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.session import UPLOAD_PIECE_BYTES
 from fumehood.http.answers import Headers, left
 from fumehood.http.peer import MAX_HELD_BYTES, Share
-from fumehood.pipeline.incoming import validated
+from fumehood.pipeline.incoming import parsed
 from fumehood.protocol import strict_json
 
 M = TypeVar("M", bound=BaseModel)
@@ -117,10 +117,7 @@ def parse_body(model: type[M], document: Any) -> M:
     """
     if not isinstance(document, dict):
         raise InvalidParams("The body must be a JSON object.")
-    try:
-        return validated(model, document)
-    except ValidationError as error:
-        raise _wrong("body", error) from None
+    return parsed(model, document, "body")
 
 
 def parse_query(model: type[M], request: Request) -> M:
@@ -133,21 +130,7 @@ def parse_query(model: type[M], request: Request) -> M:
     query = dict(given)
     if len(query) != len(given):
         raise InvalidParams("A parameter of the query is given twice.")
-    try:
-        return model.model_validate(query)
-    except ValidationError as error:
-        raise _wrong("query", error) from None
-
-
-def _wrong(part: str, error: ValidationError) -> InvalidParams:
-    """Name the invalid fields, at most 20. Faults of the whole body have no path."""
-    fields, words = [], []
-    for fault in error.errors(include_url=False, include_input=False)[:20]:
-        field = ".".join(map(str, fault["loc"]))[:120]
-        said = fault["msg"].removeprefix("Value error, ")  # pydantic's prefix of our own errors
-        fields += [field] if field else []
-        words.append(f"{field}: {said}" if field else said)
-    return InvalidParams(f"The {part} is wrong: {'; '.join(words)}.", fields=fields)
+    return parsed(model, query, "query")
 
 
 def _require_json(headers: Headers) -> None:

@@ -11,21 +11,18 @@ from operator import getitem
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from fumehood.core.call import (
     MAX_KEYS,
     MAX_TOOL_CHARACTERS,
     CallBody,
-    CallOptions,
     RawBatch,
     replaced,
 )
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionBody
-from fumehood.core.errors import InvalidParams
+from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import did_you_mean
 from fumehood.formats.model import HandleBody
 from fumehood.protocol import strict_json
 
@@ -99,7 +96,7 @@ def parse_call_body(document: Any) -> CallBody:
     for where in (document, document.get("options"), arguments):
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
-    return _parsed(CallBody, document, "call")
+    return parsed(CallBody, document, "call")
 
 
 def parse_batch(document: Any) -> RawBatch:
@@ -110,7 +107,7 @@ def parse_batch(document: Any) -> RawBatch:
     """
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"calls": [{"tool": …}, …]}.')
-    return _parsed(RawBatch, document, "batch")
+    return parsed(RawBatch, document, "batch")
 
 
 def parse_message(document: Any) -> HandleBody:
@@ -121,7 +118,7 @@ def parse_message(document: Any) -> HandleBody:
     """
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"format": "openai", "message": {…}}.')
-    return _parsed(HandleBody, document, "request")
+    return parsed(HandleBody, document, "request")
 
 
 def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
@@ -152,17 +149,9 @@ def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
     return parse_batch_call(_as_sent([call], "call")[0])  # in a list: as deep as in a real batch
 
 
-def _meant(fault: ErrorDetails) -> str:
-    """Return a suggestion for an unknown key of a body or its options, or an empty text."""
-    if fault["type"] != "extra_forbidden":
-        return ""
-    *above, key = map(str, fault["loc"])
-    return did_you_mean(key, CallOptions.model_fields if above else CallBody.model_fields)
-
-
 def parse_own_decision(document: JsonObject) -> DecisionBody:
     """Parse a decision of this process as strictly as one over a socket. Raises InvalidParams."""
-    return _parsed(DecisionBody, _as_sent(document, "decision"), "decision")
+    return parsed(DecisionBody, _as_sent(document, "decision"), "decision")
 
 
 def parse_call_query(query: JsonObject) -> CallQuery:
@@ -171,26 +160,19 @@ def parse_call_query(query: JsonObject) -> CallQuery:
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
     """
-    return parse_query(CallQuery, query)
+    return parsed(CallQuery, query, "query")
 
 
-def parse_query(model: type[M], query: JsonObject) -> M:
-    """Parse a query into a value of the model.
+def parsed(model: type[M], document: JsonObject, part: str) -> M:
+    """Validate a part of a request: its body, its query.
 
     Raises:
-        InvalidParams: some fields are invalid; the error names each of them.
+        InvalidParams: some fields are invalid; the error names them, at most 20.
     """
-    return _parsed(model, query, "query")
-
-
-def _parsed(model: type[M], document: JsonObject, part: str) -> M:
     try:
         return validated(model, document)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:20]
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(
-            f"{field}: {fault['msg']}{_meant(fault) if model is CallBody else ''}"
-            for field, fault in zip(fields, faults, strict=True)
-        )
+        faults = [(path[:120], said) for path, said in faults_of(error)[:20]]
+        words = "; ".join(f"{path}: {said}" if path else said for path, said in faults)
+        fields = [path for path, _ in faults if path]
         raise InvalidParams(f"The {part} is wrong: {words}.", fields=fields) from None

@@ -19,7 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from fumehood.core.errors import FumehoodError
+from fumehood.core.errors import FumehoodError, faults_of
 from fumehood.protocol import engine_paths
 from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
 
@@ -107,8 +107,7 @@ def find_sockets() -> SocketSettings:
     try:
         return SocketSettings()
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        words = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults)
+        words = "; ".join(f"{path}: {said}" for path, said in faults_of(error))
     except (ValueError, OSError) as error:  # not TOML, not UTF-8, not readable
         words = str(error)
     raise ConfigError(

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from fumehood.core.errors import ArgumentsRefused
+from fumehood.core.errors import ArgumentsRefused, faults_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
@@ -72,11 +72,9 @@ class FunctionTool:
         try:
             typed = self._model.model_validate(arguments)
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_input=False)
-            fields = [".".join(map(str, fault["loc"])) for fault in faults]
-            words = "; ".join(
-                f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True)
-            )
+            faults = faults_of(error)
+            words = "; ".join(f"{field}: {said}" for field, said in faults)
+            fields = [field for field, _ in faults]
             raise ArgumentsRefused(f"The arguments are wrong: {words}.", fields=fields) from None
         extra = typed.model_extra or {}
         given = {

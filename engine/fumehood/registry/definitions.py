@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import ValidationError
 
 from fumehood.core.arguments import ARGUMENTS
-from fumehood.core.errors import InvalidParams
+from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.core.parameters import parameter_list_schema
@@ -232,10 +232,7 @@ def _declared(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
 
 
 def _readable(error: ValidationError) -> list[str]:
-    return [
-        f"{'.'.join(map(str, fault['loc'])) or 'definition'}: {fault['msg']}"
-        for fault in error.errors(include_url=False, include_input=False)
-    ]
+    return [f"{path or 'definition'}: {said}" for path, said in faults_of(error)]
 
 
 # -- the fields of REST and MCP tools ------------------------------------------------------

@@ -26,23 +26,10 @@ from fumehood_tools.write_file import write_file
 from support.definitions import function_definition, registered, request
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"options": {"timout_seconds": 1}}, "options.timout_seconds: .* 'timeout_seconds'"),
-        ({"options": {"memory_mb": 1}}, "options.memory_mb: .* 'memory_limit_mb'"),
-        ({"argumnets": {}}, "argumnets: .* 'arguments'"),
-    ],
-)
-def test_misspelt_body_key_gets_a_suggestion(body: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidParams, match=says):
-        parse_call_body(body)
-
-
-def test_unknown_body_key_without_similar_name_gets_no_suggestion() -> None:
+def test_unknown_body_keys_are_named_in_a_short_message() -> None:
     with pytest.raises(InvalidParams) as refused:
-        parse_call_body({"options": {"zzz": 1, "x" * 5000: 2}})
-    assert "Did you mean" not in str(refused.value)
+        parse_call_body({"options": {"memory_mb": 1, "x" * 5000: 2}})
+    assert refused.value.fields[0] == "options.memory_mb"
     assert len(str(refused.value)) < 1000
 
 
