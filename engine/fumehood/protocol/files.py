@@ -7,7 +7,7 @@ length.
 
 from __future__ import annotations
 
-import math
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -49,7 +49,7 @@ def read_values(
         raise FileFault("it holds NUL bytes")
     try:
         value = _PARSERS[PurePath(name).suffix](data, lines, number_keys)
-        _check_values(value)
+        _require_few_values(value)
     except UnicodeDecodeError as error:
         raise FileFault(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -87,13 +87,29 @@ def _toml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
         raise ValueError(f"not TOML: {error}") from None
     except ValueError:  # Python's own limit on digits
         raise ValueError("a number has too many digits") from None
-    return value
+    return _through_json(value)
 
 
 def _yaml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
     from fumehood.protocol import yaml_values
 
-    return yaml_values.loads(data.decode(), lines, number_keys=number_keys)
+    return _through_json(yaml_values.loads(data.decode(), lines, number_keys=number_keys))
+
+
+def _through_json(value: Any) -> Any:
+    """Return the value after a round trip that refuses what JSON lacks: dates, NaN, deep nesting.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    return strict_json.loads(_ENCODER.encode(value).encode())
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(f"a {type(value).__name__} is not accepted; write it as a string")
+
+
+_ENCODER = json.JSONEncoder(default=_refuse, allow_nan=False)
 
 
 _PARSERS: Mapping[str, Callable[[bytes, Lines | None, bool], Any]] = {
@@ -105,41 +121,14 @@ _PARSERS: Mapping[str, Callable[[bytes, Lines | None, bool], Any]] = {
 SUFFIXES = tuple(_PARSERS)
 
 
-def _check_values(value: Any) -> None:
-    """Refuse values that strict JSON would refuse. Iterative, level by level."""
-    level = [value]
-    seen = 0
-    for depth in range(strict_json.MAX_DEPTH + 2):
-        seen += len(level)
+def _require_few_values(value: Any) -> None:
+    waiting, seen = [value], 0
+    while waiting:
+        seen += 1
         if seen > MAX_VALUES:
             raise ValueError(f"it holds more than {MAX_VALUES} values")
-        deeper: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                deeper += [*item.keys(), *item.values()]
-            elif isinstance(item, list):
-                deeper += item
-            else:
-                _check_scalar(item)
-        if not deeper:
-            return
-        if depth >= strict_json.MAX_DEPTH:
-            break
-        level = deeper
-    raise ValueError(f"nested deeper than {strict_json.MAX_DEPTH} levels")
-
-
-def _check_scalar(value: Any) -> None:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ValueError("a string holds a lone surrogate") from None
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError("NaN, infinity and numbers too large for a double are not accepted")
-    elif isinstance(value, int):
-        if abs(value) > strict_json.MAX_INTEGER:
-            raise ValueError(f"an integer has more than {strict_json.MAX_INTEGER_DIGITS} digits")
-    elif value is not None:
-        raise ValueError(f"a {type(value).__name__} is not accepted; write it as a string")
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item

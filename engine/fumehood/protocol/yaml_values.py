@@ -50,7 +50,7 @@ def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -
         # libyaml compares each with all previous ones: quadratic time in their number.
         raise YamlError("directives (lines that begin with '%') are not accepted")
     try:
-        return _one_document(iter(yaml.parse(text, Loader=_Loader)), _Builder(lines, number_keys))
+        return _Builder(yaml.parse(text, Loader=_Loader), lines, number_keys).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
@@ -59,100 +59,74 @@ def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -
         raise YamlError("not YAML: it holds characters that YAML does not allow") from None
 
 
-def _one_document(events: Iterator[Any], builder: _Builder) -> Any:
-    documents = 0
-    for event in events:
-        if isinstance(event, yaml.DocumentStartEvent):
-            documents += 1
-            if documents > 1:
-                raise YamlError(f"a second document begins{_at(event)}; one file holds one")
-        elif isinstance(event, yaml.NodeEvent):
-            builder.take(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            builder.close()
-    if documents == 0:
-        raise YamlError("it is empty")
-    return builder.root
-
-
 class _Builder:
-    """Builds values without recursion, because the sender controls the depth."""
+    """Builds a document's value from the parser's events. Recursive, at most `MAX_DEPTH` deep."""
 
-    def __init__(self, lines: Lines | None, number_keys: bool) -> None:
-        self._number_keys = number_keys
-        self.root: Any = None
-        self._open: list[Any] = []
-        self._keys: list[str | None] = []
-        self._count = 0
+    def __init__(self, events: Iterator[Any], lines: Lines | None, number_keys: bool) -> None:
+        self._events = events
         self._lines = lines
-        self._within: Path = ()
-        """The path of the innermost list or object that has not ended."""
+        self._number_keys = number_keys
+        self._count = 0
 
-    def take(self, event: Any) -> None:
-        self._count += 1
-        if self._count > MAX_VALUES:
-            raise YamlError(f"it holds more than {MAX_VALUES} values")
-        _refuse_more_than_json(event)
+    def document(self) -> Any:
+        """Build the value of the only document."""
+        next(self._events)  # the stream begins
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            raise YamlError("it is empty")
+        value = self._value(next(self._events), ())
+        next(self._events)  # the document ends
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise YamlError(f"a second document begins{_at(after)}; one file holds one")
+        return value
+
+    def _value(self, event: Any, path: Path) -> Any:
+        """Build the value that begins with this event."""
+        self._admit(event)
+        if self._lines is not None:
+            self._lines.setdefault(path, event.start_mark.line + 1)
         if isinstance(event, yaml.ScalarEvent):
-            value = _scalar(event)
-            if self._open and isinstance(self._open[-1], dict) and self._keys[-1] is None:
-                self._begin_pair(value, event)
-            else:
-                self._put(value, event)
-            return
-        opened: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
-        within = self._path()
-        self._put(opened, event)
-        if len(self._open) >= MAX_DEPTH:
+            return _scalar(event)
+        if len(path) >= MAX_DEPTH:
             raise YamlError(f"nested deeper than {MAX_DEPTH} levels{_at(event)}")
-        self._open.append(opened)
-        self._keys.append(None)
-        self._within = within
+        is_list = isinstance(event, yaml.SequenceStartEvent)
+        return self._list(path) if is_list else self._object(path)
 
-    def close(self) -> None:
-        self._open.pop()
-        self._keys.pop()
-        self._within = self._within[:-1]
+    def _list(self, path: Path) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._value(event, (*path, len(items))))
+        return items
 
-    def _begin_pair(self, key: Any, event: Any) -> None:
-        if self._number_keys and isinstance(key, int) and not isinstance(key, bool):
+    def _object(self, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._key(event)
+            if key in found:
+                raise YamlError(f"the key {key[:40]!a} is given twice{_at(event)}")
+            place = (*path, key)
+            if self._lines is not None:
+                self._lines[place] = event.start_mark.line + 1
+            found[key] = self._value(next(self._events), place)
+        return found
+
+    def _key(self, event: Any) -> str:
+        self._admit(event)
+        key = _scalar(event) if isinstance(event, yaml.ScalarEvent) else None
+        if self._number_keys and type(key) is int:
             key = str(event.value)
         if not isinstance(key, str):
             raise YamlError(f"a key is not a string{_at(event)}; quote it")
-        if key in self._open[-1]:
-            raise YamlError(f"the key {key[:40]!a} is given twice{_at(event)}")
-        self._keys[-1] = key
-        if self._lines is not None and event.start_mark is not None:
-            self._lines[self._path()] = event.start_mark.line + 1
+        return key
 
-    def _path(self) -> Path:
-        """Return the path of the next value."""
-        if not self._open:
-            return ()
-        innermost, key = self._open[-1], self._keys[-1]
-        return (*self._within, len(innermost) if isinstance(innermost, list) else str(key))
-
-    def _put(self, value: Any, event: Any) -> None:
-        if self._lines is not None and event.start_mark is not None:
-            self._lines.setdefault(self._path(), event.start_mark.line + 1)
-        if not self._open:
-            self.root = value
-            return
-        container, key = self._open[-1], self._keys[-1]
-        if isinstance(container, list):
-            container.append(value)
-        elif key is None:
-            raise YamlError(f"a key is not a string{_at(event)}")
-        else:
-            container[key] = value
-            self._keys[-1] = None
-
-
-def _refuse_more_than_json(event: Any) -> None:
-    if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-        raise YamlError(f"anchors and aliases are not accepted{_at(event)}")
-    if event.tag is not None:
-        raise YamlError(f"tags are not accepted{_at(event)}")
+    def _admit(self, event: Any) -> None:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise YamlError(f"it holds more than {MAX_VALUES} values")
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise YamlError(f"anchors and aliases are not accepted{_at(event)}")
+        if event.tag is not None:
+            raise YamlError(f"tags are not accepted{_at(event)}")
 
 
 def _scalar(event: Any) -> Any:
@@ -174,5 +148,4 @@ def _scalar(event: Any) -> Any:
 
 
 def _at(event: Any) -> str:
-    mark = event.start_mark
-    return f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+    return f" (line {event.start_mark.line + 1}, column {event.start_mark.column + 1})"

@@ -163,7 +163,7 @@ CONDITION_FAULTS: list[tuple[str, str]] = [
     (WHEN + "in = []", "policy.toml: rule 'r': when[0].in: must not be empty"),
     (WHEN + "min = 3\nmax = 2", "policy.toml: rule 'r': when[0]: min is over max"),
     (WHEN + "min = true", "policy.toml: rule 'r': when[0].min: a number is needed"),
-    (WHEN + "min = nan", "policy.toml: NaN, infinity and numbers too large"),
+    (WHEN + "min = nan", "policy.toml: Out of range float values"),
     (WHEN + "missing = false", "policy.toml: rule 'r': when[0].missing: can only be true"),
     (WHEN + 'path_inside = ""', "policy.toml: rule 'r': when[0].path_inside: is not a valid path"),
     (WHEN + 'host_in = ["https://a.example"]', "is no host name; write it in ASCII"),
