@@ -66,12 +66,12 @@ from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
+from fumehood.registry.directory import WatchedDirectory
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.external import ExternalTools
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
-from fumehood.registry.watch import WatchedDirectory
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import EngineWalls, OnEvent, WallSettings, logged

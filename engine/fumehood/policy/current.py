@@ -28,8 +28,8 @@ from fumehood.policy.model import (
     PolicyStatus,
 )
 from fumehood.policy.service import PolicyGate
+from fumehood.registry.directory import watch
 from fumehood.registry.index import ToolIndex
-from fumehood.registry.watch import Watched, watch
 from fumehood.storage.changes import recorded
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
@@ -77,7 +77,6 @@ class CurrentPolicy:
         """Apply changes of the file until cancelled."""
         if self._file is None:
             return
-        watched: Watched[Policy | PolicyError] = self._file
         async with anyio.create_task_group() as group:
 
             def take(news: Policy | PolicyError) -> None:
@@ -86,7 +85,7 @@ class CurrentPolicy:
                 elif self._use(news, BY_FILE):
                     group.start_soon(self._record_loaded, news, BY_FILE)
 
-            await watch(watched, take, partial(log_fault, self._log, "policy.failed"))
+            await watch(self._file.poll, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
         """Read the file now instead of at the next poll. Without a file, do nothing.

@@ -1,29 +1,35 @@
 """A directory of definitions: the tools in its files, and the faults of each file.
 
-Host side. Above it is the engine, which puts the tools into the index and polls twice a second;
-below it are `trusted_files` (who could write a file), `protocol/files` (formats) and the index's
-checks. It polls because that works on every file system, including network ones, and takes a few
-milliseconds for a thousand files.
+Host side. `WatchedDirectory`, a task of the engine, puts the tools into the index and polls twice a
+second, in a thread, so that a slow file system delays no call. Below it are `trusted_files` (who
+could write a file), `protocol/files` (formats) and the index's checks. It polls because that works
+on every file system, including network ones, and takes a few milliseconds for a thousand files.
 
 Invariants: a file is loaded completely or not at all. A faulty file offers nothing, even if it did
 before: an operator who removed a tool and mistyped something else must not find the tool still
 there. Two files that define the same name and version are both left out, so that file names never
-decide which one is served.
+decide which one is served. A failed poll is always followed by another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
+
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolType
+from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.files import SUFFIXES, FileFault, one_line, read_values
 from fumehood.registry.definitions import InvalidDefinition
-from fumehood.registry.index import RegisteredTool, Source, tool_of_document
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
+from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 from fumehood.sandbox.trusted_files import (
     Signature,
@@ -34,10 +40,11 @@ from fumehood.sandbox.trusted_files import (
 )
 
 TYPES = (ToolType.REST, ToolType.MCP)
+PERIOD_S = 0.5
+"""Seconds between two polls. A change takes effect at the second poll that sees it."""
+
 MAX_DEFINITIONS = 10_000
 """The most definitions in one file, and in the whole directory."""
-
-_CHANGED = "it changed while it was read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,93 +103,75 @@ class ToolDirectory:
         self._secrets = secrets
         self._last = _Look()
         self._files: dict[str, _File] = {}
-        self._fault: str | None = None
+        self._read_of: _Look | None = None
+        """What the poll had found whose files were read, or None if not all could be read."""
+        self._contents = DirectoryContents()
 
     def load(self) -> DirectoryContents:
         """Read the whole directory now and return its contents."""
         self._last = self._look()
-        self._update(self._last)
-        return self._contents()
+        self._contents = self._read(self._last)
+        return self._contents
 
     def poll(self) -> DirectoryContents | None:
         """Check the directory. Returns its contents if they differ from the last ones returned.
 
-        A change takes effect once two polls in a row have seen it, so that a file is never read
-        while it is being written. A fault of the directory itself takes effect at once.
+        A change takes effect once two polls in a row have found the same files, so that a file is
+        never read while it is being written. A fault of the directory takes effect at once.
         """
         look, before = self._look(), self._last
         self._last = look
-        if look.fault is not None:
-            return self._contents() if self._update(look) else None
-        if before.fault is not None:
+        has_settled = look == before or look.fault is not None
+        if look == self._read_of or not has_settled:
             return None
-        settled = {n: s for n, s in look.files.items() if before.files.get(n) == s}
-        # A file that only one poll missed may just be being replaced.
-        missed = before.files.keys() - look.files.keys()
-        return self._contents() if self._update(look, settled, missed) else None
+        shown, self._contents = self._contents, self._read(look)
+        return self._contents if self._contents != shown else None
 
     def _look(self) -> _Look:
         try:
-            directory = open_directory(self.path, self._owners)
-            try:
-                files = list_files(directory)
-            finally:
-                os.close(directory)
+            with self._opened() as directory:
+                return _Look(list_files(directory))
         except Untrusted as refused:
             return _Look(fault=str(refused))
         except OSError as error:
             return _Look(fault=f"the directory cannot be read: {error.strerror}")
-        return _Look(files)
 
-    def _update(
-        self,
-        look: _Look,
-        settled: dict[str, Signature] | None = None,
-        missed: frozenset[str] | set[str] = frozenset(),
-    ) -> bool:
-        """Apply a poll's findings. Returns whether anything changed."""
-        settled = look.files if settled is None else settled
-        gone = self._files.keys() - look.files.keys() - missed
-        changed = bool(gone) or self._fault != look.fault
-        self._fault = look.fault
-        for name in gone:
-            del self._files[name]
-        stale = {n: s for n, s in settled.items() if self._signature(n) != s}
-        if stale:
-            changed = self._read_all(stale) or changed
-        return changed
-
-    def _signature(self, name: str) -> Signature | None:
-        known = self._files.get(name)
-        return known.signature if known is not None else None
-
-    def _read_all(self, files: dict[str, Signature]) -> bool:
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        directory = open_directory(self.path, self._owners)
         try:
-            directory = open_directory(self.path, self._owners)
-        except Untrusted:
-            return False  # the next poll reports it
-        try:
-            read = {name: self._read(directory, name, seen) for name, seen in files.items()}
+            yield directory
         finally:
             os.close(directory)
-        news = [self._keep(name, result) for name, result in read.items()]
-        return any(news)
 
-    def _keep(self, name: str, result: _File) -> bool:
-        """Store the result of reading a file. Returns whether it differs from the previous one."""
-        before = self._files.get(name)
-        if before is not None and result.fault == _CHANGED:
-            return False  # it is read again once it has settled
-        self._files[name] = result
-        return before is None or result.fault is None or result.fault != before.fault
+    def _read(self, look: _Look) -> DirectoryContents:
+        """Read the files that have changed, and return the contents."""
+        self._read_of = look
+        if look.fault is not None:
+            return DirectoryContents(faults=(DirectoryFault(None, look.fault),))
+        try:
+            with self._opened() as directory:
+                self._files = {
+                    name: self._read_file(directory, name, seen)
+                    for name, seen in look.files.items()
+                }
+        except Untrusted as refused:
+            return self._read(_Look(fault=str(refused)))
+        if any(file.signature is None for file in self._files.values()):
+            self._read_of = None
+        return self._merged()
 
-    def _read(self, directory: int, name: str, seen: Signature) -> _File:
+    def _read_file(self, directory: int, name: str, seen: Signature) -> _File:
+        known = self._files.get(name)
+        if known is not None and known.signature == seen:
+            return known
         try:
             if not name.endswith(SUFFIXES):
                 raise FileFault(f"its name must end in one of {', '.join(SUFFIXES)}")
             data, signature = read_file(directory, name, self._owners)
             if signature != seen:
-                return _File(None, fault=_CHANGED)
+                before = known or _File(None, fault="it changed while it was read")
+                return replace(before, signature=None)
             return _File(seen, tuple(_tools(read_documents(name, data), self._secrets)))
         except (FileFault, Untrusted) as refused:
             return _File(seen, fault=str(refused))
@@ -191,9 +180,7 @@ class ToolDirectory:
         except Exception as error:  # a bug in the engine must not keep the other files out
             return _File(seen, fault=f"it could not be understood ({type(error).__name__})")
 
-    def _contents(self) -> DirectoryContents:
-        if self._fault is not None:
-            return DirectoryContents(faults=(DirectoryFault(None, self._fault),))
+    def _merged(self) -> DirectoryContents:
         clashes = self._clashes()
         tools: list[RegisteredTool] = []
         faults: list[DirectoryFault] = []
@@ -282,3 +269,64 @@ def _documents(value: Any) -> list[JsonObject]:
     if not all(isinstance(item, dict) for item in listed):
         raise FileFault("neither a definition, nor a list of definitions, nor {'tools': [...]}")
     return listed
+
+
+# -- while the engine runs -----------------------------------------------------------------
+
+
+async def watch(
+    poll: Callable[[], Any],
+    on_change: Callable[[Any], None],
+    on_failure: Callable[[Exception], None],
+) -> None:
+    """Poll until cancelled. `poll` returns None if nothing has changed.
+
+    `on_change` and `on_failure` run on the event loop.
+    """
+    while True:
+        await anyio.sleep(PERIOD_S)
+        try:
+            contents = await anyio.to_thread.run_sync(poll, abandon_on_cancel=True)
+            if contents is not None:
+                on_change(contents)
+        except Exception as error:
+            on_failure(error)
+
+
+class WatchedDirectory:
+    """Keeps a directory's tools registered. Changes are applied while `follow` runs."""
+
+    def __init__(
+        self, path: Path, registry: ToolIndex, registrations: Registrations, log: Logger
+    ) -> None:
+        self.faults: tuple[DirectoryFault, ...] = ()
+        self._registry = registry
+        self._registrations = registrations
+        self._log = log
+        self._directory = ToolDirectory(
+            path,
+            owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY),
+            secrets=registry.secrets,
+        )
+        self._serve(self._directory.load())
+
+    async def follow(self) -> None:
+        """Apply changes until cancelled."""
+        await watch(self._directory.poll, self._serve, self._on_failed_look)
+
+    def _serve(self, contents: DirectoryContents) -> None:
+        """Register the directory's tools in place of the previous ones. Each fault is logged
+        once.
+        """
+        self._registry.replace_source(Source.DIRECTORY, contents.tools)
+        self._registrations.apply_switches()
+        for fault in contents.faults:
+            if fault not in self.faults:
+                self._log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
+        self.faults = contents.faults
+        self._log.info(
+            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
+        )
+
+    def _on_failed_look(self, error: Exception) -> None:
+        log_fault(self._log, "tools_directory.failed", error)
