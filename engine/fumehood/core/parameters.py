@@ -1,8 +1,8 @@
 """Parameters as a list: a simple alternative to JSON Schema for a tool's parameters.
 
 Values only. A list becomes the JSON Schema of a definition; nothing later knows that it was a list.
-Invariant: a property that the schema of one plain type cannot express (bounds on a boolean, an
-invalid default) is a fault, never dropped.
+Invariant: a property that the schema of one plain type cannot express, such as bounds on a boolean,
+is a fault, never dropped. The schema itself is checked like any other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,6 @@ _BOUNDS = {
     "array": ("minItems", "maxItems"),
     "integer": ("minimum", "maximum"),
     "number": ("minimum", "maximum"),
-}
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
 }
 
 
@@ -98,35 +90,8 @@ class ToolParameter(BaseModel):
             yield "a required parameter has no use for a default"
         if self.pattern is not None and self.type != "string":
             yield f"a pattern does not fit the type {self.type}"
-        yield from self._bound_faults()
-        for value in self.enum or ():
-            if not self._is_of_type(value):
-                yield f"an element of enum is not of the type {self.type}"
-                break
-        if self.has_default and not self._is_allowed(self.default):
-            yield "the default is not allowed by type, enum or bounds"
-
-    def _bound_faults(self) -> Iterator[str]:
-        bounds = [bound for bound in (self.min, self.max) if bound is not None]
-        if bounds and self.type not in _BOUNDS:
+        if self.type not in _BOUNDS and not (self.min is None and self.max is None):
             yield f"min and max do not fit the type {self.type}"
-        counts = self.type in ("string", "array")
-        if counts and any(not isinstance(bound, int) or bound < 0 for bound in bounds):
-            yield "a length is a whole number of at least 0"
-        if len(bounds) == 2 and bounds[0] > bounds[1]:
-            yield "min is greater than max"
-
-    def _is_of_type(self, value: Any) -> bool:
-        is_bool = isinstance(value, bool)
-        return isinstance(value, _PYTHON_TYPES[self.type]) and is_bool == (self.type == "boolean")
-
-    def _is_allowed(self, value: Any) -> bool:
-        if not self._is_of_type(value) or (self.enum is not None and value not in self.enum):
-            return False
-        size = len(value) if self.type in ("string", "array") else value
-        if self.type not in _BOUNDS:
-            return True
-        return (self.min is None or size >= self.min) and (self.max is None or size <= self.max)
 
 
 def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
