@@ -44,7 +44,7 @@ from fumehood.core.keyword_types import (
     HandleKeywords,
     UsageKeywords,
 )
-from fumehood.core.keywords import checked, show_keywords
+from fumehood.core.names import checked_keywords
 from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.status import Readiness, StateReadiness
@@ -103,7 +103,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 
-@show_keywords
 class Engine:
     """Runs tools behind their gates and walls.
 
@@ -191,7 +190,7 @@ class Engine:
             TypeError: there is no such option.
             EngineNotRunning: the engine was not entered, or has been left.
         """
-        chosen = checked(CallKeywords, "call", options)
+        chosen = checked_keywords(CallKeywords, "call", options)
         self._life.require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
@@ -213,7 +212,7 @@ class Engine:
             InvalidParams: the number of calls or an option of the batch is wrong.
             TypeError, EngineNotRunning: as `call`.
         """
-        chosen = checked(BatchKeywords, "batch", options)
+        chosen = checked_keywords(BatchKeywords, "batch", options)
         self._life.require_begun()
         body = parse_batch({"calls": list(calls), "options": chosen})
         return await self.open_batch(body, self.owner, parse=parse_own_batch_call).run()
@@ -283,7 +282,7 @@ class Engine:
             InvalidParams: the message or an option is wrong; nothing was run.
             TypeError, EngineNotRunning: as `call`.
         """
-        chosen = checked(HandleKeywords, "handle", options)
+        chosen = checked_keywords(HandleKeywords, "handle", options)
         self._life.require_begun()
         body = parse_own_message(plain(message), format, chosen)
         handled = await self.open_message(body, self.owner).run()
@@ -337,7 +336,9 @@ class Engine:
             InvalidParams, ResourceNotFound, ToolNotFound: as `export` and `handle`.
             TypeError, ValueError, EngineNotRunning: as `call`; or an argument is wrong.
         """
-        chosen = options_of(checked(HandleKeywords, "run_agent", options), agent, tool_choice)
+        chosen = options_of(
+            checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice
+        )
         self._life.require_begun()
         loop = AgentLoop(
             messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
@@ -393,7 +394,7 @@ class Engine:
             CallFailed: nothing was decided: the engine is stopping, or the request is wrong.
             TypeError, EngineNotRunning: as `call`.
         """
-        chosen = checked(DecisionKeywords, "decide", options)
+        chosen = checked_keywords(DecisionKeywords, "decide", options)
         self._life.require_begun()
         asked = {"tool": tool, "arguments": arguments or {}, "context": context or {}}
         try:
@@ -467,7 +468,7 @@ class Engine:
         Raises:
             TypeError, EngineNotRunning: as `call`.
         """
-        chosen = checked(CallKeywords, "stream", options)
+        chosen = checked_keywords(CallKeywords, "stream", options)
         self._life.require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
@@ -646,7 +647,7 @@ class Engine:
             ResourceNotFound: the cursor is unknown, or too old.
             ReadFailed: the state cannot be read.
         """
-        asked = parse_call_query(checked(CallQueryKeywords, "calls", query))
+        asked = parse_call_query(checked_keywords(CallQueryKeywords, "calls", query))
         return await self.call_log.page(self.owner.id, asked)
 
     async def call_record(self, call_id: str) -> CallRecord:
@@ -669,7 +670,7 @@ class Engine:
             InvalidParams: the query is wrong.
             ReadFailed: the state cannot be read.
         """
-        asked = checked(UsageKeywords, "usage", query)
+        asked = checked_keywords(UsageKeywords, "usage", query)
         if by is not None:
             asked["by"] = by if isinstance(by, str) else list(by)
         return await self.usage_of(self.owner, parsed(UsageQuery, asked, "query"))

@@ -1,11 +1,12 @@
-"""Names: the pattern of a tool's name, patterns with `*`, and suggestions for misspelt names.
+"""Names: the pattern of a tool's name, patterns with `*`, and checks and suggestions for names.
 
 This module imports next to nothing, so that commands start quickly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
@@ -45,6 +46,23 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that suggests one name: `; did you mean 'x'?`."""
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
+
+
+def checked_keywords(kind: type, method: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the keyword arguments of a method, after a check of their names.
+
+    The engine checks their values as it does for requests over a socket.
+
+    Raises:
+        TypeError: a name is not a key of `kind`.
+    """
+    known: dict[str, object] = kind.__annotations__
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is None:
+        return dict(given)
+    near = nearest(unknown, known)
+    cure = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(known))}."
+    raise TypeError(f"{method}() has no keyword argument {unknown!r}. {cure}")
 
 
 def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:

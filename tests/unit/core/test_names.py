@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os.path
-from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood import AsyncClient, Client, Engine
-from fumehood.core import keyword_types, keywords
+from fumehood.core import keyword_types
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.identity import TrustDomain
-from fumehood.core.names import MAX_COMPARED, did_you_mean
+from fumehood.core.names import MAX_COMPARED, checked_keywords, did_you_mean
 from fumehood.core.tool import DECISION
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
@@ -54,35 +51,12 @@ def test_number_of_compared_names_is_bounded() -> None:
 )
 def test_misspelt_keyword_is_refused_with_a_suggestion(wrong: str, meant: str) -> None:
     with pytest.raises(TypeError, match=rf"call\(\) .*'{wrong}'.* Did you mean '{meant}'\?"):
-        keywords.checked(keyword_types.CallKeywords, "call", {wrong: 1})
+        checked_keywords(keyword_types.CallKeywords, "call", {wrong: 1})
 
 
 def test_unknown_keyword_is_refused_with_all_known_ones() -> None:
     with pytest.raises(TypeError, match="It takes max_parallel, parallel_tool_calls, timeout_s"):
-        keywords.checked(keyword_types.BatchKeywords, "batch", {"qqq": 1})
-
-
-METHODS = [
-    (Client.call, keyword_types.CallKeywords, ["self", "tool", "arguments"]),
-    (AsyncClient.stream, keyword_types.CallKeywords, ["self", "tool", "arguments"]),
-    (Engine.call, keyword_types.CallKeywords, ["self", "tool", "arguments"]),
-    (Engine.batch, keyword_types.BatchKeywords, ["self", "calls"]),
-    (AsyncClient.batch, keyword_types.BatchKeywords, ["self", "calls"]),
-    (Engine.decide, keyword_types.DecisionKeywords, ["self", "tool", "arguments", "context"]),
-    (AsyncClient.decide, keyword_types.DecisionKeywords, ["self", "tool", "arguments", "context"]),
-    (Engine.calls, keyword_types.CallQueryKeywords, ["self"]),
-]
-
-
-@pytest.mark.parametrize(("method", "kind", "others"), METHODS)
-def test_method_signature_lists_its_keywords(method: Any, kind: type, others: list[str]) -> None:
-    signature = inspect.signature(method)
-    hints = get_type_hints(kind)
-    assert list(signature.parameters) == [*others, *hints]
-    for name, hint in hints.items():
-        parameter = signature.parameters[name]
-        assert (parameter.kind, parameter.annotation) == (parameter.KEYWORD_ONLY, hint)
-        assert str(parameter).endswith(" = ...")  # it may be left out
+        checked_keywords(keyword_types.BatchKeywords, "batch", {"qqq": 1})
 
 
 # -- The host's table of languages, and the places that cannot import it -------------------

@@ -67,7 +67,7 @@ from fumehood.core.keyword_types import (
     DecisionKeywords,
     HandleKeywords,
 )
-from fumehood.core.keywords import checked, show_keywords
+from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.session import MAX_FORKS, TURN_S
@@ -134,7 +134,6 @@ class BaseClient(CommonOperations):
         return self._transport.send(ApiRequest(method, path, decode_envelope, content))
 
 
-@show_keywords
 class Client(BaseClient, CallerOperations):
     """A client of the callers' socket. A context manager; threads may share it.
 
@@ -157,7 +156,7 @@ class Client(BaseClient, CallerOperations):
             ValueError: the arguments or options are not JSON, or the name is invalid; nothing
                 was sent.
         """
-        chosen = checked(CallKeywords, "call", options)
+        chosen = checked_keywords(CallKeywords, "call", options)
         return self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
 
     def decide(
@@ -179,7 +178,7 @@ class Client(BaseClient, CallerOperations):
             ValueError: arguments, context or options are not JSON, so nothing was sent.
             Refused: nothing was decided, so the tool must not run.
         """
-        chosen = checked(DecisionKeywords, "decide", options)
+        chosen = checked_keywords(DecisionKeywords, "decide", options)
         request = decision_read_by(data_of(Decision), tool, arguments, context, chosen)
         return self._transport.send(request)
 
@@ -197,7 +196,7 @@ class Client(BaseClient, CallerOperations):
             ValueError: the calls or options are not JSON, so nothing was sent.
             Refused: the number of calls or an option of the batch is wrong.
         """
-        chosen = checked(BatchKeywords, "batch", options)
+        chosen = checked_keywords(BatchKeywords, "batch", options)
         body: JsonObject = {"calls": list(calls), "options": chosen}
         work_s = batch_work_s(body["calls"], chosen)
         found = self._transport.send(
@@ -228,7 +227,7 @@ class Client(BaseClient, CallerOperations):
         """
         if not 0 < len(inputs) <= MAX_FORKS:
             raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")
-        chosen = checked(CallKeywords, "map_forks", options)
+        chosen = checked_keywords(CallKeywords, "map_forks", options)
         if "session_id" in chosen:
             raise TypeError("map_forks calls in forks of `session`, not in `session_id`.")
         forks = self.fork_session(session, snapshot_id, count=len(inputs))
@@ -297,7 +296,7 @@ class Client(BaseClient, CallerOperations):
             ValueError: the message or the options are not JSON, so nothing was sent.
             Refused: the message or an option is wrong; nothing was run.
         """
-        chosen = checked(HandleKeywords, "handle", options)
+        chosen = checked_keywords(HandleKeywords, "handle", options)
         handled = self._transport.send(handle_request(message, format, chosen))
         return list(handled.messages)
 
@@ -325,7 +324,9 @@ class Client(BaseClient, CallerOperations):
         """
         from fumehood.formats.agent_loop import AgentLoop, ask_model, message_of, options_of
 
-        chosen = options_of(checked(HandleKeywords, "run_agent", options), agent, tool_choice)
+        chosen = options_of(
+            checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice
+        )
         loop = AgentLoop(
             messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
             max_length=options.get("max_length"),
@@ -377,7 +378,7 @@ class Client(BaseClient, CallerOperations):
             TypeError, ValueError: as `call`.
             DaemonUnavailable: also if the events break off and cannot be resumed.
         """
-        chosen = checked(CallKeywords, "stream", options)
+        chosen = checked_keywords(CallKeywords, "stream", options)
         # Comments keep the connection alive, however long the call takes.
         request = ApiRequest(
             "POST", address("tools", tool, "sse"), answer_without_events,
