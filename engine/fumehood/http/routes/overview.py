@@ -40,15 +40,17 @@ from fumehood.http.answers import engine_of, envelope_response
 from fumehood.http.caller import require_authority
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 from fumehood.http.routes.calls import BlobQuery, sent_blob
-from fumehood.http.routes.sessions import SESSION, FileListQuery, file_path, sent_file
+from fumehood.http.routes.sessions import (
+    SESSION,
+    FileListQuery,
+    FilePath,
+    SessionId,
+    sent_file,
+)
 
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 CallId = Annotated[str, "The `call_id` of an envelope."]
-SessionId = Annotated[str, SESSION]
-FilePath = Annotated[
-    str, "The file's path in the workspace, with literal slashes.", Given(file_path)
-]
 
 
 def _files(request: Request, _: Principal) -> SessionFiles:

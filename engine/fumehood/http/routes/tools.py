@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fumehood.answers import (
     AgentTools,
@@ -54,22 +54,9 @@ AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
 MOST_TOOLS = 9999
 
 
-def _digits(text: Any) -> Any:
-    """Accept decimal digits only, and not the other forms of a number that pydantic accepts."""
-    if isinstance(text, str) and not re.fullmatch("[0-9]{1,4}", text, re.ASCII):
-        raise ValueError("must be a number")
-    return text
-
-
 def _amount(text: str) -> str:
     if not re.fullmatch(AMOUNT, text):
         raise ValueError("must be an amount such as 0.05")
-    return text
-
-
-def _boolean(text: Any) -> Any:
-    if text not in ("true", "false"):
-        raise ValueError("must be true or false")
     return text
 
 
@@ -78,7 +65,7 @@ class ToolQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit: Annotated[int, BeforeValidator(_digits)] = Field(
+    limit: int = Field(
         default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."
     )
     cursor: str | None = Field(
@@ -92,9 +79,7 @@ class ToolQuery(BaseModel):
         default=None, description="All tools of that agent; required for the parameters below."
     )
     categories: str | None = Field(default=None, description="Only these, separated by commas.")
-    exclude_dangerous: Annotated[bool, BeforeValidator(_boolean)] = Field(
-        default=True, description="Leave out dangerous tools."
-    )
+    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous tools.")
     max_cost: Annotated[str, AfterValidator(_amount)] | None = Field(
         default=None,
         description="Only up to this cost per use: `0.05`.",
@@ -106,7 +91,7 @@ class ToolQuery(BaseModel):
     tools: str | None = Field(
         default=None, description="With `format`: only these, separated by commas."
     )
-    at_most: Annotated[int, Field(ge=0, le=MOST_TOOLS), BeforeValidator(_digits)] | None = Field(
+    at_most: Annotated[int, Field(ge=0, le=MOST_TOOLS)] | None = Field(
         default=None, description="Only this many."
     )
 
