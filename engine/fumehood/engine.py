@@ -118,7 +118,7 @@ class Engine:
     of calls go to `tracer_provider`, an OpenTelemetry provider that the program shuts down itself.
 
     Raises:
-        InvalidDefinition: a tool of `tools` is wrong; with all faults of all tools.
+        InvalidDefinition: a tool of `tools` is wrong; with all its faults.
         PolicyError: the configuration's `policy_file` cannot be used; with all faults.
     """
 

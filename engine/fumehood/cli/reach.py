@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, read_answer, say
-from fumehood.protocol.engine_paths import config_file, fitting, read_engine_paths
+from fumehood.protocol.engine_paths import (
+    ConfigError,
+    config_file,
+    fitting,
+    read_engine_paths,
+)
 
 if TYPE_CHECKING:
     from fumehood.answers import Whoami
@@ -240,7 +245,7 @@ def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[
 
 def read_config(**overrides: object) -> Config:
     """Load the configuration, overridden by the command's options."""
-    from fumehood.config import ConfigError, load_config
+    from fumehood.config import load_config
 
     try:
         return load_config(**overrides)
@@ -252,7 +257,7 @@ def config_fault() -> str:
     """Return all faults of the configuration file, or an empty string; no file has no faults."""
     if not config_file(os.environ).is_file():
         return ""
-    from fumehood.config import ConfigError, load_config
+    from fumehood.config import load_config
 
     try:
         load_config()
@@ -263,8 +268,6 @@ def config_fault() -> str:
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:
     """Return the callers' or the control socket of a daemon with this configuration."""
-    from fumehood.config import ConfigError
-
     try:
         return config.control_socket_path if control else config.socket_path
     except ConfigError as error:
@@ -278,6 +281,6 @@ def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
             return given.absolute() if control else fitting(given)
         if (paths := read_engine_paths(os.environ)) is not None:
             return paths.control_socket_path if control else paths.socket_path
-    except ValueError as error:
+    except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
     return read_socket_path(read_config(), control=control)

@@ -70,20 +70,22 @@ def _utf8(text: str) -> str:
     return text
 
 
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("contains a NUL character")
+    return text
+
+
 def _source(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
-    if "\0" in text:
-        raise ValueError("contains a NUL character")
-    return text
+    return _without_nul(text)
 
 
 def _word(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("contains a NUL character")
     if len(text.encode()) > MAX_WORD_BYTES:
         raise ValueError(f"has more than {MAX_WORD_BYTES} bytes")
-    return text
+    return _without_nul(text)
 
 
 def _base64(text: str) -> str:

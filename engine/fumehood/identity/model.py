@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from fumehood.core.call import Id
+from fumehood.core.call_log import Moment
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
@@ -102,7 +103,7 @@ class NewToken(_Value):
     principal_id: PrincipalId | None = None
     scopes: tuple[Scope, ...] = Field(default=(Scope.CALL,), json_schema_extra={"minItems": 1})
     agents: tuple[Id, ...] = Field(default=(), max_length=100)
-    expires_at: AwareDatetime | None = None
+    expires_at: Moment | None = None
 
 
 class TokenInfo(_Value):

@@ -24,10 +24,9 @@ time: the next may be sent when `reset` came and says clean.
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError
 
 from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
@@ -87,26 +86,18 @@ class ContainerFile(StrictFrame):
     size: int = Field(ge=0)
 
 
+def _decoded(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("not base64")  # noqa: TRY004  # pydantic's
+    return base64.b64decode(value, validate=True)
+
+
 class ContainerData(StrictFrame):
     """The next bytes of the current file."""
 
     op: Literal["data"]
     id: int
-    data: str
-
-    @field_validator("data")
-    @classmethod
-    def _is_base64(cls, value: str) -> str:
-        try:
-            base64.b64decode(value, validate=True)
-        except binascii.Error:
-            raise ValueError("not base64") from None
-        return value
-
-    @property
-    def content(self) -> bytes:
-        """The decoded bytes."""
-        return base64.b64decode(self.data)
+    data: Annotated[bytes, BeforeValidator(_decoded)]
 
 
 class ContainerEnding(StrictFrame):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fumehood.core.errors import FumehoodError
+
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum length of a socket's path. *Source*: unix(7); `sun_path` has 108 bytes, including a
 NUL."""
@@ -25,6 +27,10 @@ PREFIX = "fumehood_"
 
 PATHS = ("home", "socket")
 MODES = ("single-user", "service")
+
+
+class ConfigError(FumehoodError):
+    """The configuration cannot be used. The message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class EnginePaths:
         """The callers' socket.
 
         Raises:
-            ValueError: the path is longer than a Unix socket's may be.
+            ConfigError: the path is longer than a Unix socket's may be.
         """
         return fitting(self._callers())
 
@@ -60,7 +66,7 @@ class EnginePaths:
         socket.
 
         Raises:
-            ValueError: the path is longer than a Unix socket's may be.
+            ConfigError: the path is longer than a Unix socket's may be.
         """
         if self.mode == "service":
             return fitting(self.run_directory / "control" / "control.sock")
@@ -83,12 +89,12 @@ def fitting(path: Path) -> Path:
     """Return a socket's path as an absolute path.
 
     Raises:
-        ValueError: it is longer than the kernel allows.
+        ConfigError: it is longer than the kernel allows.
     """
     absolute = path.absolute()
     length = len(os.fsencode(absolute))
     if length > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(
+        raise ConfigError(
             f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
             "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
         )

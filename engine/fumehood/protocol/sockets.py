@@ -7,7 +7,6 @@ engine that has the same environment and configuration file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +18,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from fumehood.core.errors import FumehoodError, faults_of
+from fumehood.core.errors import faults_of
 from fumehood.protocol import engine_paths
 from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
-
-
-class ConfigError(FumehoodError):
-    """The configuration cannot be used. The message says what to change."""
+from fumehood.protocol.engine_paths import ConfigError as ConfigError
 
 
 class ServiceConfig(BaseModel):
@@ -78,7 +74,7 @@ class SocketSettings(BaseSettings):
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
         """
-        return _fitting(lambda: self._paths.socket_path)
+        return self._paths.socket_path
 
     @property
     def control_socket_path(self) -> Path:
@@ -88,7 +84,7 @@ class SocketSettings(BaseSettings):
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
         """
-        return _fitting(lambda: self._paths.control_socket_path)
+        return self._paths.control_socket_path
 
     @property
     def _paths(self) -> EnginePaths:
@@ -126,10 +122,3 @@ def require_named_file() -> None:
 def config_file() -> Path:
     """Return the path of the configuration file, which may be missing."""
     return engine_paths.config_file(os.environ)
-
-
-def _fitting(path: Callable[[], Path]) -> Path:
-    try:
-        return path()
-    except ValueError as error:
-        raise ConfigError(str(error)) from None

@@ -9,7 +9,7 @@ values.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -40,32 +40,14 @@ EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
 class InvalidDefinition(InvalidParams):
     """A tool's definition is invalid. `details.faults` lists every fault."""
 
-    def __init__(
-        self, name: str, faults: list[str], remedy: str = "", *, message: str | None = None
-    ) -> None:
-        own = f"the tool {name[:80]!r} cannot be registered: {'; '.join(faults)}"
+    def __init__(self, name: str, faults: list[str], remedy: str = "") -> None:
+        message = f"the tool {name[:80]!r} cannot be registered: {'; '.join(faults)}"
         super().__init__(
-            message or (f"{own}. {remedy}" if remedy else own),
+            f"{message}. {remedy}" if remedy else message,
             fields=sorted({fault.split(":", 1)[0] for fault in faults}),
             details={"faults": faults},
         )
-        self.name = name
         self.faults = faults
-        self.remedy = remedy
-
-    @classmethod
-    def of_several(cls, errors: Sequence[InvalidDefinition]) -> InvalidDefinition:
-        """Combine errors: one line per tool with its faults, then each remedy once."""
-        lines = (
-            f"{len(errors)} tools cannot be registered:",
-            *(f"  {error.name[:80]!r}: {'; '.join(error.faults)}" for error in errors),
-            *dict.fromkeys(error.remedy for error in errors if error.remedy),
-        )
-        return cls(
-            ", ".join(error.name for error in errors),
-            [fault for error in errors for fault in error.faults],
-            message="\n".join(lines),
-        )
 
 
 def parse_definition(document: JsonObject) -> ToolDefinition:

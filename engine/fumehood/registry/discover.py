@@ -20,7 +20,7 @@ import base64
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -81,9 +81,8 @@ def discover(
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
-    is_own = cache(_is_own)  # reading a distribution's name parses all its metadata
     # Built-in tools first, so that no other source takes their names.
-    for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e, is_own), e.value)):
+    for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e), e.value)):
         try:
             tools = _as_list(entry_point.load())
         except (
@@ -94,7 +93,7 @@ def discover(
             continue
         for tool in tools:
             try:
-                is_builtin = _is_builtin(entry_point, is_own)
+                is_builtin = _is_builtin(entry_point)
                 source = Source.BUILTIN if is_builtin else Source.ENTRY_POINT
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
                     definition, why = _configured(tool, web or WebSettings())
@@ -181,13 +180,14 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
     return definition
 
 
-def _is_builtin(entry_point: EntryPoint, is_own: Callable[[Distribution | None], bool]) -> bool:
+def _is_builtin(entry_point: EntryPoint) -> bool:
     """Whether an entry point belongs to the engine's own distribution, which others cannot
     imitate.
     """
-    return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and is_own(entry_point.dist)
+    return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and _is_own(entry_point.dist)
 
 
+@cache  # reading a distribution's name parses all its metadata
 def _is_own(distribution: Distribution | None) -> bool:
     return distribution is not None and distribution.name == "fumehood"
 
@@ -200,27 +200,19 @@ Tool = FunctionTool | ToolDefinition | JsonObject
 
 
 def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
-    """Register an embedding program's tools: all of them, or none if one is invalid.
+    """Register an embedding program's tools. An engine starts with all of them, or not at all.
 
     No import path of a sandboxed function may contain a `private` directory.
 
     Raises:
-        InvalidDefinition: a tool is invalid. The error lists every fault of every tool.
+        InvalidDefinition: a tool is invalid. The error lists all its faults.
     """
-    faults: list[InvalidDefinition] = []
     for tool in tools:
-        try:
-            if isinstance(tool, FunctionTool):
-                register_function(registry, tool, Source.PROGRAM, private=private)
-            else:
-                definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
-                registry.register(definition, Source.PROGRAM)
-        except InvalidDefinition as error:
-            faults.append(error)
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        raise InvalidDefinition.of_several(faults)
+        if isinstance(tool, FunctionTool):
+            register_function(registry, tool, Source.PROGRAM, private=private)
+        else:
+            definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
+            registry.register(definition, Source.PROGRAM)
 
 
 def import_paths(registry: ToolIndex) -> frozenset[str]:

@@ -123,5 +123,5 @@ def test_too_long_socket_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("FUMEHOOD_SOCKET", "/" + "x" * 120)
     paths = read_engine_paths(os.environ)
     assert paths is not None
-    with pytest.raises(ValueError, match="121 bytes"):
+    with pytest.raises(ConfigError, match="121 bytes"):
         _ = paths.socket_path

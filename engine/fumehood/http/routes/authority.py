@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from starlette.requests import Request
@@ -62,7 +61,7 @@ async def new_token(engine: Engine, caller: Principal, body: NewToken) -> MadeTo
         principal_id=body.principal_id or f"token:{body.name}",
         scopes=body.scopes,
         agents=body.agents,
-        expires_at=_in_utc(body.expires_at),
+        expires_at=body.expires_at,
         by=caller,
         now=now,
     )
@@ -138,13 +137,6 @@ async def list_changes(
     """
     rows = await engine.database.read(lambda c: changes.list_changes(c, 100))
     return tuple(Change.model_validate(row) for row in rows)
-
-
-def _in_utc(moment: datetime | None) -> datetime | None:
-    try:
-        return None if moment is None else moment.astimezone(UTC)
-    except OverflowError:  # the first or last hours of the calendar, outside UTC
-        raise InvalidParams("expires_at cannot be used.", fields=["expires_at"]) from None
 
 
 AgentAnswer = Annotated[Agent, As("agent", "AgentAnswer", "An agent as it is now.")]

@@ -401,9 +401,7 @@ async def put_session_file(
         raise InvalidParams("If-None-Match can only be * here.")
     require_plain_bytes(request)
     async with files.upload(path, "create" if unless == "*" else query.mode) as upload:
-        announced, most = announced_bytes(request), files.most_bytes
-        if announced is not None and announced > most:
-            raise too_large(most)
+        _require_room_for(request, files)
         async with aclosing(body.pieces()) as pieces:
             async for piece in pieces:
                 await upload.feed(piece)
@@ -460,9 +458,7 @@ async def put_session_archive(
     as large as the session's workspace, which must have room for the archive and its files.
     """
     require_plain_bytes(request)
-    announced, most = announced_bytes(request), files.most_bytes
-    if announced is not None and announced > most:
-        raise too_large(most)
+    _require_room_for(request, files)
     async with aclosing(body.pieces()) as pieces:
         unpacked = await files.unpack(pieces, query.path)
     return UnpackedArchive(path=query.path, files=unpacked.files, size=unpacked.size)
@@ -483,6 +479,11 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
     """
     await files.delete(path, recursive=query.recursive)
     return Deleted(deleted=path)
+
+
+def _require_room_for(request: Request, files: SessionFiles) -> None:
+    if (announced_bytes(request) or 0) > files.most_bytes:
+        raise too_large(files.most_bytes)
 
 
 def _log_break(engine: Engine, why: str) -> None:

@@ -122,7 +122,7 @@ class ReceivedRun:
     def on_data(self, frame: ContainerData) -> None:
         """Forward the next bytes of the file that was started last. Raises FrameError."""
         self._must_be_mine(frame.id)
-        content = frame.content
+        content = frame.data
         if not self._files or len(content) > self._file_left:
             raise FrameError("more bytes than the file was said to have")
         self._file_left -= len(content)
