@@ -74,19 +74,14 @@ def tool_of_document(
 class _Tools:
     """One state of the index: tools by name and version, and the preferred version of each name."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Iterable[RegisteredTool] = ()) -> None:
         self.by_name: dict[str, dict[str, RegisteredTool]] = {}
-        self.preferred: dict[str, RegisteredTool] = {}
+        for tool in tools:
+            self.by_name.setdefault(tool.definition.name, {})[tool.definition.version] = tool
+        self.preferred = {
+            name: max(versions.values(), key=_preference) for name, versions in self.by_name.items()
+        }
         self._names: list[str] | None = None
-
-    def add(self, tool: RegisteredTool) -> None:
-        name = tool.definition.name
-        self.by_name.setdefault(name, {})[tool.definition.version] = tool
-        before = self.preferred.get(name)
-        if before is None or _preference(tool) > _preference(before):
-            self.preferred[name] = tool
-        if before is None:
-            self._names = None
 
     def put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
         """Set all versions of one name. Without versions, the name is removed."""
@@ -98,10 +93,13 @@ class _Tools:
             self.preferred.pop(name, None)
         self._names = None
 
+    def all(self) -> Iterator[RegisteredTool]:
+        """Iterate over all versions."""
+        return (tool for versions in self.by_name.values() for tool in versions.values())
+
     def definitions(self) -> dict[str, ToolDefinition]:
         """All versions, by name and version."""
-        tools = [tool for versions in self.by_name.values() for tool in versions.values()]
-        return {f"{t.definition.name}@{t.definition.version}": t.definition for t in tools}
+        return {f"{t.definition.name}@{t.definition.version}": t.definition for t in self.all()}
 
     @property
     def names(self) -> list[str]:
@@ -162,8 +160,7 @@ class ToolIndex:
         if faults:
             raise InvalidDefinition(definition.name, faults)
         tool = _registered(definition, source, function, disabled_because, address)
-        self._now.add(tool)
-        self.changes += 1
+        self._set(tool)
         return tool
 
     def put(self, tool: RegisteredTool) -> None:
@@ -172,9 +169,8 @@ class ToolIndex:
         Raises:
             InvalidDefinition: another source has this name.
         """
-        name, version = tool.definition.name, tool.definition.version
-        self.require_free(name, tool.source)
-        self._rebuild(name, lambda versions: versions.update({version: tool}))
+        self.require_free(tool.definition.name, tool.source)
+        self._set(tool)
 
     def require_free(self, name: str, source: Source) -> None:
         """Require that no other source has this name. Raises InvalidDefinition."""
@@ -185,7 +181,8 @@ class ToolIndex:
 
     def remove(self, name: str, version: str) -> None:
         """Remove one version."""
-        self._rebuild(name, lambda versions: versions.pop(version, None))
+        versions = self._now.by_name.get(name, {})
+        self._put(name, {v: tool for v, tool in versions.items() if v != version})
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
         """Enable or disable a version. Does nothing if it is missing or already in that state."""
@@ -193,17 +190,19 @@ class ToolIndex:
         if tool is None or tool.definition.is_active is is_active:
             return
         definition = tool.definition.model_copy(update={"is_active": is_active})
-        switched = replace(tool, definition=definition)
-        self._rebuild(name, lambda versions: versions.update({version: switched}))
+        self._set(replace(tool, definition=definition))
 
     def find(self, name: str, version: str) -> RegisteredTool | None:
         """Return one version, or None."""
         return self._now.by_name.get(name, {}).get(version)
 
-    def _rebuild(self, name: str, change: Callable[[dict[str, RegisteredTool]], object]) -> None:
+    def _set(self, tool: RegisteredTool) -> None:
+        """Add or replace one version."""
+        name, version = tool.definition.name, tool.definition.version
+        self._put(name, {**self._now.by_name.get(name, {}), version: tool})
+
+    def _put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
         """Replace one name's versions, so that readers see all of the change or nothing."""
-        versions = dict(self._now.by_name.get(name, {}))
-        change(versions)
         self._now.put(name, versions)
         self.changes += 1
 
@@ -213,13 +212,8 @@ class ToolIndex:
         The caller guarantees that the tools have this source and distinct names and versions, and
         that no other source owns their names.
         """
-        after = _Tools()
-        for versions in self._now.by_name.values():
-            for tool in versions.values():
-                if tool.source is not source:
-                    after.add(tool)
-        for tool in tools:
-            after.add(tool)
+        others = (tool for tool in self._now.all() if tool.source is not source)
+        after = _Tools([*others, *tools])
         self.changes += after.definitions() != self._now.definitions()
         self._now = after
 
