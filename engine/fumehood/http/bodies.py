@@ -36,10 +36,6 @@ from fumehood.protocol import strict_json
 
 M = TypeVar("M", bound=BaseModel)
 
-MAX_DRAINED_BYTES = 64 * 1024 * 1024
-"""The most bytes of a refused body that are read and discarded. A client that sends its whole body
-before it reads then gets the refusal instead of a broken pipe."""
-
 SMALL_BODY_BYTES = 64 * 1024
 """Bodies of more bytes are parsed in a thread, so that they do not block other calls."""
 
@@ -50,6 +46,8 @@ UPLOAD_DEADLINE_S = 900.0
 """Seconds for a whole upload."""
 
 DRAIN_DEADLINE_S = 10.0
+"""Seconds for which a refused body is read and discarded. A client that sends its whole body before
+it reads then gets the refusal instead of a broken pipe."""
 
 HELD_BYTES = 1 << 20
 """Estimated memory of one download in bytes, which counts against its user's share. It covers a
@@ -220,12 +218,11 @@ class IncomingBody:
                 self._release()
 
     async def drain(self) -> None:
-        """Read and discard the rest of the body, up to `MAX_DRAINED_BYTES` (see there)."""
-        left = MAX_DRAINED_BYTES
+        """Read and discard the rest of the body, for at most `DRAIN_DEADLINE_S`."""
         end = anyio.current_time() + DRAIN_DEADLINE_S
         with suppress(InvalidParams):
-            while not self._is_over and left > 0:
-                left -= len(await self._received(end))
+            while not self._is_over:
+                await self._received(end)
 
     async def _next_chunk(self, by: float) -> bytes:
         chunk = await self._received(by)

@@ -119,14 +119,8 @@ def _files(request: Request, caller: Principal) -> SessionFiles:
     return engine_of(request).session_files(request.path_params["session_id"], caller)
 
 
-def _files_to_write(request: Request, caller: Principal) -> SessionFiles:
-    files = _files(request, caller)
-    _refuse_while_draining(engine_of(request))
-    return files
-
-
-def _refuse_while_draining(engine: Engine) -> None:
-    if engine.is_draining:
+def _refuse_while_draining(request: Request) -> None:
+    if engine_of(request).is_draining:
         raise ShuttingDown("The engine is stopping. Retry when it runs again.")
 
 
@@ -160,7 +154,6 @@ SnapshotAnswer = Annotated[
     Snapshot, As("snapshot", "SnapshotAnswer", "A copy of a session's files.")
 ]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
-FilesToWrite = Annotated[SessionFiles, Given(_files_to_write, {"session_id": SESSION})]
 FilePath = Annotated[
     str, "The file's path in the workspace, with literal slashes.", Given(file_path)
 ]
@@ -183,13 +176,13 @@ async def list_sessions(
     Needs.CALLER,
     errors=[QuotaExceeded, ResourceNotFound, SandboxUnavailable, ShuttingDown, InternalError],
     work_s=MAKING_S,
+    before_reading=_refuse_while_draining,
 )
 async def create_session(engine: Engine, body: NewSession, caller: Principal) -> SessionAnswer:
     """Create a session: a container of the caller's own, until it ends.
 
     Every field is optional. Calls use it with the option `session_id`.
     """
-    _refuse_while_draining(engine)
     return await engine.sessions.create(caller, **body.model_dump())
 
 
@@ -269,6 +262,7 @@ async def list_snapshots(
     Needs.CALLER,
     errors=COPY_ERRORS,
     work_s=MAKING_S,
+    before_reading=_refuse_while_draining,
 )
 async def snapshot_session(
     engine: Engine, body: NewSnapshot, caller: Principal, session_id: SessionId
@@ -277,7 +271,6 @@ async def snapshot_session(
 
     The copy stays until it is deleted, or the session ends.
     """
-    _refuse_while_draining(engine)
     return await engine.sessions.snapshot(caller, session_id, body.name)
 
 
@@ -304,6 +297,7 @@ async def delete_snapshot(
     Needs.CALLER,
     errors=COPY_ERRORS,
     work_s=MAKING_S,
+    before_reading=_refuse_while_draining,
 )
 async def restore_session(
     engine: Engine, body: Restoration, caller: Principal, session_id: SessionId
@@ -312,7 +306,6 @@ async def restore_session(
 
     All that runs in it ends, after the calls in it; the next use starts it, without its variables.
     """
-    _refuse_while_draining(engine)
     return await engine.sessions.restore(caller, session_id, body.snapshot_id)
 
 
@@ -322,6 +315,7 @@ async def restore_session(
     Needs.CALLER,
     errors=COPY_ERRORS,
     work_s=MAKING_S,
+    before_reading=_refuse_while_draining,
 )
 async def fork_session(
     engine: Engine, body: ForkWish, caller: Principal, session_id: SessionId
@@ -331,7 +325,6 @@ async def fork_session(
     They are stopped until they are used. Variables are not copied. Snapshots of a lost session can
     be forked for a day.
     """
-    _refuse_while_draining(engine)
     forks = await engine.sessions.fork(caller, session_id, **body.model_dump())
     return tuple(forks)
 
@@ -387,9 +380,10 @@ async def get_session_file(
     Needs.CALLER,
     errors=FILE_ERRORS | {ShuttingDown},
     client=None,
+    before_reading=_refuse_while_draining,
 )
 async def put_session_file(
-    request: Request, files: FilesToWrite, path: FilePath, query: PutQuery, body: IncomingBody
+    request: Request, files: Files, path: FilePath, query: PutQuery, body: IncomingBody
 ) -> WrittenFile:
     """Write a file; directories are created as needed.
 
@@ -448,9 +442,10 @@ async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
     Needs.CALLER,
     errors=FILE_ERRORS | {ShuttingDown},
     client=None,
+    before_reading=_refuse_while_draining,
 )
 async def put_session_archive(
-    request: Request, files: FilesToWrite, query: ArchiveQuery, body: IncomingBody
+    request: Request, files: Files, query: ArchiveQuery, body: IncomingBody
 ) -> UnpackedArchive:
     """Unpack a tar archive into a directory: all of it is checked before anything is written.
 
