@@ -24,7 +24,6 @@ import anyio
 import anyio.to_thread
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolType
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.files import SUFFIXES, FileFault, one_line, read_values
 from fumehood.registry.definitions import InvalidDefinition
@@ -39,7 +38,6 @@ from fumehood.sandbox.trusted_files import (
     read_file,
 )
 
-TYPES = (ToolType.REST, ToolType.MCP)
 PERIOD_S = 0.5
 """Seconds between two polls. A change takes effect at the second poll that sees it."""
 
@@ -217,7 +215,7 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
     faults: list[str] = []
     for position, document in enumerate(documents):
         try:
-            tool = _tool(document, secrets)
+            tool = tool_of_document(document, Source.DIRECTORY, secrets)
         except InvalidDefinition as error:
             faults.append(f"{_which(position, documents)}: {'; '.join(error.faults[:5])}")
             continue
@@ -228,15 +226,6 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
     if faults:
         raise FileFault(one_line("; ".join(faults), 2000))
     return list(tools.values())
-
-
-def _tool(document: JsonObject, secrets: SecretBindings) -> RegisteredTool:
-    if document.get("type") not in TYPES:
-        raise InvalidDefinition(
-            str(document.get("name", "")),
-            ["type: a file can define only tools of type REST and MCP"],
-        )
-    return tool_of_document(document, Source.DIRECTORY, secrets)
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 from fumehood.core.call import FunctionAddress, HostFunction
 from fumehood.core.errors import ToolNotFound
-from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, did_you_mean
 from fumehood.core.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
@@ -55,15 +54,18 @@ class RegisteredTool:
 
 
 def tool_of_document(
-    document: JsonObject, source: Source, secrets: SecretBindings = NO_SECRETS
+    document: Any, source: Source, secrets: SecretBindings = NO_SECRETS
 ) -> RegisteredTool:
-    """Return a checked tool without a function, not yet in an index.
+    """Return a checked tool from outside the engine, not yet in an index.
 
     Its definition may refer to `secrets` that are bound to it.
 
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
     """
+    if isinstance(document, dict) and document.get("type") not in ("REST", "MCP"):
+        fault = "type: only tools of type REST and MCP can come from outside the engine"
+        raise InvalidDefinition(str(document.get("name", "")), [fault])
     definition = parse_definition(document)
     faults = secrets.faults(definition)
     if faults:

@@ -15,7 +15,6 @@ from sqlalchemy import Connection, delete, insert, select
 from fumehood.core.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolType
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.storage.changes import OneChange, recorded, stamp
@@ -147,11 +146,7 @@ class Registrations:
         return tool
 
     def _checked(self, document: JsonObject) -> RegisteredTool:
-        tool = tool_of_document(document, Source.API, self._index.secrets)
-        if tool.definition.type not in (ToolType.REST, ToolType.MCP):
-            fault = "type: only REST and MCP tools can be registered from outside the engine"
-            raise InvalidDefinition(tool.definition.name, [fault])
-        return tool
+        return tool_of_document(document, Source.API, self._index.secrets)
 
     def _require_own(self, name: str, version: str) -> None:
         tool = self._index.get(f"{name}@{version}")

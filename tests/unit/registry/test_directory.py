@@ -54,11 +54,11 @@ def test_every_format_is_loaded_and_marked_with_its_source(
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (expression_document(), "can define only tools of type REST and MCP"),
-        (rest_document(type="NATIVE"), "can define only tools of type REST and MCP"),
-        (rest_document(type="BUILTIN"), "can define only tools of type REST and MCP"),
-        (rest_document(type=["REST"]), "can define only tools of type REST and MCP"),
-        ({}, "can define only tools of type REST and MCP"),
+        (expression_document(), "only tools of type REST and MCP"),
+        (rest_document(type="NATIVE"), "only tools of type REST and MCP"),
+        (rest_document(type="BUILTIN"), "only tools of type REST and MCP"),
+        (rest_document(type=["REST"]), "only tools of type REST and MCP"),
+        ({}, "only tools of type REST and MCP"),
         (rest_document(executor="function"), "cannot run as 'function'"),
         (rest_document(executor="expression"), "cannot run as 'expression'"),
         (rest_document(sandboxed=False), "only the operator's configuration"),

@@ -199,9 +199,7 @@ def test_pages_list_every_tool_once_in_order(limit: int) -> None:
 @pytest.mark.row("E5", "R1")
 def test_filters_match_exactly_and_are_counted() -> None:
     index = _index_listing(12)
-    index.register(
-        tool_of_document(expression_document(), Source.PROGRAM).definition, Source.PROGRAM
-    )
+    index.register(_expression(), Source.PROGRAM)
     assert _all_names(index, 5, tag="odd") == [f"t{i:03}" for i in range(1, 12, 2)]
     assert _all_names(index, 5, category="c1", tag="even") == ["t004", "t010"]
     assert _all_names(index, 5, type=ToolType.NATIVE) == ["sums"]
