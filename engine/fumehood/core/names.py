@@ -60,9 +60,8 @@ def checked_keywords(kind: type, method: str, given: Mapping[str, object]) -> di
     unknown = next((name for name in given if name not in known), None)
     if unknown is None:
         return dict(given)
-    near = nearest(unknown, known)
-    cure = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(known))}."
-    raise TypeError(f"{method}() has no keyword argument {unknown!r}. {cure}")
+    cure = did_you_mean(unknown, known) or f" It takes {', '.join(sorted(known))}."
+    raise TypeError(f"{method}() has no keyword argument {unknown!r}.{cure}")
 
 
 def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:

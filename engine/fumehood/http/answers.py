@@ -47,6 +47,12 @@ async def left(receive: Receive) -> None:
         pass
 
 
+async def when_left(receive: Receive, act: Callable[[], object]) -> None:
+    """Do something as soon as the client has disconnected."""
+    await left(receive)
+    act()
+
+
 def engine_of(request: Request) -> Engine:
     """Return the application's engine."""
     engine: Engine = request.scope["app"].engine

@@ -29,7 +29,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.session import UPLOAD_PIECE_BYTES
-from fumehood.http.answers import Headers, left
+from fumehood.http.answers import Headers, when_left
 from fumehood.http.peer import MAX_HELD_BYTES, Share
 from fumehood.pipeline.incoming import parsed
 from fumehood.protocol import strict_json
@@ -179,8 +179,6 @@ class IncomingBody:
         body = bytearray()
         end = anyio.current_time() + PIECE_DEADLINE_S
         try:
-            if (announced_bytes(self._request) or 0) > MAX_BODY_BYTES:
-                raise RequestTooLarge("The request is over 8 MB. Send less.")
             while not self._is_over:
                 body += await self._next_chunk(end)
                 if len(body) > MAX_BODY_BYTES:
@@ -310,7 +308,7 @@ class FileBody(Response):
     async def _send(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with anyio.create_task_group() as group:
-            group.start_soon(_end_with_the_client, receive, group.cancel_scope)
+            group.start_soon(when_left, receive, group.cancel_scope.cancel)
             try:
                 if await self._send_all(send):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -326,8 +324,3 @@ class FileBody(Response):
                 self._on_break("the client does not take it")
                 return False
         return True
-
-
-async def _end_with_the_client(receive: Receive, scope: anyio.CancelScope) -> None:
-    await left(receive)
-    scope.cancel()

@@ -36,9 +36,9 @@ from fumehood.http.answers import (
     answer,
     engine_of,
     envelope_response,
-    left,
     once_delivered,
     results_response,
+    when_left,
 )
 from fumehood.http.bodies import FileBody, attachment_headers
 from fumehood.http.caller import principal_of
@@ -198,14 +198,9 @@ async def cancelled_with(
 ) -> AsyncIterator[None]:
     """Cancel what runs as soon as its client disconnects."""
     async with anyio.create_task_group() as group:
-        group.start_soon(_cancel_when_gone, request, running)
+        group.start_soon(when_left, request.receive, running.cancel)
         yield
         group.cancel_scope.cancel()
-
-
-async def _cancel_when_gone(request: Request, running: CallHandle | Batch | MessageCalls) -> None:
-    await left(request.receive)
-    running.cancel()
 
 
 @endpoint(

@@ -26,7 +26,7 @@ from fumehood.answers import CancelledCall
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine
-from fumehood.http.answers import envelope_response, left, once_delivered, stopped
+from fumehood.http.answers import envelope_response, once_delivered, stopped, when_left
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, endpoint
 from fumehood.http.routes.calls import CALL_ERRORS, NewCall
@@ -174,7 +174,7 @@ class EventsResponse(Response):
         """Send the events."""
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._watch, receive, group.cancel_scope)
+                group.start_soon(when_left, receive, group.cancel_scope.cancel)
                 try:
                     await self._send_all(send)
                     is_here = self._on_sent is not None and not scope["state"]["has_left"]()
@@ -194,10 +194,6 @@ class EventsResponse(Response):
             self._reader.close()
             if self._on_end is not None:
                 self._on_end()
-
-    async def _watch(self, receive: Receive, scope: anyio.CancelScope) -> None:
-        await left(receive)
-        scope.cancel()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
