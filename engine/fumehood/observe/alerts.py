@@ -169,7 +169,8 @@ class Alerts:
             try:
                 self.look()
                 while self._owed:
-                    await tell(self._owed.pop(0))
+                    await tell(self._owed[0])
+                    del self._owed[0]
             except Exception as fault:  # the state may be unwritable for a while
                 log_fault(self._log, "alerts.internal_error", fault)
             await anyio.sleep(LOOK_S)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import anyio
 import pytest
 
 from fumehood.core.status import Alert
+from fumehood.observe import alerts
 from fumehood.observe.alerts import Alerts
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import MAX_TOOLS, EndedCall
@@ -102,6 +104,31 @@ def test_alert_is_reported_once_and_resolved_once() -> None:
     for _ in range(3):
         assert watched.firing() == set()
     assert watched.told() == [("success_rate", None, False), ("error_rate", None, False)]
+
+
+@pytest.mark.anyio
+async def test_alert_that_could_not_be_stored_is_reported_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(alerts, "LOOK_S", 0.0)
+    watched = Watched(per_tool=False)
+    watched.calls(20, **FAILED)
+    attempts: list[str] = []
+    all_told = anyio.Event()
+
+    async def tell(alert: Alert) -> None:
+        attempts.append(alert.name)
+        if len(attempts) == 1:
+            raise OSError("the disk is full")
+        if alert.name == "error_rate":
+            all_told.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watched.alerts.watch, tell)
+        with anyio.fail_after(10):
+            await all_told.wait()
+        group.cancel_scope.cancel()
+    assert attempts == ["success_rate", "success_rate", "error_rate"]
 
 
 def test_alert_resolves_if_calls_stop() -> None:
