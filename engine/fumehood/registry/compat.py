@@ -196,8 +196,7 @@ def _of_input(old: Any, new: Any, path: str) -> Iterator[Change]:
         left_out = f"calls that leave out {path}"
         message = f"the default {old['default']!a} is {new.get('default')!a} now"
         yield _breaking(f"{path}.default", message, left_out, f"Send {path} explicitly.")
-    if "items" in new:
-        yield from _of_input(old.get("items", {}), new["items"], f"{path}.items")
+    yield from _of_input(old.get("items", {}), new.get("items", {}), f"{path}.items")
     yield from _of_properties(old, new, path)
 
 

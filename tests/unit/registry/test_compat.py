@@ -61,6 +61,15 @@ def test_breaking_change_names_its_callers_and_needs_a_major_version(
     assert "## Steps\n1. " in found.migration_note()
 
 
+def test_array_that_takes_any_items_now_needs_a_minor_version() -> None:
+    days = {"type": "array", "items": {"type": "integer"}}
+    found = compare(
+        tool(properties={"city": CITY, "days": days}),
+        tool(properties={"city": CITY, "days": {"type": "array"}}),
+    )
+    assert (found.breaking, found.needed) == ((), Step.MINOR)
+
+
 @pytest.mark.parametrize(
     ("new", "needed"),
     [
