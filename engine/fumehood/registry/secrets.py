@@ -188,7 +188,9 @@ class SecretBindings:
             return f"the configuration has no secret {name!r}; the operator can add secrets.{name}"
         if definition.name not in secret.tools:
             return f"the secret {name!r} is not bound to the tool {definition.name}"
-        origin = Origin.of(SECRET_REFERENCE.sub("x", definition.endpoint or ""))
+        if definition.endpoint is None:
+            return f"the secret {name!r} is for a host, and the definition has no endpoint"
+        origin = Origin.of(SECRET_REFERENCE.sub("x", definition.endpoint))
         if not origin.is_in(secret.hosts):
             return f"the secret {name!r} is not bound to the endpoint's host {origin.shown}"
         if origin.scheme != "https" and not origin.is_in(self._allowed_hosts):

@@ -77,6 +77,12 @@ def test_every_way_to_register_a_tool_checks_its_secrets() -> None:
     ToolIndex(bindings()).register(parse_definition(document), Source.PROGRAM)  # twin
 
 
+def test_secret_of_a_tool_without_an_endpoint_is_refused() -> None:
+    document = {"name": "weather", "type": "MCP", "description": "A.", "headers": HEADERS}
+    with pytest.raises(InvalidDefinition, match="the definition has no endpoint"):
+        tool_of_document(document, Source.API, bindings())
+
+
 @pytest.mark.parametrize(
     "value", ["", "short", "with\nline-end", "with\r\nheader: x", " space-before", "non-äscii-value",
               "a" * 4097, "nul-\0-character"]
