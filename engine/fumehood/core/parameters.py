@@ -106,7 +106,11 @@ def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]
         try:
             parameter = ToolParameter.model_validate(item)
         except ValidationError as error:
-            faults += [f"parameters.{position}{fault}" for fault in _readable(error)]
+            place = f"parameters.{position}"
+            faults += [
+                f"{place}.{path}: {said}" if path else f"{place}: {said}"
+                for path, said in faults_of(error)
+            ]
             continue
         if parameter.name in properties:
             faults.append(f"parameters.{position}: {parameter.name!r} is in the list already")
@@ -118,8 +122,3 @@ def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]
     if required:
         schema["required"] = required
     return schema, faults
-
-
-def _readable(error: ValidationError) -> Iterator[str]:
-    for path, said in faults_of(error):
-        yield f".{path}: {said}" if path else f": {said}"

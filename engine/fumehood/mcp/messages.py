@@ -81,7 +81,8 @@ def read_message(raw: bytes) -> JsonObject:
     if "id" in message and not is_id(message["id"]):
         raise RpcError(INVALID_REQUEST, "An id is an integer or a short text.")
     has_method = isinstance(message.get("method"), str)
-    is_response = "method" not in message and "id" in message and _has_outcome(message)
+    has_outcome = ("result" in message) != ("error" in message)
+    is_response = "method" not in message and "id" in message and has_outcome
     if not has_method and not is_response:
         raise RpcError(INVALID_REQUEST, "The message has neither a method nor an outcome.")
     if not isinstance(message.get("params", {}), dict):
@@ -116,7 +117,3 @@ def is_id(value: Any) -> TypeGuard[str | int]:
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-
-
-def _has_outcome(message: JsonObject) -> bool:
-    return ("result" in message) != ("error" in message)

@@ -66,7 +66,8 @@ def parse_definition(document: JsonObject) -> ToolDefinition:
     try:
         definition = ToolDefinition.model_validate(document)
     except ValidationError as error:
-        faults = [*_readable(error), *faults, *_document_faults(document)]
+        said = [f"{path or 'definition'}: {words}" for path, words in faults_of(error)]
+        faults = [*said, *faults, *_document_faults(document)]
     else:
         # Check the parsed values, not the text: the model reads "no" as false.
         faults += _document_faults(definition.model_dump())
@@ -211,10 +212,6 @@ def _declared(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
         properties if isinstance(properties, dict) else {},
         required if isinstance(required, list | tuple) else (),
     )
-
-
-def _readable(error: ValidationError) -> list[str]:
-    return [f"{path or 'definition'}: {said}" for path, said in faults_of(error)]
 
 
 # -- the fields of REST and MCP tools ------------------------------------------------------

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +302,11 @@ class WatchedDirectory:
 
     async def follow(self) -> None:
         """Apply changes until cancelled."""
-        await watch(self._directory.poll, self._serve, self._on_failed_look)
+        await watch(
+            self._directory.poll,
+            self._serve,
+            partial(log_fault, self._log, "tools_directory.failed"),
+        )
 
     def _serve(self, contents: DirectoryContents) -> None:
         """Register the directory's tools in place of the previous ones. Each fault is logged
@@ -316,6 +321,3 @@ class WatchedDirectory:
         self._log.info(
             "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
         )
-
-    def _on_failed_look(self, error: Exception) -> None:
-        log_fault(self._log, "tools_directory.failed", error)

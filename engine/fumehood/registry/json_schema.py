@@ -407,7 +407,7 @@ def _property_acceptor(schema: Any) -> Acceptor | None:
     types = _TYPES[kind]
     measured = {"string": ("minLength", "maxLength")}.get(kind, ("minimum", "maximum"))
     low, high = (schema.get(bound) for bound in measured)
-    measure: Callable[[Any], Any] = len if kind == "string" else _itself
+    measure: Callable[[Any], Any] = len if kind == "string" else lambda value: value
 
     def accepts(value: Any) -> bool:
         if type(value) not in types:
@@ -416,10 +416,6 @@ def _property_acceptor(schema: Any) -> Acceptor | None:
         return (low is None or size >= low) and (high is None or size <= high)
 
     return accepts
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 # -- faults of a schema ---------------------------------------------------------------------

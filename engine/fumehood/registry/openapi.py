@@ -500,7 +500,8 @@ class _Reader:
             return None
         content = body.get("content")
         kinds = list(content) if isinstance(content, dict) else []
-        kind = min(filter(_is_json, kinds), key=lambda kind: "+" in kind, default=None)
+        json_kinds = [kind for kind in kinds if _JSON_TYPE.fullmatch(_plain(kind))]
+        kind = min(json_kinds, key=lambda kind: "+" in kind, default=None)
         if kind is None or not isinstance(content, dict):
             said = ", ".join(kinds)[:100] or "of no type"
             raise CannotImport(f"its body is {said!a}; only JSON is supported")
@@ -567,10 +568,6 @@ def _filled(url: str, variables: Any) -> str:
 
 def _plain(kind: str) -> str:
     return kind.partition(";")[0].strip().lower()
-
-
-def _is_json(kind: str) -> bool:
-    return _JSON_TYPE.fullmatch(_plain(kind)) is not None
 
 
 __all__ = ["ImportOptions", "Imported", "SecretNeed", "import_openapi", "shown_host"]
