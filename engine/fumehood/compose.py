@@ -35,7 +35,6 @@ from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.store import CounterTable
-from fumehood.budgets.usage import UsageLog
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
@@ -120,7 +119,6 @@ class EngineState:
     tokens: Tokens
     approvers: Approvers
     calls: CallLog
-    usage: UsageLog
     budgets: Budgets
     rates: RateLimits
     blobs: BlobStore
@@ -373,7 +371,6 @@ def _read_state(
         tokens=tokens,
         approvers=approvers,
         calls=CallLog(database, kept_days=config.calls_kept_days, kept=config.calls_kept),
-        usage=UsageLog(database),
         budgets=budgets,
         rates=rates,
         blobs=BlobStore(

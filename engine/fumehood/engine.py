@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.budgets.usage import usage_table
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
 from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
@@ -677,13 +678,13 @@ class Engine:
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """Return the usage of one principal, and the budgets that limit it."""
-        table = await self._made.state.usage.table(query, principal.id)
+        table = await usage_table(self.database, query, principal.id)
         standings = self.budgets.standings(principal)
         return table.with_budgets(standings, self.config.prices.currency)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """Return the usage of all principals or of one, and all budgets."""
-        table = await self._made.state.usage.table(query, query.principal)
+        table = await usage_table(self.database, query, query.principal)
         return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
 
     async def blob(self, url: str) -> bytes:

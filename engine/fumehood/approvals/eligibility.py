@@ -51,7 +51,7 @@ class Eligibility:
         tokens = {
             one.principal_id
             for one in self._tokens.all()
-            if Scope.APPROVE in one.scopes and one.is_valid(now)
+            if Scope.APPROVE in one.scopes and self._tokens.principal_of_id(one.id, now)
         }
         return frozenset(approvers | tokens | self._channels)
 

@@ -69,7 +69,16 @@ class RememberedRules:
             PermissionDenied: no use is left, or the rule was removed meanwhile.
             WriteFailed: the use may not be stored, so the call must not run.
         """
-        if not await self._database.write(lambda connection: count_use(connection, rule_id)):
+        used = (
+            update(REMEMBERED)
+            .where(
+                REMEMBERED.c.id == rule_id,
+                REMEMBERED.c.removed_at.is_(None),
+                (REMEMBERED.c.uses_left.is_(None)) | (REMEMBERED.c.uses_left > 0),
+            )
+            .values(uses_left=REMEMBERED.c.uses_left - 1, used=REMEMBERED.c.used + 1)
+        )
+        if await self._database.write(lambda connection: connection.execute(used).rowcount) != 1:
             raise PermissionDenied(
                 "The remembered rule for such calls is used up. Repeat the call to ask again.",
                 retryable=True,
@@ -81,9 +90,10 @@ class RememberedRules:
         rule = self._rules.get(rule_id)
         if rule is None or rule.removed_at is not None:
             raise ResourceNotFound("There is no such remembered rule. Do not retry.")
+        removed = update(REMEMBERED).where(REMEMBERED.c.id == rule_id)
         await self._database.write(
             recorded(
-                lambda connection: remove(connection, rule_id, now),
+                lambda connection: connection.execute(removed.values(removed_at=stamp(now))),
                 at=now,
                 by=by.id,
                 action="remembered.remove",
@@ -211,26 +221,6 @@ def all_rules(connection: Connection) -> list[RememberedRule]:
     """Return all rules, oldest first, including removed ones."""
     rows = connection.execute(select(REMEMBERED).order_by(REMEMBERED.c.created_at)).mappings()
     return [_rule(row) for row in rows]
-
-
-def count_use(connection: Connection, rule_id: str) -> bool:
-    """Count one use. Returns False if the rule is used up or was removed."""
-    used = (
-        update(REMEMBERED)
-        .where(
-            REMEMBERED.c.id == rule_id,
-            REMEMBERED.c.removed_at.is_(None),
-            (REMEMBERED.c.uses_left.is_(None)) | (REMEMBERED.c.uses_left > 0),
-        )
-        .values(uses_left=REMEMBERED.c.uses_left - 1, used=REMEMBERED.c.used + 1)
-    )
-    return connection.execute(used).rowcount == 1
-
-
-def remove(connection: Connection, rule_id: str, at: datetime) -> None:
-    """Mark a rule as removed."""
-    gone = update(REMEMBERED).where(REMEMBERED.c.id == rule_id)
-    connection.execute(gone.values(removed_at=stamp(at)))
 
 
 def _rule(row: RowMapping) -> RememberedRule:

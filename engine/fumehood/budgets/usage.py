@@ -54,20 +54,16 @@ _LARGE: dict[str, ColumnElement[Any]] = {
 }
 
 
-class UsageLog:
-    """Adds up the call log."""
+async def usage_table(
+    database: Database, query: UsageQuery, principal_id: str | None = None
+) -> UsageTable:
+    """Sum up one principal's calls, or all calls, including every call that has ended by now.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def table(self, query: UsageQuery, principal_id: str | None = None) -> UsageTable:
-        """Sum up one principal's calls, or all calls, including every call that has ended by now.
-
-        Raises:
-            ReadFailed: the database cannot be read.
-        """
-        await self._database.flush()
-        return await self._database.read(lambda connection: _table(connection, query, principal_id))
+    Raises:
+        ReadFailed: the database cannot be read.
+    """
+    await database.flush()
+    return await database.read(lambda connection: _table(connection, query, principal_id))
 
 
 def _table(connection: Connection, query: UsageQuery, principal_id: str | None) -> UsageTable:

@@ -177,7 +177,7 @@ async def _park(
     approval_id = await approvals.create(stored)
     call.is_parked = True
     if claimed.claim is not None:
-        claimed.claim.handed_over(approval_id)
+        claimed.claim.handed_over()
     return approval_id
 
 

@@ -128,7 +128,7 @@ class Claim:
         if not self._is_over:
             await self._give_up(lose=acted)
 
-    def handed_over(self, approval_id: str) -> None:
+    def handed_over(self) -> None:
         """End the claim after `storage.idempotency.hand_over` has given the key to an approval."""
         self._is_over = True
         self._keys.let_go(self._call)

@@ -35,7 +35,13 @@ from fumehood.core.limits import Limit, Limits
 from fumehood.core.session import FileKind, SessionState
 from fumehood.protocol import framing, strict_json
 from fumehood.protocol.framing import FrameError
-from fumehood.protocol.messages import GuestReady, StrictFrame, limits_in_frame, parse_frame
+from fumehood.protocol.messages import (
+    GuestProgress,
+    GuestReady,
+    StrictFrame,
+    limits_in_frame,
+    parse_frame,
+)
 
 PART_CHARACTERS = 64 * 1024
 """Size of the parts of a long request or answer."""
@@ -54,15 +60,6 @@ class ContainerOutput(StrictFrame):
     id: int
     stream: Literal["stdout", "stderr"]
     text: str
-
-
-class ContainerProgress(StrictFrame):
-    """A program's report of its progress."""
-
-    op: Literal["progress"]
-    id: int
-    percent: float = Field(ge=0, le=100)
-    message: str = Field(max_length=framing.MAX_REPORT_CHARACTERS)
 
 
 class ContainerCall(StrictFrame):
@@ -133,7 +130,7 @@ class ContainerReset(StrictFrame):
 ContainerFrame = (
     GuestReady
     | ContainerOutput
-    | ContainerProgress
+    | GuestProgress
     | ContainerCall
     | ContainerFile
     | ContainerData
@@ -144,7 +141,7 @@ ContainerFrame = (
 _KINDS: dict[str, type[ContainerFrame]] = {
     "ready": GuestReady,
     "output": ContainerOutput,
-    "progress": ContainerProgress,
+    "progress": GuestProgress,
     "call": ContainerCall,
     "file": ContainerFile,
     "data": ContainerData,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fumehood.budgets import usage as module
 from fumehood.budgets.model import GROUPS, UsageQuery, UsageRow, UsageTable
-from fumehood.budgets.usage import UsageLog
+from fumehood.budgets.usage import usage_table
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database
 from fumehood.storage.schema import MAX_INTEGER
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
 
 
 async def table(database: Database, principal: str | None = "uid:1", **query: Any) -> UsageTable:
-    return await UsageLog(database).table(UsageQuery(**query), principal)
+    return await usage_table(database, UsageQuery(**query), principal)
 
 
 def sums(row: UsageRow) -> tuple[Any, ...]:

@@ -179,7 +179,10 @@ class WebhookChannel(ApprovalChannel):
 
     async def _deliver(self, owed: Owed, send: Send) -> bool:
         """Make one attempt. Returns whether the message needs no further attempt."""
-        await self._database.write(partial(note_attempt, seq=owed.seq))
+        # Counted before it is made, so that an attempt interrupted by a crash counts.
+        counted = update(DELIVERIES).where(DELIVERIES.c.seq == owed.seq)
+        more = counted.values(attempts=DELIVERIES.c.attempts + 1)
+        await self._database.write(lambda connection: connection.execute(more).rowcount)
         try:
             is_taken = await self._attempt(owed, send)
         except ResourceNotFound:  # the approval was deleted, so there is nothing to tell
@@ -404,13 +407,6 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
         .limit(limit)
     )
     return [Owed(row.seq, row.approval_id, row.event, row.attempts, row.document) for row in found]
-
-
-def note_attempt(connection: Connection, seq: int) -> None:
-    """Count an attempt before it is made, so that an attempt interrupted by a crash counts."""
-    connection.execute(
-        update(DELIVERIES).where(DELIVERIES.c.seq == seq).values(attempts=DELIVERIES.c.attempts + 1)
-    )
 
 
 def forget_old(connection: Connection, before: datetime) -> int:

@@ -40,14 +40,13 @@ from fumehood.protocol.container_frames import (
     ContainerFile,
     ContainerFrame,
     ContainerOutput,
-    ContainerProgress,
     ContainerReset,
     answer_frames,
     parse_container_body,
     run_frames,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.protocol.messages import GuestReady
+from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.sandbox.container.received import ReceivedRun
 from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
 
@@ -274,7 +273,7 @@ class Channel(asyncio.Protocol):
         match frame:
             case ContainerOutput():
                 run.on_output(frame)
-            case ContainerProgress():
+            case GuestProgress():
                 run.on_progress(frame)
             case ContainerCall():
                 run.on_call(frame, _CallPort(self, run.id))

@@ -17,9 +17,9 @@ from fumehood.protocol.container_frames import (
     ContainerEnding,
     ContainerFile,
     ContainerOutput,
-    ContainerProgress,
 )
 from fumehood.protocol.framing import FrameError
+from fumehood.protocol.messages import GuestProgress
 from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks, claims_of
 
 BEGINNING_CHARACTERS = 64 * 1024
@@ -89,7 +89,7 @@ class ReceivedRun:
             except Exception:  # a failing sink is not called again; the run continues
                 self._on_output = None
 
-    def on_progress(self, frame: ContainerProgress) -> None:
+    def on_progress(self, frame: GuestProgress) -> None:
         """Pass on a report of progress. Raises FrameError."""
         self._must_be_mine(frame.id)
         if self._on_progress is not None:
