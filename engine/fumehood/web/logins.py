@@ -90,6 +90,8 @@ class Logins:
         except BaseException:
             await control.close()
             raise
+        for one in list(self._logins.values()):
+            await self.is_open(one)  # ends it if it has expired: its browser may be gone
         while len(self._logins) >= MAX_LOGINS:
             await self.close(next(iter(self._logins.values())))
         cookie, now = secrets.token_urlsafe(TOKEN_BYTES), self._clock()
@@ -128,8 +130,10 @@ class Logins:
 
     def new_link(self, credential: str) -> str:
         """Create the token of a link that logs in once, within `LINK_S` seconds."""
+        now = self._clock()
+        self._links = {key: link for key, link in self._links.items() if now <= link[1]}
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._links[_hash(token)] = (credential, self._clock() + LINK_S)
+        self._links[_hash(token)] = (credential, now + LINK_S)
         return token
 
     def use_link(self, token: str) -> str | None:
