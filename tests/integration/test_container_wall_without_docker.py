@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,8 +16,10 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import supply, wall
+from fumehood.sandbox.container import disks, supply, wall
+from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import (
+    DockerConflict,
     DockerError,
     DockerNotPermitted,
     DockerNotRunning,
@@ -463,6 +466,31 @@ async def test_rebuilt_image_retires_idle_containers_but_not_held_ones(
 
 async def accept(*arguments: object) -> None:
     """Do nothing, well."""
+
+
+async def test_disk_of_session_that_ends_just_before_a_stop_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker still removes the container, which uses the disk until then."""
+    (tmp_path / "fumehood-sess_1").touch()
+    conflicts = iter([DockerConflict("volume is in use")] * 3)
+
+    async def remove_volume(name: str) -> None:
+        for conflict in conflicts:
+            raise conflict
+
+    async def run(program: str, *arguments: str, **options: Any) -> str:
+        return ""
+
+    monkeypatch.setattr(disks, "_run", run)
+    monkeypatch.setattr(wall, "RESTART_PAUSE_S", 0.0)
+    async with bench(keeps=True) as made:
+        held = await hold(made, [])
+        made.docker.remove_volume = remove_volume
+        made.wall._disks = Disks(tmp_path, made.docker)  # type: ignore[arg-type]
+        held.disk = SessionDisk("fumehood-sess_1", 16, Kind("python", 512), 0)
+        held.end("its owner ended it")
+    assert not (tmp_path / "fumehood-sess_1").exists()
 
 
 async def test_copy_and_restore_do_not_wait_for_docker_for_long(

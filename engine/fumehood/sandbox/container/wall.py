@@ -182,10 +182,7 @@ class ContainerWall(HasImages):
         finally:
             if self._supply.has_made or ended:
                 await self._reaper.stop(left if self.keeps_sessions else frozenset(), ended)
-            if ended or self._ending_disks:
-                self._disks_in_use -= self._ending_disks
-                with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
-                    await self._sweep_disks()
+            await self._sweep_ending_disks()
 
     # -- the wall -------------------------------------------------------------------
 
@@ -595,6 +592,18 @@ class ContainerWall(HasImages):
         the next look.
         """
         await self._disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
+        self._ending_disks = set(filter(self._disks.has, self._ending_disks))
+
+    async def _sweep_ending_disks(self) -> None:
+        """Remove the disks of sessions that have just ended, within `STOP_DEADLINE_S`. A container
+        uses its disk until Docker has removed it.
+        """
+        self._disks_in_use -= self._ending_disks
+        with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
+            await self._sweep_disks()
+            while self._ending_disks and self._supply.down is None:
+                await anyio.sleep(RESTART_PAUSE_S)
+                await self._sweep_disks()
 
     def see_off(self, held: HeldContainer) -> None:
         """Start removing a session's container, once the reason for its end is known."""
@@ -616,7 +625,6 @@ class ContainerWall(HasImages):
                 await held.until_unchanging()
                 self._disks_in_use.discard(held.disk.volume)
                 await self._sweep_disks()
-                self._ending_disks.discard(held.disk.volume)
         finally:
             held.gone.set()
 
