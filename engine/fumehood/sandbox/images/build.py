@@ -297,40 +297,50 @@ def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
     """Add Python packages to a root file system, and compile them with its own Python."""
-    on_step(f"unpacking packages of the Python index: {len(wheels)}")
+    on_step(f"unpacking and compiling packages of the Python index: {len(wheels)}")
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
-    with (
-        tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory,
-        builder(client, root, command, run_s=PACKAGES_DEADLINE_S) as container,
-    ):
-        _require_room(Path(directory))
-        site = Path(directory) / "site.tar"
-        unpack(wheels, SITE, site, PACKAGES_DEADLINE_S)
-        with tarfile.open(site, "a") as archive:
-            add_file(archive, LOCKED, recipe.lock.text.encode())
-            add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
-        with site.open("rb") as file:
-            if not client.put_archive(container, "/", file):
-                raise ImageBuildError("Docker did not take the packages.", "Build it again.")
-        site.unlink()
-        on_step("compiling them")
+    files = {LOCKED: recipe.lock.text, PATH_FILE: f"/{SITE}\n"}
+    # The label counts them together with Debian's: all may need security updates.
+    count = _label_of(client, root, PACKAGES) + len(wheels)
+    labels = {
+        IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
+    }  # fmt: skip
+    with builder(client, root, command, run_s=PACKAGES_DEADLINE_S) as container:
+        _put_wheels(client, container, wheels, SITE, files, PACKAGES_DEADLINE_S)
         run(
             client, container, run_s=PACKAGES_DEADLINE_S,
             failed="The packages do not work in the image",
         )  # fmt: skip
-        # The label counts them together with Debian's: all may need security updates.
-        count = _label_of(client, root, PACKAGES) + len(wheels)
-        labels = {
-            IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
-        }  # fmt: skip
-        on_step("handing it to Docker")
-        made = client.commit(
-            container,
-            repository=f"{REPOSITORY}/base-{recipe.name}",
-            tag=recipe.digest[:12],
-            changes=[*SETTINGS, "CMD []", _label_line(labels)],
-        )["Id"]
-    return str(made)
+        tag = (f"{REPOSITORY}/base-{recipe.name}", recipe.digest[:12])
+        return _commit(client, container, tag, labels)
+
+
+def _put_wheels(
+    client: docker.APIClient,
+    container: str,
+    wheels: Sequence[Path],
+    folder: str,
+    files: Mapping[str, str],
+    deadline_s: float,
+) -> None:
+    """Unpack wheels into a folder of a build container, and add files with these contents."""
+    with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
+        _require_room(Path(directory))
+        site = Path(directory) / "site.tar"
+        unpack(wheels, folder, site, deadline_s)
+        with tarfile.open(site, "a") as archive:
+            for path, content in files.items():
+                add_file(archive, path, content.encode())
+        with site.open("rb") as file:
+            client.put_archive(container, "/", file)
+
+
+def _commit(
+    client: docker.APIClient, container: str, tag: tuple[str, str], labels: Mapping[str, str]
+) -> str:
+    """Make an image from a build container, and return the image's id."""
+    changes = [*SETTINGS, "CMD []", _label_line(labels)]
+    return str(client.commit(container, repository=tag[0], tag=tag[1], changes=changes)["Id"])
 
 
 def add_layer(
@@ -348,28 +358,12 @@ def add_layer(
         "late_paths": [f"/{LAYER}"],
     }
     command = ("/usr/bin/python3", "-I", "-S", "-c", _FINISH_LAYER)
-    with (
-        tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory,
-        builder(client, base.id, command, run_s=LAYER_DEADLINE_S) as container,
-    ):
-        _require_room(Path(directory))
-        site = Path(directory) / "site.tar"
-        unpack(wheels, LAYER, site, LAYER_DEADLINE_S)
-        with tarfile.open(site, "a") as archive:
-            add_file(archive, ABOUT, json.dumps(about, sort_keys=True).encode())
-            add_file(archive, LAYER_PATH_FILE, f"/{LAYER}\n".encode())
-        with site.open("rb") as file:
-            is_taken = client.put_archive(container, "/", file)
-        if not is_taken:
-            raise ImageBuildError("Docker did not take the packages.", "Try again.")
+    files = {ABOUT: json.dumps(about, sort_keys=True), LAYER_PATH_FILE: f"/{LAYER}\n"}
+    with builder(client, base.id, command, run_s=LAYER_DEADLINE_S) as container:
+        _put_wheels(client, container, wheels, LAYER, files, LAYER_DEADLINE_S)
         run(client, container, run_s=LAYER_DEADLINE_S, failed="The packages cannot be compiled")
-        made = client.commit(
-            container,
-            repository=LAYERS,
-            tag=layer_tag(base.id, lock),
-            changes=[*SETTINGS, "CMD []", _label_line({LAYER_BASE: base.id})],
-        )
-    return str(made["Id"])
+        tag = (LAYERS, layer_tag(base.id, lock))
+        return _commit(client, container, tag, {LAYER_BASE: base.id})
 
 
 def _label_of(client: docker.APIClient, image: str, label: str) -> int:
@@ -386,8 +380,7 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
     """
     on_step("adding the guest")
     with builder(client, base, _COMPILE_GUEST, run_s=GUEST_DEADLINE_S) as container:
-        if not client.put_archive(container, "/", guest_archive(recipe.about)):
-            raise ImageBuildError("Docker did not take the guest's files.", "Build it again.")
+        client.put_archive(container, "/", guest_archive(recipe.about))
         run(
             client, container, run_s=GUEST_DEADLINE_S,
             failed="The image's Python does not compile the guest",
@@ -401,17 +394,12 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
             LANGUAGES: ",".join(recipe.settings.languages),
             GUEST_MB: str(recipe.settings.guest_mb),
         }
-        made = client.commit(
-            container,
-            repository=f"{REPOSITORY}/{recipe.name}",
-            tag="latest",
-            changes=[*SETTINGS, "CMD []", _label_line(labels)],
-        )["Id"]
+        made = _commit(client, container, (f"{REPOSITORY}/{recipe.name}", "latest"), labels)
     # A second tag, because `latest` moves: engines of other versions, or operators with an image of
     # the same name, may share this host, and an image without a tag is not found.
     tag = f"{guest[:12]}-{recipe.digest[:12]}"
     client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
-    return str(made)
+    return made
 
 
 def _label_line(labels: Mapping[str, str]) -> str:

@@ -26,7 +26,6 @@ from typing import IO, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.core.errors import InternalError
 from fumehood.core.languages import LANGUAGES
 from fumehood.sandbox.settings import GUEST_MB, IMAGE_NAME
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
@@ -142,10 +141,7 @@ class Recipe:
         Raises:
             WrongRecipe: the file is missing.
         """
-        for known, content in self.files:
-            if known == name:
-                return content
-        raise WrongRecipe(f"The image {self.name} lacks its file {name}.")
+        return _content(self.name, self.files, name)
 
 
 def images_folder() -> Path:
@@ -198,11 +194,9 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
             "--base takes REF@sha256:DIGEST: a name alone can mean another image tomorrow."
         )
     files = (*_common_files({path for path, _ in files}), *files)
+    settings = _settings(name, _text(name, files, "image.toml"))
     try:
-        settings = parse_settings(_text(name, files, "image.toml"))
         lock = parse_lock(_text(name, files, "requirements.lock"))
-    except WrongSettings as error:
-        raise WrongRecipe(f"image.toml of the image {name}: {error}.") from None
     except WrongRequirements as error:
         raise WrongRecipe(f"requirements.lock of the image {name}: {error}") from None
     packages = listed(_text(name, files, "packages.txt"))
@@ -227,12 +221,16 @@ def is_own_name(name: str) -> bool:
     )
 
 
-def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
+def _content(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> bytes:
     content = dict(files).get(wanted)
     if content is None:
         raise WrongRecipe(f"The image {name} lacks its file {wanted}.")
+    return content
+
+
+def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
     try:
-        return content.decode()
+        return _content(name, files, wanted).decode()
     except UnicodeDecodeError:
         raise WrongRecipe(f"{wanted} of the image {name} is not UTF-8.") from None
 
@@ -254,8 +252,6 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
     found = [package / "__init__.py", *(package / "protocol" / name for name in _PROTOCOL)]
     found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
-    if len(pairs) == 1 + len(_PROTOCOL):
-        raise InternalError("The guest's files are missing: reinstall fumehood.")
     return tuple(sorted(pairs))
 
 
@@ -337,21 +333,6 @@ def _read_own_file(directory: int, name: str, owners: frozenset[int]) -> bytes:
         raise Untrusted(f"{name} cannot be read: {error.strerror}") from None
 
 
-_MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}(\.[A-Za-z][A-Za-z0-9_]{0,63}){0,7}")
-_NOT_PRELOADED = frozenset({"antigravity", "fumehood", "site", "sitecustomize", "usercustomize"})
-"""Modules that cannot be preloaded: the engine's own, and those that run code at Python's start."""
-
-
-class WrongSettings(Exception):
-    """`image.toml` is invalid. The message gives the reason."""
-
-
-def _once_each(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) != len(names):
-        raise ValueError("names something twice")
-    return names
-
-
 def _language(name: str) -> str:
     if name not in LANGUAGES:
         raise ValueError(f"is not a language: {', '.join(LANGUAGES)}")
@@ -364,12 +345,6 @@ def _with_python(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _module(name: str) -> str:
-    if not _MODULE.fullmatch(name) or name.split(".")[0] in _NOT_PRELOADED:
-        raise ValueError("is not a module that can be preloaded")
-    return name
-
-
 class ImageSettings(BaseModel):
     """The values of `image.toml`, with their defaults."""
 
@@ -380,33 +355,25 @@ class ImageSettings(BaseModel):
     languages: Annotated[
         tuple[Annotated[str, AfterValidator(_language)], ...],
         Field(strict=False),
-        AfterValidator(_once_each),
         AfterValidator(_with_python),
     ] = ("python", "shell")
-    preload: Annotated[
-        tuple[Annotated[str, AfterValidator(_module)], ...],
-        Field(strict=False),
-        AfterValidator(_once_each),
-    ] = ()
+    preload: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Modules that the guest imports once, before all programs."""
     guest_mb: int = Field(default=GUEST_MB, ge=GUEST_MB)
     """MB of memory for the guest with these modules, in addition to a container's memory class."""
 
 
-def parse_settings(text: str) -> ImageSettings:
-    """Parse and check `image.toml`.
-
-    Raises:
-        WrongSettings: it is not TOML, or has an unknown key or an invalid value.
-    """
+def _settings(name: str, text: str) -> ImageSettings:
+    """Parse `image.toml`. Raises WrongRecipe if it is not TOML, or has a wrong key or value."""
     try:
         return ImageSettings.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise WrongSettings(f"it is not TOML ({error})") from None
+        fault = f"it is not TOML ({error})"
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part)[:80] for part in first["loc"])
-        raise WrongSettings(f"{key}: {first['msg'].removeprefix('Value error, ')}") from None
+        fault = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    raise WrongRecipe(f"image.toml of the image {name}: {fault}.")
 
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
