@@ -16,7 +16,7 @@ from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan, plan_now
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import ImageMissing, Lease, Walls
+from fumehood.sandbox.wall import Lease, Walls
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,7 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
     async def __aenter__(self) -> AdmittedCall:
         approved = self._approved
         expected = approved.approval.request.expected if approved.approval is not None else None
-        try:
-            lease = await self._lease.__aenter__()
-        except ImageMissing as error:
-            raise error.needed_for(self._plan.executor.language) from None
+        lease = await self._lease.__aenter__()
         if self._circuits is not None:
             try:
                 self._permit = self._circuits.enter(approved.permitted.tool.definition)

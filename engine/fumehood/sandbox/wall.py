@@ -219,26 +219,10 @@ def try_later(words: str) -> SandboxUnavailable:
 class ImageMissing(SandboxUnavailable):
     """An image does not exist, is not built, or was built by another version of the engine."""
 
-    _parts = ("", "", "")
-
     @classmethod
-    def of(
-        cls,
-        image: str,
-        fault: str,
-        remedy: str,
-        *,
-        language: str | None = None,
-    ) -> ImageMissing:
-        """Create the error. `fault` completes "The image NAME …"; `language` is the call's."""
-        needed = f", which {language} needs," if language is not None else ""
-        made = cls(f"The image {image}{needed} {fault}. {remedy}", retryable=False)
-        made._parts = (image, fault, remedy)
-        return made
-
-    def needed_for(self, language: str | None) -> ImageMissing:
-        """Return the same error for a call in this language."""
-        return self.of(*self._parts, language=language)
+    def of(cls, image: str, fault: str, remedy: str) -> ImageMissing:
+        """Create the error. `fault` completes "The image NAME …"."""
+        return cls(f"The image {image} {fault}. {remedy}", retryable=False)
 
 
 class HasImages(ABC):

@@ -184,7 +184,7 @@ class ReturningWall(FakeWall, HasImages):
 
     def image_for(self, language: str) -> str:
         if self.is_missing:
-            raise ImageMissing.of("python", "is not built", "Build it.", language=language)
+            raise ImageMissing.of("python", "is not built", "Build it.")
         return "python"
 
     async def look_again(self) -> None:
@@ -221,7 +221,7 @@ async def test_recovered_wall_admits_the_call_after_one_check(
     ("is_down", "error", "says"),
     [
         (True, WallDown, "Containers are unavailable; nothing ran"),
-        (False, ImageMissing, "The image python, which python needs, is not built"),
+        (False, ImageMissing, "The image python is not built"),
     ],
 )
 async def test_unavailable_wall_or_image_refuses_the_call_after_one_check(

@@ -233,7 +233,7 @@ class ContainerSupply:
             SandboxUnavailable: the image does not support the language.
         """
         if name in self.missing:
-            raise self.missing[name].needed_for(language)
+            raise copy.copy(self.missing[name])
         found = self.images.get(name)
         if found is not None and language is not None and language not in found.languages:
             raise SandboxUnavailable(
