@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -19,7 +18,7 @@ from typing import Protocol
 
 import anyio
 
-from fumehood.core.errors import EndedBy, InternalError, InvalidParams
+from fumehood.core.errors import EndedBy, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CPUS, MIN_DISK_MB, Limits, WallLimits
 from fumehood.core.session import (
@@ -113,17 +112,6 @@ class Session:
         """Whether the session is to be paused now."""
         return not (self.users or self.is_pausing) and now - self.last_used >= pause_s
 
-    def next_change(self, pause_s: float) -> float:
-        """Return when the session is paused or stopped or expires if it is not used until then, by
-        the monotonic clock.
-        """
-        end = self.created + self.lifetime_s
-        if not (self.container.is_stopped or self.is_stopping):
-            end = min(end, self.last_used + self.idle_s)
-        if self.is_pausing or self.is_stopping:
-            return end
-        return min(end, self.last_used + pause_s)
-
     async def take_turn(self, settings: SessionSettings) -> None:
         """Wait a bounded time until earlier calls have left the session.
 
@@ -143,10 +131,9 @@ class Session:
                 raise try_later(f"{waited} Repeat the call later.") from None
             raise
 
-    def leave_turn(self, now: float, now_at: datetime, *, is_call: bool) -> None:
-        """Pass the turn to the next call. `is_call` tells whether to count this use as a call."""
+    def leave_turn(self, now: float, now_at: datetime) -> None:
+        """Pass the turn to the next call."""
         self.users -= 1
-        self.calls += is_call
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
         self.is_pausing = self.container.is_paused or self.container.is_stopped
@@ -299,65 +286,13 @@ def _memory_mb(
     return offered.memory_class(wish)
 
 
+@dataclass(frozen=True, slots=True)
 class SessionLease:
-    """One call's turn in a session. `find` raises if the session is no longer active."""
+    """One call's turn in a session. `until_ready` raises if the session has ended."""
 
-    __slots__ = (
-        "_find",
-        "_is_call",
-        "_monotonic",
-        "_now",
-        "_on_left",
-        "_session",
-        "_settings",
-        "_until_ready",
-        "queue_ms",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        find: Callable[[], Session],
-        settings: SessionSettings,
-        monotonic: Callable[[], float],
-        now: Callable[[], datetime],
-        until_ready: Callable[[Session], Awaitable[None]],
-        on_left: Callable[[Session], None],
-        *,
-        is_call: bool,
-    ) -> None:
-        self._find = find
-        self._settings = settings
-        self._monotonic = monotonic
-        self._now = now
-        self._until_ready = until_ready
-        self._on_left = on_left
-        self._is_call = is_call
-        self._session: Session | None = None
-        self.queue_ms = 0.0
-
-    async def __aenter__(self) -> SessionLease:
-        session = self._find()
-        asked = time.monotonic()
-        await session.take_turn(self._settings)
-        try:
-            self._find()
-            await self._until_ready(session)
-            self._find()
-        except BaseException:
-            self._leave(session, is_call=False)
-            raise
-        self._session = session
-        self.queue_ms = (time.monotonic() - asked) * 1e3
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            self._leave(session, is_call=self._is_call)
-
-    def _leave(self, session: Session, *, is_call: bool) -> None:
-        session.leave_turn(self._monotonic(), self._now(), is_call=is_call)
-        self._on_left(session)
+    session: Session
+    until_ready: Callable[[], Awaitable[None]]
+    queue_ms: float
 
     async def run(
         self,
@@ -371,14 +306,8 @@ class SessionLease:
         Raises:
             ResourceNotFound: the session ended before this run.
         """
-        session = self._session
-        if session is None:
-            raise InternalError("A lease on a session is not entered.")
-        if limits.memory_mb not in (None, session.memory_mb):
-            raise InternalError("A run has the memory limit of its session.")
-        await self._until_ready(session)
-        if session.finished is not None:
-            self._find()
+        session = self.session
+        await self.until_ready()
         limits = replace(limits, memory_mb=session.memory_mb)
         ending = await session.container.run(program, arguments, limits, sinks)
         # Told to the first run that could have variables.

@@ -10,6 +10,7 @@ only after it was stored.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -60,7 +61,7 @@ from fumehood.sandbox.wall import (
 ID_BYTES = 16
 """Length of a session's random id, in bytes."""
 
-TIDY_S = 15.0
+TIDY_S = 1.0
 """Seconds between checks for expired sessions. Each check also stores when sessions were used."""
 
 PLACE_PAUSE_S = 0.05
@@ -118,7 +119,6 @@ class SessionKeeper:
         self._leaving = 0
         """How many ended containers are still being removed."""
         self._left = anyio.Event()
-        self._wake = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._history = SessionHistory(rows)
@@ -217,7 +217,6 @@ class SessionKeeper:
         if session.finished is not None:
             raise try_later("The session was lost while it was made. Repeat the call.")
         self._tell("session.created", session)
-        self._wake.set()
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
@@ -505,9 +504,8 @@ class SessionKeeper:
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a session for file operations outside of calls. Raises as `lease` does."""
-        session_id = self._id_of(principal.id, session_id)
-        self._usable(principal.id, session_id)
-        return self._lease(principal.id, session_id, is_call=False)
+        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        return self._lease(principal.id, session.id, is_call=False)
 
     # -- for the engine -----------------------------------------------------------
 
@@ -777,16 +775,36 @@ class SessionKeeper:
         if session.container.is_stopped:
             session.stopped_why = sentence(why)
 
-    def _lease(self, principal_id: str, session_id: str, *, is_call: bool) -> SessionLease:
-        return SessionLease(
-            lambda: self._usable(principal_id, session_id),
-            self._settings,
-            self._clock.monotonic,
-            self._clock.now,
-            self._until_ready,
-            self._end_if_over,
-            is_call=is_call,
-        )
+    @asynccontextmanager
+    async def _lease(
+        self, principal_id: str, session_id: str, *, is_call: bool
+    ) -> AsyncIterator[SessionLease]:
+        """Wait for a turn in a session, and until it can run something. Counts as a use."""
+        session = self._usable(principal_id, session_id)
+
+        async def until_ready() -> None:
+            await self._until_ready(session)
+            if session.finished is not None:
+                self._usable(principal_id, session_id)
+
+        asked = time.monotonic()
+        async with self._entered(session):
+            await until_ready()
+            try:
+                yield SessionLease(session, until_ready, (time.monotonic() - asked) * 1e3)
+            finally:
+                session.calls += is_call
+
+    @asynccontextmanager
+    async def _entered(self, session: Session) -> AsyncIterator[None]:
+        """Wait for a turn in a session and hold it during the block."""
+        await session.take_turn(self._settings)
+        try:
+            self._usable(session.principal_id, session.id)
+            yield
+        finally:
+            session.leave_turn(self._clock.monotonic(), self._clock.now())
+            self._end_if_over(session)
 
     def _live_one(self, principal_id: str, reference: str) -> Session | None:
         """Return a principal's session that is not over, by its id or name."""
@@ -807,12 +825,8 @@ class SessionKeeper:
         Raises as `pause`.
         """
         session = self._usable(principal.id, self._id_of(principal.id, reference))
-        await session.take_turn(self._settings)
-        try:
-            self._usable(principal.id, session.id)
+        async with self._entered(session):
             yield session
-        finally:
-            session.leave_turn(self._clock.monotonic(), self._clock.now(), is_call=False)
         self._history.note(session.kept())  # a state that was told holds after a crash, too
         await self._write_changes()
 
@@ -868,7 +882,6 @@ class SessionKeeper:
             session.stopped_why = sentence("its container is gone")
             self._leave_place(session)
             self._tell("session.stopped", session)
-            self._wake.set()
         else:
             why = session.container.lost or "its container is gone"
             self._finish(session, SessionStatus.LOST, why)
@@ -883,7 +896,6 @@ class SessionKeeper:
         self._history.add(kept)
         self._see_off(session.container)
         self._tell(f"session.{status.value}", session, why=why)
-        self._wake.set()
 
     def _see_off(self, container: SessionContainer) -> None:
         if self._group is None:
@@ -893,6 +905,7 @@ class SessionKeeper:
 
     async def _until_gone(self, container: SessionContainer) -> None:
         try:
+            await self._write_changes()  # the next engine must know that the session has ended
             await container.until_gone()
         finally:
             self._leaving -= 1
@@ -907,15 +920,7 @@ class SessionKeeper:
                     session.is_outdated = False
                     self._history.note(session.kept())
             await self._write_changes()
-            with anyio.move_on_after(self._until_next_change()):
-                await self._wake.wait()
-            self._wake = anyio.Event()
-
-    def _until_next_change(self) -> float:
-        pause_s = self._settings.pause_seconds
-        idle = [one.next_change(pause_s) for one in self._live.values() if not one.users]
-        left = min(idle, default=TIDY_S + self._clock.monotonic()) - self._clock.monotonic()
-        return max(0.01, min(left, TIDY_S))
+            await anyio.sleep(TIDY_S)
 
     async def _write_changes(self) -> None:
         """Write pending changes. A failure is logged, and the next run tries again."""
