@@ -72,7 +72,7 @@ from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
-from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.wall import SessionWall, Wall
 from fumehood.sandbox.walls import EngineWalls, OnEvent, WallSettings, logged
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
@@ -203,7 +203,7 @@ def compose(
     *,
     interpreter: Wall | None,
     jail: Wall | None,
-    container: Wall | None,
+    container: SessionWall | None,
 ) -> Composition:
     """Create the parts of an engine. `given` is the database; if it or a wall is None, create it.
 
@@ -394,7 +394,7 @@ def _read_state(
 def _make_sessions(
     basis: Basis,
     rows: SessionTable,
-    wall: Wall,
+    wall: SessionWall,
     agents: Agents,
     intake: Intake,
     on_event: OnEvent,

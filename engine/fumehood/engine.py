@@ -97,7 +97,7 @@ from fumehood.registry.listing import (
     filter_tools,
     page_of_tools,
 )
-from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.wall import SessionWall, Wall
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Engine:
         clock: Clock | None = None,
         interpreter: Wall | None = None,
         jail: Wall | None = None,
-        container: Wall | None = None,
+        container: SessionWall | None = None,
         database: Database | None = None,
         tracer_provider: TracerProvider | None = None,
     ) -> None:

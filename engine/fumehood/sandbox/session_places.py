@@ -22,9 +22,10 @@ principal.
 
 
 class Missing(NamedTuple):
-    """What a session would need to run: "place" or "memory", and whose limit is reached."""
+    """What a session would need to run, and whose limit is reached."""
 
-    what: str
+    share: FairShare
+    unit: str
     lack: Lack
 
 
@@ -44,13 +45,10 @@ class SessionPlaces:
         if host.memory_mb:
             self._memory.most = round(host.memory_mb * PROMISED)
             self._memory.most_of_one = round(self._memory.most * PROMISED)
-        for what, share, amount in (
-            ("place", self.running, 1),
-            ("memory", self._memory, memory_mb),
-        ):
+        for share, unit, amount in ((self.running, "sessions", 1), (self._memory, "MB", memory_mb)):
             lack = share.lacks(principal_id, amount)
             if lack is not None:
-                return Missing(what, lack)
+                return Missing(share, unit, lack)
         self.add(principal_id, memory_mb)
         return None
 
@@ -66,24 +64,12 @@ class SessionPlaces:
 
     def refusal(self, missing: Missing, principal_id: str, memory_mb: int) -> QuotaExceeded:
         """Return the error for a session that must not run for lack of something."""
-        if missing == ("place", Lack.SHARE):
-            return QuotaExceeded(
-                f"You have {self.running.most_of_one} sessions that are not stopped, the maximum "
-                "for one caller. End one of them first, or stop one that has a disk: fumehood "
-                "sessions list, fumehood sessions end ID, fumehood sessions stop ID.",
-                retryable=True,
-            )
-        if missing == ("place", Lack.TOTAL):
-            return QuotaExceeded(
-                f"This engine has {self.running.most} sessions, its maximum. "
-                "Repeat the call when one has ended.",
-                retryable=True,
-            )
-        memory = self._memory
+        share, unit, _ = missing
         return QuotaExceeded(
-            f"The engine's host has no memory for another session of {memory_mb} MB: "
-            f"{memory.total} of {memory.most} MB are promised, {memory.of(principal_id)} of "
-            f"{memory.most_of_one} to you. End a session, or stop one that has a disk.",
+            f"The engine has no room for another session of {memory_mb} MB: {share.total} of "
+            f"{share.most} {unit} are promised, {share.of(principal_id)} of {share.most_of_one} to "
+            "you. End a session, or stop one that has a disk: fumehood sessions end ID, fumehood "
+            "sessions stop ID.",
             retryable=True,
         )
 

@@ -51,7 +51,6 @@ from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     HasImages,
-    HostSize,
     Lease,
     SessionContainer,
     SessionWall,
@@ -97,7 +96,7 @@ class SessionKeeper:
 
     def __init__(
         self,
-        wall: object,
+        wall: SessionWall,
         rows: SessionRows,
         settings: SessionSettings,
         clock: SessionClock,
@@ -107,7 +106,7 @@ class SessionKeeper:
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines."""
-        self._wall = wall if isinstance(wall, SessionWall) else None
+        self._wall = wall
         self._settings = settings
         self._clock = clock
         self._check = check
@@ -122,8 +121,7 @@ class SessionKeeper:
         self._group: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._history = SessionHistory(rows)
-        if self._wall is not None:
-            self._wall.spare_copies(self._copies)
+        wall.spare_copies(self._copies)
         self._left_behind: list[KeptSession] = []
         """Active sessions of an earlier engine, until this one continues them."""
         for one in sorted(kept, key=lambda one: one.finished_at or one.record.created_at):
@@ -142,7 +140,7 @@ class SessionKeeper:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        keeps = self._wall is not None and self._wall.keeps_sessions
+        keeps = self._wall.keeps_sessions
         for session in self._live.values():
             self._history.note(session.kept())
         ending = [] if keeps else list(self._live.values())
@@ -185,10 +183,8 @@ class SessionKeeper:
             StoreError: it could not be stored, so it was not created.
         """
         self._check(principal, agent_id)
-        wall, group = self._wall, self._group
-        if wall is None:
-            raise SandboxUnavailable("This engine has no wall for sessions.", retryable=False)
-        if group is None:
+        wall = self._wall
+        if self._group is None:
             raise _stopped()
         await wall.until_host_is_known()
         request = make_request(
@@ -326,8 +322,7 @@ class SessionKeeper:
         session = self._usable(principal.id, self._id_of(principal.id, session_id))
         found = _snapshot_of(self._record(session), snapshot_id)
         await self._set_snapshots(session, tuple(o for o in session.snapshots if o != found))
-        if self._wall is not None:
-            self._wall.sweep_soon()
+        self._wall.sweep_soon()
         return found
 
     async def restore(
@@ -380,7 +375,7 @@ class SessionKeeper:
         """Make a stopped session from a copy for each name: all of them or none."""
         session = self._live.get(record.id)
         source = session.kept() if session else self._history.find(principal_id, record.id)
-        if self._wall is None or self._group is None or source is None or source.home is None:
+        if self._group is None or source is None or source.home is None:
             raise _unknown()
         now_at, forks = self._clock.now(), []
         with self._named(principal_id, names):
@@ -552,7 +547,7 @@ class SessionKeeper:
         if one.record.state.is_over:
             self._history.keep(one)
             return
-        if one.home is not None and self._wall is not None and self._wall.keeps_sessions:
+        if one.home is not None and self._wall.keeps_sessions:
             self._wall.expect(one.record, one.home)
             self._left_behind.append(_next_epoch(one))
             return
@@ -565,7 +560,6 @@ class SessionKeeper:
         """Continue an active session of an earlier engine."""
         record, home, wall = one.record, one.home, self._wall
         assert home is not None
-        assert wall is not None
         now, now_at = self._clock.monotonic(), self._clock.now()
 
         def since(moment: datetime) -> float:  # never negative: clocks can be set back
@@ -673,8 +667,7 @@ class SessionKeeper:
         """Count one more session that runs. If there are too many, or too little memory is left,
         stop the one with a disk that was not used for the longest time. Raises QuotaExceeded.
         """
-        host = self._wall.host if self._wall is not None else HostSize(0, 0)
-        while (missing := self._places.take(principal_id, memory_mb, host)) is not None:
+        while (missing := self._places.take(principal_id, memory_mb, self._wall.host)) is not None:
             unused = [
                 one
                 for one in self._live.values()

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Protocol, TypedDict
 
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
@@ -397,8 +397,7 @@ class HostSize:
     cpus: float
 
 
-@runtime_checkable
-class SessionWall(Protocol):
+class SessionWall(Wall, Protocol):
     """A wall with containers for sessions."""
 
     @property
@@ -413,11 +412,6 @@ class SessionWall(Protocol):
     @property
     def keeps_sessions(self) -> bool:
         """Whether the containers of sessions outlive the engine."""
-        ...
-
-    @property
-    def limits(self) -> WallLimits:
-        """Default and maximum limits of calls."""
         ...
 
     async def hold(

@@ -30,7 +30,7 @@ from fumehood.sandbox.settings import (
     JailSettings,
     PackageSettings,
 )
-from fumehood.sandbox.wall import Wall, Walls
+from fumehood.sandbox.wall import SessionWall, Wall, Walls
 from fumehood.storage.directory import owner_id
 
 ID_BYTES = 16
@@ -95,14 +95,14 @@ class EngineWalls:
         on_event: OnEvent,
         interpreter: Wall | None = None,
         jail: Wall | None = None,
-        container: Wall | None = None,
+        container: SessionWall | None = None,
     ) -> None:
         self._jailed_paths = jailed_paths
         self._interpreter: Wall = interpreter or InterpreterWall(
             settings.interpreter.limits, on_event=on_event
         )
         self._jail: Wall = jail or JailWall(jailed_paths, settings.jail.limits, on_event=on_event)
-        self.container: Wall = container or _container_wall(settings, state, on_event)
+        self.container: SessionWall = container or _container_wall(settings, state, on_event)
         self._host = Host()
         self.by_name = Walls(
             interpreter=self._interpreter,
