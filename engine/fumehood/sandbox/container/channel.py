@@ -137,8 +137,7 @@ class Channel(asyncio.Protocol):
         """Why the channel ended, or empty."""
         self.enforced: frozenset[Limit] = frozenset()
         self.faults: tuple[str, ...] = ()
-        self.complaint = b""
-        """The beginning of the guest's stderr. Logged, never trusted."""
+        self._complaint = b""
         self.is_dirty = False
         """Whether the guest reported that it could not clean up, or did not finish in time."""
         self._clocks = clocks
@@ -154,6 +153,16 @@ class Channel(asyncio.Protocol):
         self._paused_at: float | None = None
 
     @property
+    def complaint(self) -> str:
+        """The beginning of the guest's stderr. Logged, never trusted."""
+        return self._complaint.decode("utf-8", "backslashreplace")
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended."""
+        return self.dead.is_set()
+
+    @property
     def is_resetting(self) -> bool:
         """Whether a run has ended and the container is not yet clean."""
         return self._resetting is not None
@@ -161,7 +170,11 @@ class Channel(asyncio.Protocol):
     @property
     def is_free(self) -> bool:
         """Whether the next run may be sent."""
-        return not (self.dead.is_set() or self._run is not None or self.is_resetting)
+        return not (self.is_dead or self._run is not None or self.is_resetting)
+
+    def listen(self, listener: ChannelListener) -> None:
+        """Send events to this listener from now on, instead of the previous one."""
+        self.listener = listener
 
     async def run(
         self,
@@ -215,7 +228,9 @@ class Channel(asyncio.Protocol):
             raise
 
     def end(self, why: str) -> None:
-        """Close the stream once. The guest's stdin closes, so it ends itself."""
+        """Close the stream once. The guest's stdin closes, so it ends itself. The container's owner
+        removes the container.
+        """
         if self.dead.is_set():
             return
         self.why = why
@@ -338,7 +353,7 @@ class Channel(asyncio.Protocol):
             self.listener.on_clean()
 
     def _on_complaint(self, piece: bytes) -> None:
-        self.complaint += piece[: MAX_COMPLAINT_BYTES - len(self.complaint)]
+        self._complaint += piece[: MAX_COMPLAINT_BYTES - len(self._complaint)]
 
     async def _cancel(self, run_id: int) -> RunEnding | None:
         """Cancel a run and wait for its end. A guest that does not answer is ended."""

@@ -26,7 +26,6 @@ from fumehood.sandbox.container.channel import (
     STDOUT,
     STREAM_ENDED,
     Channel,
-    ChannelListener,
     Demultiplexer,
     Lost,
     NotMultiplexed,
@@ -78,15 +77,15 @@ class LimitsNotEnforced(ContainerFailed):
         self.enforced = enforced
 
 
-class Container:
-    """A running container, created by `start`.
+class Container(Channel):
+    """A running container, created by `start`, as the channel to its guest.
 
     The caller of `start` must remove the container, even if `start` fails.
     """
 
-    def __init__(self, docker: Docker, spec: ContainerSpec, channel: Channel) -> None:
+    def __init__(self, docker: Docker, spec: ContainerSpec) -> None:
+        super().__init__()
         self._docker = docker
-        self._channel = channel
         self._id = ""
         self._examined = asyncio.Event()
         self._examined.set()
@@ -113,12 +112,14 @@ class Container:
             ContainerFailed: the guest failed.
             LimitsNotEnforced: Docker or the kernel does not enforce a limit.
         """
-        channel = Channel()
-        container = cls(docker, spec, channel)
+        container = cls(docker, spec)
         try:
-            await container._start(command, required, ready_s)
-        except BaseException:
-            channel.end("it did not start")
+            container._id, stream = await docker.launch(create_body(spec, command), spec.name)
+            await container._connect(stream, required, ready_s)
+        except BaseException as error:
+            container.end("it did not start")
+            if isinstance(error, DockerWarned):
+                raise LimitsNotEnforced((str(error),), frozenset()) from None
             raise
         return container
 
@@ -133,7 +134,7 @@ class Container:
             DockerError: Docker failed.
             ContainerFailed: the guest refused, because its epoch is not lower, or failed.
         """
-        container = cls(docker, spec, Channel())
+        container = cls(docker, spec)
         container._id = spec.name
         try:
             stream = await docker.launch_in(spec.name, relay_command(epoch))
@@ -143,17 +144,6 @@ class Container:
             raise
         return container
 
-    async def _start(
-        self, command: tuple[str, ...], required: frozenset[Limit], ready_s: float
-    ) -> None:
-        try:
-            self._id, stream = await self._docker.launch(
-                create_body(self.spec, command), self.spec.name
-            )
-        except DockerWarned as warned:
-            raise LimitsNotEnforced((str(warned),), frozenset()) from None
-        await self._connect(stream, required, ready_s)
-
     async def _connect(
         self, stream: socket.socket, required: frozenset[Limit], ready_s: float
     ) -> None:
@@ -161,20 +151,20 @@ class Container:
         try:
             stream.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: self._channel, sock=stream)
+            await loop.create_connection(lambda: self, sock=stream)
         except BaseException:
             stream.close()
             raise
         with anyio.move_on_after(ready_s):
-            await self._channel.ready.wait()
-        if self._channel.dead.is_set():
-            raise ContainerFailed(self._in_words(f"the guest did not start: {self._channel.why}"))
-        if not self._channel.ready.is_set():
+            await self.ready.wait()
+        if self.is_dead:
+            raise ContainerFailed(self._in_words(f"the guest did not start: {self.why}"))
+        if not self.ready.is_set():
             raise ContainerFailed(self._in_words("the guest was not ready in time"))
-        missing = required - self._channel.enforced
-        if missing or self._channel.faults:
+        missing = required - self.enforced
+        if missing or self.faults:
             said = [f"{limit.value} is not enforced" for limit in sorted(missing)]
-            raise LimitsNotEnforced((*self._channel.faults, *said), self._channel.enforced)
+            raise LimitsNotEnforced((*self.faults, *said), self.enforced)
 
     @property
     def name(self) -> str:
@@ -186,51 +176,9 @@ class Container:
         """The digest of its image."""
         return self.spec.image_id
 
-    @property
-    def enforced(self) -> frozenset[Limit]:
-        """The limits that are enforced in this container, according to the guest's self-test."""
-        return self._channel.enforced
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it has ended."""
-        return self._channel.dead.is_set()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it is clean and nothing runs in it."""
-        return self._channel.is_free
-
-    @property
-    def is_resetting(self) -> bool:
-        """Whether its last run has ended and it is being cleaned."""
-        return self._channel.is_resetting
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether it could not be cleaned."""
-        return self._channel.is_dirty
-
-    @property
-    def complaint(self) -> str:
-        """The beginning of the guest's stderr. Untrusted."""
-        return self._channel.complaint.decode("utf-8", "backslashreplace")
-
     def _in_words(self, fault: str) -> str:
         said = self.complaint.strip()
         return f"{fault}; it said: {said!r}" if said else fault
-
-    def listen(self, listener: ChannelListener) -> None:
-        """Send events to this listener from now on, instead of the previous one."""
-        self._channel.listener = listener
-
-    def keep(self, epoch: int, wait_s: float) -> None:
-        """Make it a session's, which waits so long for another engine if this one is gone."""
-        self._channel.keep(epoch, wait_s)
-
-    def end(self, why: str) -> None:
-        """Close its channel, so that its guest ends itself. The owner removes the container."""
-        self._channel.end(why)
 
     async def run(
         self,
@@ -242,20 +190,15 @@ class Container:
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program until its ending. Cancelling it ends the program, then raises.
-
-        `keep` leaves its files, and a Python program's variables, for the next run.
-        """
+        """Run a program as `Channel.run`, and find out why a container was lost."""
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
         try:
-            ending = await self._channel.run(
-                program, arguments, limits, sinks, isolation, keep=keep
-            )
+            ending = await super().run(program, arguments, limits, sinks, isolation, keep=keep)
         except Lost as lost:
             by_memory = (
-                self._channel.why == STREAM_ENDED
+                self.why == STREAM_ENDED
                 and not self.ran_out_of_memory  # otherwise Docker's flag may be from an earlier run
                 and await self._was_killed_for_memory()
             )
