@@ -17,16 +17,17 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
@@ -41,7 +42,7 @@ from fumehood.sandbox.container.container import Container, ContainerProgram
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.packages import PLUS, PackageLayers
-from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
+from fumehood.sandbox.container.pool import Kind, Pool
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
     STOP_DEADLINE_S,
@@ -270,20 +271,29 @@ class ContainerWall(HasImages):
         """Return the name of an image with these packages, as `PackageLayers.name_for`."""
         return await self._layers.name_for(await self._find(image), packages, principal_id)
 
-    def lease(
+    @asynccontextmanager
+    async def lease(
         self,
         domain: TrustDomain,
         *,
         fresh: bool,
         memory_mb: int | None = None,
         image: str | None = None,
-    ) -> ContainerLease:
+    ) -> AsyncIterator[ContainerLease]:
         """Lease a container of this domain, with this image or else the one for Python.
 
         With `fresh` it is an unused container, which is destroyed after the run.
         """
-        chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
-        return ContainerLease(self, domain, image, chosen, fresh=fresh)
+        asked = time.monotonic()
+        image = image or self._supply.name_for(MAIN_LANGUAGE)
+        memory_mb = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
+        await self._find(image)
+        entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=fresh)
+        lease = ContainerLease(entry.container, fresh, (time.monotonic() - asked) * 1e3)
+        try:
+            yield lease
+        finally:
+            self._pool.give_back(entry, ran=lease.has_run, fresh=fresh)
 
     async def hold(
         self,
@@ -330,14 +340,9 @@ class ContainerWall(HasImages):
         why = self._disks.why_none()
         if why is not None:
             raise SandboxUnavailable(f"This engine has no disks: {why}.", retryable=False)
-        self._disks_in_use.add(disk)
-        try:
+        with self._spared(disk, for_good=True):
             await self._disks.make(disk, disk_mb)
             container = await self._supply.make(kind, (disk, disk_mb))
-        except BaseException:
-            self._disks_in_use.discard(disk)
-            self._start_soon(self._sweep_disks)
-            raise
         held = HeldContainer(
             self, self._supply, container.name, kind.image, image.languages, on_lost
         )
@@ -395,25 +400,17 @@ class ContainerWall(HasImages):
         assert held.disk is not None
         if self._is_disk_gone(held):
             raise SandboxUnavailable("The session is lost: its disk is gone.", retryable=False)
-        self._disks_in_use.add(copy)
-        try:
+        with self._spared(copy):
             yield await self._disks.copy(held.disk.volume, copy)
-        finally:
-            self._disks_in_use.discard(copy)
-            self.sweep_soon()
 
     @asynccontextmanager
     async def replacement(self, held: HeldContainer, copy: str) -> AsyncIterator[str]:
         """Make a copy that can replace a session's disk. After the block it has, or is gone."""
         assert held.disk is not None
         new = f"{held.disk.volume}{NEW}"
-        self._disks_in_use.add(new)
-        try:
+        with self._spared(new):
             await self._disks.prepare(copy, new)
             yield new
-        finally:
-            self._disks_in_use.discard(new)
-            self.sweep_soon()
 
     async def replace_disk(self, held: HeldContainer, new: str) -> None:
         """Replace the disk of a stopped session. Raises SandboxUnavailable."""
@@ -424,14 +421,22 @@ class ContainerWall(HasImages):
     async def fork(self, copy: str, session_id: str) -> AsyncIterator[str]:
         """Make the disk of a new session from a copy. It is removed if the block fails."""
         disk = f"fumehood-{session_id}"
-        self._disks_in_use.add(disk)
-        try:
+        with self._spared(disk, for_good=True):
             await self._disks.copy(copy, disk)
             yield disk
-        except BaseException:
-            self._disks_in_use.discard(disk)
-            self.sweep_soon()
-            raise
+
+    @contextmanager
+    def _spared(self, disk: str, *, for_good: bool = False) -> Iterator[None]:
+        """Let a disk stay during the block, and with `for_good` also after it unless it fails."""
+        self._disks_in_use.add(disk)
+        is_kept = False
+        try:
+            yield
+            is_kept = for_good
+        finally:
+            if not is_kept:
+                self._disks_in_use.discard(disk)
+                self.sweep_soon()
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
         """Keep the copies of disks that `copies` returns."""
@@ -575,18 +580,6 @@ class ContainerWall(HasImages):
         self._begin()
         return await self._supply.find(image)
 
-    async def take(
-        self, domain: TrustDomain, image: str | None, memory_mb: int, *, fresh: bool
-    ) -> PoolEntry:
-        """Take a container from the pool for a lease. Raises SandboxUnavailable."""
-        image = image or self._supply.name_for(MAIN_LANGUAGE)
-        await self._find(image)
-        return await self._pool.take(domain, Kind(image, memory_mb), fresh=fresh)
-
-    def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Return a container to the pool after its lease."""
-        self._pool.give_back(entry, ran=ran, fresh=fresh)
-
     async def _sweep_disks(self) -> None:
         """Remove the disks of sessions that are over. One that a container still uses stays until
         the next look.
@@ -636,43 +629,14 @@ def _stopping() -> SandboxUnavailable:
 # -- leases ---------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class ContainerLease:
     """A lease on one container, for one run. `queue_ms` is how long the call waited for it."""
 
-    __slots__ = (
-        "_domain", "_entry", "_fresh", "_image", "_memory_mb", "_ran", "_wall", "queue_ms",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        wall: ContainerWall,
-        domain: TrustDomain,
-        image: str | None,
-        memory_mb: int,
-        *,
-        fresh: bool,
-    ) -> None:
-        self._wall = wall
-        self._domain = domain
-        self._image = image
-        self._memory_mb = memory_mb
-        self._fresh = fresh
-        self._entry: PoolEntry | None = None
-        self._ran = False
-        self.queue_ms = 0.0
-
-    async def __aenter__(self) -> ContainerLease:
-        asked = time.monotonic()
-        self._entry = await self._wall.take(
-            self._domain, self._image, self._memory_mb, fresh=self._fresh
-        )
-        self.queue_ms = (time.monotonic() - asked) * 1e3
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._entry is not None:
-            self._wall.give_back(self._entry, ran=self._ran, fresh=self._fresh)
-            self._entry = None
+    container: Container
+    fresh: bool
+    queue_ms: float
+    has_run: bool = False
 
     async def run(
         self,
@@ -682,13 +646,9 @@ class ContainerLease:
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Run one program in the container, in a process of its own."""
-        if self._entry is None or self._ran:
-            raise InternalError("A lease on a container is for one run.")
-        if limits.memory_mb != self._memory_mb:
-            raise InternalError("A run has the memory limit of its container.")
-        self._ran = True
-        isolation = "container_per_call" if self._fresh else "call"
-        return await self._entry.container.run(program, arguments, limits, sinks, isolation)
+        self.has_run = True
+        isolation = "container_per_call" if self.fresh else "call"
+        return await self.container.run(program, arguments, limits, sinks, isolation)
 
 
 @dataclass(frozen=True, slots=True)
