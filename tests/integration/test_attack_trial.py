@@ -11,7 +11,7 @@ from fumehood.attack.attack import Attack, Harm, Language, Look, OnGvisor, Topic
 from fumehood.attack.bait import Bait
 from fumehood.attack.run import try_one
 from fumehood.attack.scorecard import Line, Verdict
-from fumehood.attack.targets import Standing, Target
+from fumehood.attack.targets import Standing
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun
@@ -49,7 +49,7 @@ async def tried(
         return chosen if isinstance(chosen, RunEnding) else chosen()
 
     standing = Standing(FakeWall(answer=answer), Language.PYTHON, 128, guest_pid)
-    return await try_one(attack, Target("container", "any", is_gvisor), standing, bait)
+    return await try_one(attack, standing, bait, is_gvisor=is_gvisor)
 
 
 async def test_refused_attack_with_passing_twin_is_held(bait: Bait) -> None:

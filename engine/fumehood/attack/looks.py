@@ -253,7 +253,8 @@ class Watch:
 
 def named(mark: str) -> list[int]:
     """Return the ids of the processes with this name, without zombies."""
-    return [pid for pid in _pids() if _name(pid) == mark and not _is_zombie(pid)]
+    found = [one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == mark]
+    return [pid for pid in found if not _is_zombie(pid)]
 
 
 def below(pid: int | None) -> list[int]:
@@ -281,17 +282,6 @@ def status_of(pid: int) -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in lines}
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _is_zombie(pid: int) -> bool:

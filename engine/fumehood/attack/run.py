@@ -19,7 +19,7 @@ from fumehood.attack.bait import Bait
 from fumehood.attack.corpus import attacks_on
 from fumehood.attack.looks import Looked, looking
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdict_of
-from fumehood.attack.targets import CannotTry, Standing, Target
+from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
@@ -83,7 +83,7 @@ async def _attack_wall(
             await _say_hello(standing)
             for attack in attacks:
                 if time.monotonic() < ends_at:
-                    line = await try_one(attack, target, standing, bait)
+                    line = await try_one(attack, standing, bait, is_gvisor=target.is_gvisor)
                 else:
                     line = _not_tried(attack)
                 lines.append(line)
@@ -99,6 +99,15 @@ async def _attack_wall(
         round(time.monotonic() - began, 1),
         tuple(lines),
     )
+
+
+class CannotTry(Exception):
+    """The wall cannot be attacked on this host. Has the reason and the remedy."""
+
+    def __init__(self, why: str, cure: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.cure = cure
 
 
 async def _say_hello(standing: Standing) -> None:
@@ -159,10 +168,10 @@ ATTACKER = TrustDomain("attack")
 TWIN = Expectation(("ok",))
 
 
-async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait) -> Line:
+async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
     """Try one attack on one wall. If the trial itself fails, the returned line says why."""
     began = time.monotonic()
-    trial = _Trial(attack, target, standing, bait)
+    trial = _Trial(attack, standing, bait, is_gvisor=is_gvisor)
     try:
         await trial.run()
     except (EngineError, DockerError) as error:
@@ -173,12 +182,12 @@ async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait
 class _Trial:
     """The trial of one attack on one wall, with its findings so far."""
 
-    def __init__(self, attack: Attack, target: Target, standing: Standing, bait: Bait) -> None:
+    def __init__(self, attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> None:
         self._attack = attack
-        self._is_gvisor = target.is_gvisor
+        self._is_gvisor = is_gvisor
         self._standing = standing
         self._bait = bait
-        self._expected = attack.expected_on(is_gvisor=target.is_gvisor)
+        self._expected = attack.expected_on(is_gvisor=is_gvisor)
         self._looked = Looked()
         self._ended: str | None = None
         self._twin: str | None = None

@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fumehood.attack.attack import JAILED, Language
@@ -91,15 +91,6 @@ MOST_PROCESSES = CONTAINER_PROCESSES + GUEST_PROCESSES
 """The most processes of one container that the host may see: the program's and the guest's."""
 
 
-class CannotTry(Exception):
-    """The wall cannot be attacked on this host. Has the reason and the remedy."""
-
-    def __init__(self, why: str, cure: str) -> None:
-        super().__init__(why)
-        self.why = why
-        self.cure = cure
-
-
 @dataclass(frozen=True, slots=True)
 class Containers:
     """Queries Docker about the containers of one wall."""
@@ -155,22 +146,18 @@ Open = Callable[[], AbstractAsyncContextManager[Standing]]
 class Target:
     """A wall to be attacked. `runtime` is the Docker runtime of a container wall.
 
-    `open` starts the wall. It raises CannotTry if the host cannot have such a wall.
+    `open` starts the wall.
     """
 
     wall: str
+    open: Open
     runtime: str | None = None
     is_gvisor: bool = False
-    open: Open = field(default=lambda: _nowhere())
 
     @property
     def name(self) -> str:
         """The target's name on the scorecard, for example `container/runc`."""
         return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
-
-
-def _nowhere() -> AbstractAsyncContextManager[Standing]:
-    raise CannotTry("There is no way to make it.", "")
 
 
 def interpreter_target(command: Sequence[str] | None = None) -> Target:
@@ -185,7 +172,7 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
                 wall, Language.CALCULATOR, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
             )
 
-    return Target("interpreter", open=opened)
+    return Target("interpreter", opened)
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
@@ -199,7 +186,7 @@ def jail_target(command: Sequence[str] | None = None) -> Target:
                 wall, Language.FUNCTION, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
             )
 
-    return Target("jail", open=opened)
+    return Target("jail", opened)
 
 
 def container_target(
@@ -238,7 +225,7 @@ def container_target(
                 sees_processes=docker.is_local and not is_gvisor and _sees_everybody(),
             )
 
-    return Target("container", runtime, is_gvisor, opened)
+    return Target("container", opened, runtime, is_gvisor)
 
 
 def _sees_everybody() -> bool:
