@@ -28,7 +28,7 @@ import anyio
 import anyio.abc
 import psutil
 
-from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits, WallLimits
@@ -97,8 +97,6 @@ class HostLease:
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Call a synchronous function in a worker. Asynchronous functions need no lease's `run`."""
-        if program != "function":
-            raise InternalError("The host runs functions, not programs.")
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 

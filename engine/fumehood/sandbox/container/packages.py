@@ -204,22 +204,16 @@ class PackageLayers:
             raise try_later("Several requests of yours for packages wait. Repeat the call later.")
         self._waiting.add(principal_id)
         try:
-            async with self._turn_soon():
+            with anyio.move_on_after(MAKING_S) as waiting:
+                await self._turn.acquire()
+            if waiting.cancelled_caught:
+                raise try_later("Packages are being installed for others. Repeat the call.")
+            try:
                 yield
+            finally:
+                self._turn.release()
         finally:
             self._waiting.give_back(principal_id)
-
-    @asynccontextmanager
-    async def _turn_soon(self) -> AsyncIterator[None]:
-        try:
-            with anyio.fail_after(MAKING_S):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise try_later("Packages are being installed for others. Repeat the call.") from None
-        try:
-            yield
-        finally:
-            self._turn.release()
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         """Run blocking work, whose errors become those for callers."""

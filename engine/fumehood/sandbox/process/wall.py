@@ -84,7 +84,8 @@ class ProcessWall:
         self._changed = anyio.Event()
         self._stack = AsyncExitStack()
         self._stopping = False
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, asyncio.Event] = {}
+        """Key of a trust domain whose sticky worker is in use → set when it is free."""
 
     async def __aenter__(self) -> Self:
         group = await self._stack.enter_async_context(anyio.create_task_group())
@@ -153,32 +154,20 @@ class ProcessWall:
             raise SandboxUnavailable(f"The {self.name} lost a defence. {self.remedy}")
         return self._guest
 
-    async def take_turn(self, key: str) -> _Turn | None:
-        """Take the domain's turn; None if its sticky worker is busy for `STICKY_PATIENCE_S`."""
-        turn = self._turns.setdefault(key, _Turn())
-        turn.users += 1
-        if turn.users == 1:  # the lock is free, so this does not wait
-            await turn.lock.acquire()
-            return turn
-        taken = False
-        try:
+    async def take_turn(self, key: str) -> bool:
+        """Take the domain's turn; False if its sticky worker is busy for `STICKY_PATIENCE_S`."""
+        if key in self._turns:
             with anyio.move_on_after(STICKY_PATIENCE_S):
-                await turn.lock.acquire()
-                taken = True
-        finally:
-            if not taken:
-                self._forget_turn(key, turn)
-        return turn if taken else None
+                while key in self._turns:
+                    await self._turns[key].wait()
+            if key in self._turns:
+                return False
+        self._turns[key] = asyncio.Event()
+        return True
 
-    def leave_turn(self, key: str, turn: _Turn) -> None:
+    def leave_turn(self, key: str) -> None:
         """Return a turn, so that the domain's next call can use the sticky worker."""
-        turn.lock.release()
-        self._forget_turn(key, turn)
-
-    def _forget_turn(self, key: str, turn: _Turn) -> None:
-        turn.users -= 1
-        if turn.users == 0:
-            self._turns.pop(key, None)
+        self._turns.pop(key).set()
 
     def _has_guest(self) -> bool:
         return self._guest is not None and not self._guest.dead.is_set()
@@ -225,16 +214,6 @@ class ProcessWall:
         changed.set()
 
 
-class _Turn:
-    """The right to use one trust domain's sticky worker, and the number of calls that want it."""
-
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()  # faster than anyio's; every expression uses it
-        self.users = 0
-
-
 class ProcessLease:
     """The lease on a slot in the guest.
 
@@ -247,7 +226,8 @@ class ProcessLease:
         self._wall = wall
         self._principal_id = principal_id
         self._key = key
-        self._turn: _Turn | None = None
+        self._turn: str | None = None
+        """The key, while this lease has the turn."""
         self._guest: GuestProcess | None = None
         self.queue_ms = 0.0
 
@@ -255,8 +235,8 @@ class ProcessLease:
         asked = time.monotonic()
         await self._wall.slots.take(self._principal_id)
         try:
-            if self._key is not None:
-                self._turn = await self._wall.take_turn(self._key)
+            if self._key is not None and await self._wall.take_turn(self._key):
+                self._turn = self._key
             self._guest = await self._wall.running()
         except BaseException:
             self._leave()
@@ -276,12 +256,11 @@ class ProcessLease:
     ) -> RunEnding:
         """Run one program in the guest: in the sticky worker if this lease has the turn."""
         assert self._guest is not None
-        key = self._key if self._turn is not None else None
-        return await self._guest.run(key, program, arguments, limits, sinks)
+        return await self._guest.run(self._turn, program, arguments, limits, sinks)
 
     def _leave(self) -> None:
-        if self._turn is not None and self._key is not None:
-            self._wall.leave_turn(self._key, self._turn)
+        if self._turn is not None:
+            self._wall.leave_turn(self._turn)
         self._wall.slots.leave(self._principal_id)
 
 
