@@ -9,7 +9,6 @@ each principal, and a change stays pending until it is stored.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,9 @@ from fumehood.sandbox.wall import (
 
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
+
+MIN_S = 0.001
+"""Shortest idle time and lifetime of a session, in seconds."""
 
 MAX_OF_PRINCIPAL = 100
 """Maximum number of ended sessions that are kept for one principal. Older ones are deleted."""
@@ -235,55 +237,34 @@ def make_request(
         )
     if name is not None and not re.fullmatch(SESSION_NAME, name):
         raise InvalidParams(f"A session's name matches {SESSION_NAME}.", fields=["name"])
+    longest_s = settings.lifetime_seconds if disk_mb is None else settings.disk_lifetime_seconds
+    most_mb = _most_memory_mb(settings, offered, host)
+    for key, wish, least, most in (
+        ("memory_mb", memory_mb, offered.min_memory_mb, most_mb),
+        ("disk_mb", disk_mb, MIN_DISK_MB, settings.max_disk_mb),
+        ("cpus", cpus, MIN_CPUS, settings.max_cpus or host.cpus),
+        ("idle_seconds", idle_s, MIN_S, settings.idle_seconds),
+        ("lifetime_seconds", lifetime_s, MIN_S, longest_s),
+    ):
+        if wish is not None and not least <= wish <= most:
+            raise InvalidParams(f"{key} must be from {least:g} to {most:g} here.", fields=[key])
+    usual_mb = min(offered.default_memory_mb or offered.min_memory_mb, most_mb)
     return SessionRequest(
         name=name,
         image=chosen,
-        memory_mb=_memory_mb(memory_mb, settings, offered, host),
-        disk_mb=_disk_mb(disk_mb, settings.max_disk_mb),
-        cpus=_cpus(cpus, settings.max_cpus or host.cpus),
+        memory_mb=offered.memory_class(memory_mb or usual_mb),
+        disk_mb=disk_mb,
+        cpus=cpus,
         packages=tuple(packages),
-        idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
-        lifetime_s=_seconds(
-            "lifetime_seconds",
-            lifetime_s,
-            settings.lifetime_seconds if disk_mb is None else settings.disk_lifetime_seconds,
-        ),
+        idle_s=idle_s or settings.idle_seconds,
+        lifetime_s=lifetime_s or longest_s,
     )
 
 
-def _seconds(name: str, wish: float | None, most: float) -> float:
-    if wish is None:
-        return most
-    if not math.isfinite(wish) or not 0 < wish <= most:
-        raise InvalidParams(f"{name} must be over 0 and at most {most:g} here.", fields=[name])
-    return float(wish)
-
-
-def _disk_mb(wish: int | None, most: int) -> int | None:
-    if wish is not None and not MIN_DISK_MB <= wish <= most:
-        raise InvalidParams(
-            f"disk_mb must be from {MIN_DISK_MB} to {most} here.", fields=["disk_mb"]
-        )
-    return wish
-
-
-def _cpus(wish: float | None, most: float) -> float | None:
-    if wish is not None and not MIN_CPUS <= wish <= most:
-        raise InvalidParams(f"cpus must be from {MIN_CPUS} to {most:g} here.", fields=["cpus"])
-    return wish
-
-
-def _memory_mb(
-    wish: int | None, settings: SessionSettings, offered: WallLimits, host: HostSize
-) -> int:
-    least = offered.min_memory_mb
-    most = settings.max_memory_mb or max(host.memory_mb // 4, offered.max_memory_mb or least)
-    most = min(most, CONTAINER_MEMORY_CLASSES[-1])
-    if wish is None:
-        wish = min(offered.default_memory_mb or least, most)
-    elif not least <= wish <= most:
-        raise InvalidParams(f"memory_mb must be from {least} to {most} here.", fields=["memory_mb"])
-    return offered.memory_class(wish)
+def _most_memory_mb(settings: SessionSettings, offered: WallLimits, host: HostSize) -> int:
+    of_calls = offered.max_memory_mb or offered.min_memory_mb
+    most = settings.max_memory_mb or max(host.memory_mb // 4, of_calls)
+    return min(most, CONTAINER_MEMORY_CLASSES[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     contextmanager,
     suppress,
@@ -649,19 +650,14 @@ class SessionKeeper:
     @asynccontextmanager
     async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
         """Count one more session for a principal, unless the block fails. Raises QuotaExceeded."""
-        has_disk, is_counted = request.disk_mb is not None, False
-        if has_disk:
-            self._places.take_disks(principal_id, 1)
-        try:
+        with ExitStack() as undo:
+            if request.disk_mb is not None:
+                self._places.take_disks(principal_id, 1)
+                undo.callback(self._places.disks.give_back, principal_id)
             await self._reserve(principal_id, request.memory_mb)
-            is_counted = True
+            undo.callback(self._places.give_back, principal_id, request.memory_mb)
             yield
-        except BaseException:
-            if is_counted:
-                self._places.give_back(principal_id, request.memory_mb)
-            if has_disk:
-                self._places.disks.give_back(principal_id)
-            raise
+            undo.pop_all()
 
     async def _reserve(self, principal_id: str, memory_mb: int) -> None:
         """Count one more session that runs. If there are too many, or too little memory is left,

@@ -24,6 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -392,10 +393,7 @@ class ContainerSupply:
         await self.find(image)
         spec = self._spec(Kind(image, memory_mb))
         self.unsettled.add(spec.name)
-
-        async def remove() -> None:
-            await self._remove_unsettled(spec.name)
-
+        remove = partial(self._remove_unsettled, spec.name)
         return await ContainerProgram.start(self._docker, spec, command, env, remove)
 
     async def take_over(self, name: str, kind: Kind, epoch: int) -> Container | None:
