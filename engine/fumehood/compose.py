@@ -72,8 +72,8 @@ from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
-from fumehood.sandbox.wall import SessionWall, Wall
-from fumehood.sandbox.walls import EngineWalls, OnEvent, WallSettings, logged
+from fumehood.sandbox.wall import OnEvent, SessionWall, Wall
+from fumehood.sandbox.walls import EngineWalls, WallSettings, logged
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database

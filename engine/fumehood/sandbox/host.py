@@ -35,6 +35,7 @@ from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.protocol import framing
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.wall import (
+    CHUNK_BYTES,
     NO_SINKS,
     RunEnding,
     RunSinks,
@@ -76,9 +77,6 @@ MAX_IDLE = 2
 
 MAX_KILL_ROUNDS = 100
 """Maximum number of searches for descendants of a worker that is killed."""
-
-CHUNK_BYTES = 1 << 16
-"""Maximum number of bytes read from a worker at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import anyio
 from fumehood.core.errors import EndedBy, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CPUS, MIN_DISK_MB, Limits, WallLimits
+from fumehood.core.names import IMAGE_NAME
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
@@ -28,7 +29,7 @@ from fumehood.core.session import (
     SessionStatus,
     Snapshot,
 )
-from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
+from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,

@@ -53,6 +53,7 @@ from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     HasImages,
     Lease,
+    OnEvent,
     SessionContainer,
     SessionWall,
     try_later,
@@ -104,7 +105,7 @@ class SessionKeeper:
         check: Check,
         *,
         kept: Iterable[KeptSession] = (),
-        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+        on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines."""
         self._wall = wall

@@ -207,9 +207,3 @@ class EngineIdentity:
 
     engine_id: str
     owner_id: str
-
-
-__all__ = [
-    "IMAGE_NAME", "ContainerSettings", "EngineIdentity", "ImageName", "InterpreterSettings",
-    "JailSettings", "LanguageImages", "PackageSettings", "ProcessWallSettings", "SessionSettings",
-]  # fmt: skip

@@ -59,6 +59,9 @@ class CallPort(Protocol):
 OnCall = Callable[[int, str, JsonObject, CallPort], None]
 """Receives a program's tool call: its number, the tool, the arguments, and where to answer."""
 
+OnEvent = Callable[[str, JsonObject], None]
+"""Receives the name of an event and its values."""
+
 OnEnding = Callable[["RunEnding"], None]
 """Receives the ending of a run."""
 
@@ -475,6 +478,9 @@ class SessionWall(Wall, Protocol):
 MAX_FRAME_BYTES = 4 << 20
 """Size limit of a frame from a guest, in bytes. The largest frame is an ending with a result as
 large as the output limit, escaped in JSON."""
+
+CHUNK_BYTES = 64 * 1024
+"""Maximum number of bytes read at once from a program or a worker."""
 
 MAX_WAITING = 2000
 """Maximum number of calls that wait for one wall. One principal may have half of them."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from fumehood.sandbox.settings import (
     JailSettings,
     PackageSettings,
 )
-from fumehood.sandbox.wall import SessionWall, Wall, Walls
+from fumehood.sandbox.wall import OnEvent, SessionWall, Wall, Walls
 from fumehood.storage.directory import owner_id
 
 ID_BYTES = 16
@@ -50,9 +49,6 @@ WARNINGS = frozenset(
     }
 )
 """Events of walls and sessions that the log shows as warnings."""
-
-OnEvent = Callable[[str, JsonObject], None]
-"""Receives the name of an event and its values."""
 
 
 def logged(log: Logger) -> OnEvent:

@@ -38,7 +38,7 @@ from fumehood.sandbox.container.spec import (
     program_body,
     relay_command,
 )
-from fumehood.sandbox.wall import RunEnding, RunSinks
+from fumehood.sandbox.wall import CHUNK_BYTES, RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
@@ -90,6 +90,10 @@ class Container(Channel):
         self._examined = asyncio.Event()
         self._examined.set()
         self.spec = spec
+        self.name = spec.name
+        """Its name in Docker."""
+        self.image_id = spec.image_id
+        """The digest of its image."""
         self.ran_out_of_memory = False
         """Whether memory ran out in any run. If so, Docker's flag no longer says anything about
         later runs, because it is never cleared.
@@ -166,16 +170,6 @@ class Container(Channel):
             said = [f"{limit.value} is not enforced" for limit in sorted(missing)]
             raise LimitsNotEnforced((*self.faults, *said), self.enforced)
 
-    @property
-    def name(self) -> str:
-        """Its name in Docker."""
-        return self.spec.name
-
-    @property
-    def image_id(self) -> str:
-        """The digest of its image."""
-        return self.spec.image_id
-
     def _in_words(self, fault: str) -> str:
         said = self.complaint.strip()
         return f"{fault}; it said: {said!r}" if said else fault
@@ -235,9 +229,6 @@ class Container(Channel):
         return False
 
 
-CHUNK = 64 * 1024
-"""Maximum number of bytes read from a program's streams at once."""
-
 SAID_BYTES = 2000
 """Bytes of the end of a program's standard error that are kept for the log."""
 
@@ -289,7 +280,7 @@ class ContainerProgram:
 
     async def read(self) -> bytes:
         """Return the next bytes of its standard output, or empty bytes at the end."""
-        while chunk := await self._reader.read(CHUNK):
+        while chunk := await self._reader.read(CHUNK_BYTES):
             found = b""
             try:
                 for stream, piece in self._parts.feed(chunk):
@@ -305,7 +296,7 @@ class ContainerProgram:
 
     async def write(self, data: bytes) -> None:
         """Write to its standard input. Raises OSError if it is closed or too much is unread."""
-        if self._writer.transport.get_write_buffer_size() > len(data) + CHUNK * 64:
+        if self._writer.transport.get_write_buffer_size() > len(data) + CHUNK_BYTES * 64:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)
         await self._writer.drain()

@@ -21,7 +21,6 @@ from pathlib import Path
 import anyio
 
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.docker_api import (
     MAX_WHY_CHARACTERS,
@@ -30,7 +29,7 @@ from fumehood.sandbox.container.docker_api import (
     DockerError,
 )
 from fumehood.sandbox.container.spec import INODES_PER_MB
-from fumehood.sandbox.wall import try_later
+from fumehood.sandbox.wall import OnEvent, try_later
 
 PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup", "blockdev", "cp")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
@@ -69,7 +68,7 @@ class Disks:
         self,
         directory: Path | None,
         docker: Docker,
-        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+        on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self._on_event = on_event
         self._copying: dict[str, int] = {}

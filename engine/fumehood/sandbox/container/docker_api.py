@@ -31,13 +31,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.bounded_threads import BoundedThreads
-
-Answer = TypeVar("Answer")
+from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 THREADS = 16

@@ -17,15 +17,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.fair_share import FairShare
-from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.sandbox.bounded_threads import BoundedThreads
+from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 from fumehood.sandbox.container.docker_api import (
     MAX_WHY_CHARACTERS,
     QUICK_S,
@@ -35,13 +34,11 @@ from fumehood.sandbox.container.docker_api import (
     typed_errors,
 )
 from fumehood.sandbox.settings import PackageSettings
-from fumehood.sandbox.wall import try_later
+from fumehood.sandbox.wall import OnEvent, try_later
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
     from fumehood.sandbox.images.recipe import Lock
-
-Answer = TypeVar("Answer")
 
 PLUS = "+"
 """Between the name of an image and the digest of its packages. No other image has it in its name.
@@ -75,7 +72,7 @@ class PackageLayers:
         settings: PackageSettings,
         own: Path | None,
         cache: Path | None,
-        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+        on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`own` is the folder of the operator's recipes, `cache` the directory of the wheels."""
         self._docker = docker

@@ -33,7 +33,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.channel import ChannelListener
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.settings import ContainerSettings
-from fumehood.sandbox.wall import MAX_WAITING, try_later
+from fumehood.sandbox.wall import MAX_WAITING, OnEvent, try_later
 
 TURN_S = 1.0
 """Seconds for which a trust domain may keep a container that others need, if its own calls wait for
@@ -291,7 +291,7 @@ class Pool:
         start_soon: Callable[..., object],
         *,
         warm_image: str = "python",
-        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+        on_event: OnEvent = lambda event, values: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._factory = factory

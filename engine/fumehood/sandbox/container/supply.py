@@ -63,7 +63,7 @@ from fumehood.sandbox.container.spec import (
     ContainerSpec,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import RETRY_AFTER_MS, ImageMissing, try_later
+from fumehood.sandbox.wall import RETRY_AFTER_MS, ImageMissing, OnEvent, try_later
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
@@ -93,9 +93,6 @@ TRIES = 2
 
 Trouble = DockerError | ContainerFailed | Unfit
 """An error with a message and a remedy for callers; `heals` tells whether it may end by itself."""
-
-OnEvent = Callable[[str, JsonObject], None]
-"""Receives the name of an event and its values."""
 
 
 FindImage = Callable[[Docker, str], "Awaitable[Image]"]
@@ -545,7 +542,7 @@ class Reaper:
         owner_id: str,
         in_use: Callable[[], Iterable[str]],
         *,
-        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+        on_event: OnEvent = lambda event, values: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._docker = docker

@@ -49,7 +49,6 @@ from fumehood.sandbox.container.supply import (
     ContainerSupply,
     FindImage,
     Making,
-    OnEvent,
     Reaper,
     unavailable,
 )
@@ -59,6 +58,7 @@ from fumehood.sandbox.wall import (
     NO_SINKS,
     HasImages,
     HostSize,
+    OnEvent,
     RunEnding,
     RunSinks,
     WallStatus,

@@ -27,7 +27,8 @@ from typing import IO, Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.core.languages import LANGUAGES
-from fumehood.sandbox.settings import GUEST_MB, IMAGE_NAME
+from fumehood.core.names import IMAGE_NAME
+from fumehood.sandbox.settings import GUEST_MB
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 PACKAGE = Path(__file__).parents[2]

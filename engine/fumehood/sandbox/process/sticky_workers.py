@@ -24,7 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.protocol import framing
 from fumehood.protocol.messages import GuestEnding
-from fumehood.sandbox.wall import RunEnding, ending_of_reply
+from fumehood.sandbox.wall import CHUNK_BYTES, RunEnding, ending_of_reply
 
 MAX_REQUEST_BYTES = 32 * 1024
 """Size limit of a request in bytes: half of a pipe's capacity. Larger requests go through the
@@ -33,9 +33,6 @@ supervisor.
 
 REPLY_OVERHEAD_BYTES = 4096
 """Bytes that a reply may have beyond the output limit, for JSON keys and escapes."""
-
-CHUNK_BYTES = 1 << 16
-"""Maximum number of bytes read from a pipe at once."""
 
 LOOK_EVERY_S = 1.0
 """Seconds between checks for workers that were idle for too long."""

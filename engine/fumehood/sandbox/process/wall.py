@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar, Self
@@ -30,7 +30,7 @@ from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_co
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.settings import InterpreterSettings, JailSettings
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus, try_later
+from fumehood.sandbox.wall import NO_SINKS, OnEvent, RunEnding, RunSinks, WallStatus, try_later
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
 """Seconds to wait before a new guest, by how many guests in a row ended within `STABLE_S`."""
@@ -46,9 +46,6 @@ STICKY_PATIENCE_S = 0.02
 
 ENGINE = str(Path(__file__).parents[3])
 """The import path of the package `fumehood`."""
-
-OnEvent = Callable[[str, JsonObject], None]
-"""Receives the name of an event and its values."""
 
 
 class ProcessWall:
