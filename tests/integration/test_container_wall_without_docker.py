@@ -16,7 +16,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import disks, supply, wall
+from fumehood.sandbox.container import container, disks, supply, wall
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import (
     DockerConflict,
@@ -462,6 +462,26 @@ async def test_rebuilt_image_retires_idle_containers_but_not_held_ones(
             "sha256:1", "sha256:1", "sha256:2",
         ]  # fmt: skip
         assert (held.lost, lost) == (None, [])
+
+
+async def test_program_that_cannot_be_removed_is_given_up_and_reaped_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(container, "REMOVE_S", 0.01)
+    async with bench() as made:
+        await made.run()
+
+        async def fail(name: str) -> None:
+            raise DockerTimeout("busy")
+
+        made.docker.failing_to_start = DockerTimeout("busy")
+        with monkeypatch.context() as patched, anyio.fail_after(DEADLINE_S):
+            patched.setattr(made.docker, "remove", fail)
+            with pytest.raises(SandboxUnavailable):
+                await made.wall.open_program(("server",), {}, image="python", memory_mb=512)
+        assert len(made.docker.containers) == 2
+        await made.wall._reaper.sweep()
+        assert len(made.docker.containers) == 1
 
 
 async def accept(*arguments: object) -> None:

@@ -773,7 +773,8 @@ class SessionKeeper:
         session = self._usable(principal_id, session_id)
 
         async def until_ready() -> None:
-            await self._until_ready(session)
+            if session.finished is None:
+                await self._until_ready(session)
             if session.finished is not None:
                 self._usable(principal_id, session_id)
 

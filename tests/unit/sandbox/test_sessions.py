@@ -718,3 +718,16 @@ async def test_failed_write_of_a_session_end_is_repeated() -> None:
         made.rows.failure = None
         await made.keeper.create(ALICE)
         assert made.rows.kept[record.id].record.state is SessionStatus.ENDED
+
+
+async def test_run_in_an_ended_session_takes_no_place_from_another() -> None:
+    async with bench(max=2, max_per_principal=2) as made:
+        ended = await made.keeper.create(ALICE)
+        unused = await made.keeper.create(ALICE, disk_mb=16)
+        lease = made.keeper.lease(ALICE, None, ended.id, language="python", memory_mb=None)
+        async with lease as place:
+            await made.keeper.end(ALICE, ended.id)
+            await made.keeper.create(ALICE)
+            with pytest.raises(ResourceNotFound):
+                await place.run("python", {}, LIMITS)
+        assert made.state(unused)[0] == "active"

@@ -269,12 +269,11 @@ class ContainerProgram:
             _, stream = await docker.launch(program_body(spec, command, env), spec.name)
             stream.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=stream)
-        except DockerError as error:
-            await remove()
-            raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
-        except BaseException:
+        except BaseException as error:
             with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
                 await remove()
+            if isinstance(error, DockerError):
+                raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
             raise
         return cls(reader, writer, remove)
 

@@ -454,8 +454,10 @@ class ContainerSupply:
         await self._reaper.remove(name)
 
     async def _remove_unsettled(self, name: str) -> None:
-        await self._reaper.remove(name)
-        self.unsettled.discard(name)
+        try:
+            await self._reaper.remove(name)
+        finally:
+            self.unsettled.discard(name)  # if this was given up, the reaper may remove it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
         """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
