@@ -551,7 +551,8 @@ class SessionKeeper:
             return
         if one.home is not None and self._wall.keeps_sessions:
             self._wall.expect(one.record, one.home)
-            self._left_behind.append(_next_epoch(one))
+            home = replace(one.home, epoch=one.home.epoch + 1)
+            self._left_behind.append(replace(one, home=home))
             return
         now = self._clock.now()
         lost = {"state": SessionStatus.LOST, "why": sentence(RESTARTED), "expires_at": now}
@@ -931,11 +932,6 @@ class SessionKeeper:
                 **values,
             },
         )
-
-
-def _next_epoch(one: KeptSession) -> KeptSession:
-    assert one.home is not None
-    return replace(one, home=replace(one.home, epoch=one.home.epoch + 1))
 
 
 def _require_disk(session: Session, fault: str) -> None:

@@ -449,17 +449,13 @@ class Pool:
         try:
             while self._has_changed:
                 self._has_changed = False
-                if self._refusal is None and self._can_change:
+                has_room = self._state.total < self._settings.pool_max
+                if self._refusal is None and (has_room or self._state.has_unused):
                     if self._queue:
                         self._serve_queue()
                     self._keep_warm(self._settings.pool_min)
         finally:
             self._is_dispatching = False
-
-    @property
-    def _can_change(self) -> bool:
-        """Whether a container could be granted or created now."""
-        return self._state.has_unused or self._state.total < self._settings.pool_max
 
     def _serve_queue(self) -> None:
         """Grant or create at most one container for each waiting trust domain."""
