@@ -63,7 +63,7 @@ from fumehood.sandbox.container.spec import (
     ContainerSpec,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import RETRY_AFTER_MS, ImageMissing, OnEvent, try_later
+from fumehood.sandbox.wall import RETRY_AFTER_MS, HostSize, ImageMissing, OnEvent, try_later
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
@@ -164,10 +164,8 @@ class ContainerSupply:
         self._turn = anyio.Lock()
         self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
         self._numbers = 0
-        self.host_cpus = 0
-        """Processors of Docker's host, the maximum for a container; 0 if unknown."""
-        self.host_memory_mb = 0
-        """Memory of Docker's host; 0 if unknown."""
+        self.host = HostSize(0, 0)
+        """The size of Docker's host; zeros if it is not known."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
         """The result of a look that was logged last: the fault, or the missing images."""
@@ -298,8 +296,7 @@ class ContainerSupply:
 
     async def _why_unfit(self) -> Unfit | None:
         info = await self._docker.info()
-        self.host_cpus = int(info.get("NCPU") or 0)
-        self.host_memory_mb = int(info.get("MemTotal") or 0) // MB
+        self.host = HostSize(int(info.get("MemTotal") or 0) // MB, int(info.get("NCPU") or 0))
         has_swap = may_swap(is_local=self._docker.is_local)
         unfit = why_unfit(info, runtime=self._settings.runtime, has_swap=has_swap)
         if unfit is None:
@@ -481,7 +478,7 @@ class ContainerSupply:
             memory_mb=kind.memory_mb,
             guest_mb=image.guest_mb,
             disk=disk,
-            cpus=min(cpus + GUEST_CPUS, max(cpus, self.host_cpus)),
+            cpus=min(cpus + GUEST_CPUS, max(cpus, self.host.cpus)),
             lifetime_s=lifetime_s,
             deadline=int(time.time() + lifetime_s),
             runtime=settings.runtime,

@@ -214,13 +214,13 @@ class ContainerWall(HasImages):
     async def until_host_is_known(self) -> None:
         """Query Docker, unless it was queried. Raises SandboxUnavailable."""
         self._begin()
-        if not self._supply.host_memory_mb:
+        if not self.host.memory_mb:
             await self._supply.look()
 
     @property
     def host(self) -> HostSize:
         """The size of Docker's host; zeros if it is not known."""
-        return HostSize(self._supply.host_memory_mb, self._supply.host_cpus)
+        return self._supply.host
 
     def image_for(self, language: str) -> str:
         """Return the name of the image for programs in a language.
