@@ -162,9 +162,11 @@ def test_stopped_session_keeps_its_versions(
     daemon.stop()
     write_wheel(index, "tool", "2.0")
     (index / "tool-1.0-py3-none-any.whl").unlink()
-    with Client(start_daemon(home, variables=variables(index)).socket) as client:
+    second = start_daemon(home, variables=variables(index))
+    with Client(second.socket) as client:
         answer = run(client, VERSION, session_id=made.id)
         assert printed(answer) == SEEN
         assert answer.data["session"]["state"] == "restarted"
         assert client.session(made.id).packages == ("other==1.0", "tool==1.0")
         client.end_session(made.id)
+    second.stop()  # which removes its disk

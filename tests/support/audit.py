@@ -57,7 +57,10 @@ def rows_of(state: Path) -> list[AuditRow]:
     with raw_connection(state / "state.db") as connection:
         rows = connection.execute("SELECT seq, key_id, body, mac FROM audit ORDER BY seq")
         found = rows.fetchall()
-    return [AuditRow(seq, key_id, body.encode(), mac) for seq, key_id, body, mac in found]
+    return [
+        AuditRow(seq, key_id, body if isinstance(body, bytes) else body.encode(), mac)
+        for seq, key_id, body, mac in found
+    ]
 
 
 def look(state: Path) -> Verdict:
