@@ -152,7 +152,6 @@ async def test_full_disk_at_call_request_is_internal_error_and_leaves_nothing_pe
 ) -> None:
     world.disk.is_full = True
     envelope = await world.engine.call("act", {"label": "a"})
-    assert envelope.error is not None
     assert envelope.error.code == "INTERNAL_ERROR"
     world.disk.is_full = False
     assert await in_state(world.user, ApprovalState.PENDING) == []
@@ -179,7 +178,6 @@ async def test_call_cancelled_while_its_approval_is_consumed_never_runs(home: Pa
             assert (await cancelling).state is ApprovalState.CANCELLED
         world.engine.approvals.requests.new_call.set()
         answer = await world.engine.call("act", {"label": "a"}, idempotency_key="k")
-        assert answer.error is not None
         assert answer.error.code == "CANCELLED"
         assert world.held() == [0]
     async with world_in(home) as world:

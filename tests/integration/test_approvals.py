@@ -60,7 +60,6 @@ def control(kind: str, daemon: Daemon) -> Iterator[Any]:
 def asked(caller: Any, text: str, **options: Any) -> Any:
     """Make a call that waits for approval; return its approval id."""
     envelope = caller.call("note", {"text": text}, **options)
-    assert envelope.error is not None
     assert envelope.error.code == "REQUIRES_HUMAN_APPROVAL", envelope.error
     return envelope.error.approval_id
 

@@ -45,7 +45,6 @@ async def _ask(engine: Engine, code: str, **options: Any) -> str:
 async def _place_of(engine: Engine, approval_id: str) -> Any:
     """The place that an approval is bound to."""
     binding = (await engine.approvals.show(approval_id)).binding
-    assert binding is not None
     return binding["place"]
 
 

@@ -250,7 +250,6 @@ def test_export_into_a_closed_pipe_exits_1_without_traceback(chain: Path) -> Non
         env={**os.environ, "FUMEHOOD_HOME": str(chain)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
     _, told = process.communicate(timeout=60)

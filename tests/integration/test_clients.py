@@ -45,7 +45,6 @@ def test_caller_methods_return_typed_answers(client: Any) -> None:
     assert answer.data["value"] == 1 / 3
     assert answer.metadata.trace_id == "mine"
     refused = client.call("calculator", {"expression": "1 / 0"})
-    assert refused.error is not None
     assert refused.error.code == "EXECUTION_ERROR"
     assert "calculator" in [tool.name for tool in client.tools()]
     details = client.tool("calculator")

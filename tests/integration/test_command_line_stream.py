@@ -127,7 +127,6 @@ def test_interrupting_a_stream_cancels_the_call_and_prints_its_answer(
         [str(FUMEHOOD), "run", "--stream", program(["stdout", "so far\n"], waits=True)],
         env=daemon.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
     assert process.stdout.readline() == b"so far\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT_S)

@@ -56,7 +56,6 @@ def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.T
     guest = guest_of(daemon.process.pid)
     wait_until(lambda: is_computing(guest))
     held = computing_child(guest)
-    assert held is not None
     held.suspend()
     wait_until(lambda: held.status() == STATUS_STOPPED)
     return caller, held

@@ -54,7 +54,6 @@ async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> As
 def server_of(engine: Engine, name: str) -> Any:
     """The engine's side of a configured server."""
     mcp = engine._made.upstreams.mcp
-    assert mcp is not None
     return mcp.servers[name]
 
 

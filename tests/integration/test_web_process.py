@@ -82,7 +82,6 @@ def test_console_environment_is_unreadable_for_other_processes_of_its_user(
     )
     nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-I", "-c"]
     process = subprocess.Popen([*nobody, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     look = f"open('/proc/{process.pid}/environ').read()"
     other = subprocess.run([*nobody, look], capture_output=True, check=False)
@@ -147,7 +146,6 @@ def console_of(daemon: Daemon) -> tuple[str, int]:
     found = re.compile(r"The console listens on (http://127\.0\.0\.1:\d+)")
     wait_until(lambda: found.search(daemon.log) is not None)
     address = found.search(daemon.log)
-    assert address is not None
     wait_until(lambda: status_of(f"{address[1]}/login") == 200)
     (child,) = [
         int(pid) for pid in children_of(daemon)

@@ -139,7 +139,6 @@ async def test_javascript_last_value_is_returned_as_json_and_text(
 ) -> None:
     ran = await node.javascript(code)
     assert value_of(ran) == value
-    assert ran.result is not None
     assert ran.result["value_repr"] == shown
 
 
@@ -150,7 +149,6 @@ async def test_javascript_top_level_await_works_and_keeps_line_numbers(node: One
     )
     assert ran.stdout == "x\n"
     assert ran.ended_by is EndedBy.EXCEPTION
-    assert ran.claimed_error is not None
     assert ran.claimed_error["exception"]["line"] == 4
     assert node.heard.names == ["o.txt"]
 
@@ -170,7 +168,6 @@ async def test_javascript_exception_reports_its_line_and_no_guest_frames(
 ) -> None:
     ran = await node.javascript(code)
     assert (ran.ended_by, ran.exit_code) == (EndedBy.EXCEPTION, 1)
-    assert ran.claimed_error is not None
     exception = ran.claimed_error["exception"]
     assert (exception["type"], exception["line"]) == (kind, line)
     assert "fumehood" not in ran.stderr
@@ -212,14 +209,12 @@ async def test_small_dataframe_is_returned_as_records_and_text(data: OneContaine
         {"index": "x", "a": 1, "when": "2026-01-02T00:00:00"},
         {"index": "y", "a": 2, "when": None},
     ]
-    assert ran.result is not None
     assert ran.result["value_repr"].splitlines()[0].split() == ["a", "when"]
 
 
 async def test_large_dataframe_is_returned_as_text_only(data: OneContainer) -> None:
     ran = await data.python("import numpy as np, pandas as pd\npd.DataFrame(np.zeros((3000, 3)))")
     assert value_of(ran) is None
-    assert ran.result is not None
     assert "3000 rows" in ran.result["value_repr"]
 
 
@@ -239,14 +234,12 @@ async def test_dataframe_records_keep_exact_values_and_omit_non_json_cells(
     for cell in ("float('inf')", "b'x'", "2 ** 60", "object()"):  # nothing that JSON holds
         told = await data.python(f"pd.DataFrame({{'a': [{cell}]}})")
         assert value_of(told) is None
-        assert told.result is not None
         assert told.result["value_repr"]
 
 
 async def test_oversized_dataframe_is_noted_in_the_result(data: OneContainer) -> None:
     large = await data.python("import pandas as pd\npd.DataFrame({'a': range(6000)})")
     assert value_of(large) is None
-    assert large.result is not None
     assert "too large" in large.result["notes"][0]
     small = await data.python("pd.DataFrame({'a': range(60)})")
     assert len(value_of(small)) == 60
@@ -290,7 +283,6 @@ async def test_oversized_figure_is_left_out_and_its_size_noted(data: OneContaine
         "import matplotlib.pyplot as plt\nplt.figure(figsize=(100, 100), dpi=100)\nplt.plot([1])\n"
         "plt.figure()\nplt.plot([2])"
     )
-    assert ran.result is not None
     (note,) = ran.result["notes"]
     assert "10000 x 10000 pixels" in note
     assert [name for name, _ in data.heard.pictures] == ["figure-1.png"]
@@ -324,5 +316,4 @@ async def test_figures_over_the_limit_are_noted(data: OneContainer) -> None:
         "None"
     )
     assert len(data.heard.pictures) == 20
-    assert ran.result is not None
     assert len(ran.result["notes"]) == 3

@@ -81,7 +81,6 @@ class Asking:
     async def parked(self, what: str = "a", *, by: Principal = CALLER, **options: Any) -> str:
         """Call the tool and return the id of its pending approval."""
         answer = await self.ask(what, by=by, **options)
-        assert answer.error is not None
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL", answer.error
         assert answer.error.approval_id is not None
         return answer.error.approval_id

@@ -63,7 +63,6 @@ def crash(
         env=environment,
         cwd=Path(__file__).parents[1],
     ) as process:
-        assert process.stdout is not None
         heard = [process.stdout.readline() for _ in range(lines)]
         pause()
         process.send_signal(signal.SIGKILL)

@@ -66,7 +66,6 @@ class RawClient:
     def send(self, message: Any) -> None:
         """Send one message; bytes are sent unchanged with a newline."""
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()
-        assert self.process.stdin is not None
         self.process.stdin.write(raw + b"\n")
         self.process.stdin.flush()
 
@@ -104,7 +103,6 @@ class RawClient:
 
     def end(self) -> int:
         """Close the input, as a disconnecting client does."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(timeout=PATIENCE_S)
 

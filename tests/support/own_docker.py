@@ -72,7 +72,6 @@ class OwnDocker:
     def kill(self) -> None:
         """Kill the daemon and everything below it, as the death of the host does."""
         process, self._process = self._process, None
-        assert process is not None
         process.kill()
         process.wait(timeout=30)
         self._kill_below()
@@ -113,7 +112,6 @@ class OwnDocker:
         return docker.APIClient(base_url=self.address, version="auto", timeout=120)
 
     def _answers(self) -> bool:
-        assert self._process is not None
         assert self._process.poll() is None, (self._directory / "log").read_text()[-2000:]
         environment = {"DOCKER_HOST": self.address}
         with suppress(DockerError), closing(open_docker(environment, timeout_s=5)):

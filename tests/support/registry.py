@@ -61,7 +61,6 @@ def _taken_apart(saved: bytes) -> tuple[bytes, dict[str, bytes]]:
 
         def read(name: str) -> bytes:
             file = archive.extractfile(name)
-            assert file is not None
             return file.read()
 
         (entry,) = json.loads(read("manifest.json"))

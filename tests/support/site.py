@@ -170,7 +170,6 @@ class Site:
 
     def stop(self) -> int:
         """Stop the daemon cleanly."""
-        assert self.process is not None
         self.process.terminate()
         return self.process.wait(timeout=40)
 
@@ -182,7 +181,6 @@ class Site:
 
     def kill(self) -> None:
         """Kill the daemon with SIGKILL."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait(timeout=30)
 

@@ -28,7 +28,6 @@ def on_a_terminal(
         stdin=subprocess.PIPE, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
-    assert process.stdin is not None
     process.stdin.write(typed.encode())
     process.stdin.close()
     seen = b""

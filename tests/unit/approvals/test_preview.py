@@ -60,7 +60,6 @@ async def test_preview_takes_a_session_turn_without_counting_as_a_call(
 ) -> None:
     arguments = {"path": "f", "content": "x"}
     found = await bench.look("write_file", arguments, session_id=bench.session.id)
-    assert found is not None
     assert [one["path"] for one in found.shown["added"]] == ["f"]
     assert (bench.record.calls, bench.record.is_busy) == (0, False)
     assert await bench.engine.session_files(bench.session.id).page() is not None

@@ -153,11 +153,9 @@ async def test_waiting_repeat_of_running_call_gets_its_answer() -> None:
         await desk.decide(approval_id)
         await desk.deeds.begun.wait()
         bounded = await desk.ask("a", wait_for_approval=0.01)
-        assert bounded.error is not None
         assert bounded.error.code == "CALL_IN_PROGRESS"
         calls = [asyncio.create_task(desk.ask("a", wait_for_approval=10)) for _ in range(2)]
         await followed(desk, approval_id, 2)
-        assert deeds.gate is not None
         deeds.gate.set()
         answers = await asyncio.gather(*calls)
         assert [one.data for one in answers] == [{"erased": "a"}] * 2
@@ -189,7 +187,6 @@ async def test_cancelled_caller_does_not_cancel_a_call_with_another_follower(
         assert not (await calls[0]).success
         if not is_running:
             await desk.decide(approval_id)
-        assert deeds.gate is not None
         deeds.gate.set()
         assert (await calls[1]).success
         assert deeds.done == ["a"]
@@ -220,7 +217,6 @@ async def test_repeat_of_interrupted_call_is_outcome_unknown_until_resolved(
         await desk.state(approval_id, ApprovalState.INTERRUPTED)
         for _ in range(2):
             answer = await desk.ask("a")
-            assert answer.error is not None
             assert answer.error.code == "OUTCOME_UNKNOWN"
         await desk.engine.approvals.resolve(approval_id, Resolution(outcome="done"), ALICE)
         assert (await desk.ask("a")).data["resolution"]["outcome"] == "done"

@@ -56,7 +56,6 @@ async def test_repeat_of_denied_call_is_refused_for_a_day() -> None:
     async with asking() as desk:
         await desk.decide(await desk.parked("a"), NO)
         again = await desk.ask("a")
-        assert again.error is not None
         assert again.error.code == "APPROVAL_DENIED"
         # The harmless twins: another argument, another caller, and the next day.
         await desk.parked("b")
@@ -331,7 +330,6 @@ async def test_cancel_by_call_id_stops_running_approved_call() -> None:
         call_id = (await desk.engine.approvals.show(approval_id)).call_id
         await desk.engine.cancel_call(call_id, CALLER)
         answer = await desk.ended(approval_id)
-        assert answer.error is not None
         assert answer.error.code == "CANCELLED"
         assert deeds.done == []
 
@@ -341,7 +339,6 @@ async def test_idempotency_key_replays_the_denial() -> None:
     async with asking() as desk:
         await desk.decide(await desk.parked("a", idempotency_key="k"), NO)
         again = await desk.ask("a", idempotency_key="k")
-        assert again.error is not None
         assert again.error.code == "APPROVAL_DENIED"
 
 
@@ -414,7 +411,6 @@ async def test_quorum_larger_than_number_of_approvers_is_refused(
             await desk.parked("a")
             return
         answer = await desk.ask("a")
-        assert answer.error is not None
         assert (answer.error.code, answer.error.approval_id) == ("REQUIRES_HUMAN_APPROVAL", None)
         assert "needs 3 approvals, but only 2 can approve" in answer.error.message
 
@@ -442,7 +438,6 @@ async def test_pending_calls_are_limited_per_principal(limit: dict[str, int], le
     async with asking(approvals=ApprovalSettings(**limit)) as desk:
         first = await desk.parked("a" * length)
         refused = await desk.ask("b" * length)
-        assert refused.error is not None
         assert refused.error.code == "RATE_LIMITED"
         await desk.parked("b" * length, by=OTHER_CALLER)
         await desk.decide(first, NO)

@@ -96,7 +96,6 @@ def test_result_at_size_limit_passes_and_one_byte_more_is_refused() -> None:
     exact = len('{"value":"xxxx"}')
     assert _shape("xxxx", exact).outcome.error is None
     refused = _shape("xxxx", exact - 1)
-    assert refused.outcome.error is not None
     assert refused.outcome.error.code == "OUTPUT_LIMIT_EXCEEDED"
     assert refused.outcome.ended_by is EndedBy.OUTPUT
 
@@ -107,7 +106,6 @@ def test_output_schema_violation_is_an_execution_error_with_path() -> None:
     assert _shape({"a": 1}, output_schema=promise).outcome.error is None
     for wrong in ({"a": "SECRET"}, {}, "SECRET"):
         error = _shape(wrong, output_schema=promise).outcome.error
-        assert error is not None
         assert error.code == "EXECUTION_ERROR"
         assert "(a)" in error.message
         assert "SECRET" not in error.message
@@ -135,7 +133,6 @@ def test_key_in_long_tool_message_is_redacted_before_truncation() -> None:
     error = ToolError("BAD", "w " * 985 + key + " rest" * 50)
     failed = Outcome(EndedBy.EXCEPTION, "none", error=error)
     shaped = shape(failed, registered(function_definition()), 1000, Redactor())
-    assert shaped.outcome.error is not None
     assert "ghp_" not in shaped.outcome.error.message
     assert "[redacted]" in shaped.outcome.error.message
     assert shaped.outcome.redacted == 1
@@ -240,7 +237,6 @@ async def test_error_details_are_truncated_like_data(store: BlobStore) -> None:
     error: EngineError = ExecutionError("No.", details={"stdout": LONG})
     shaped = ShapedOutcome(Outcome(EndedBy.EXCEPTION, "call", error=error), {}, "")
     found = await shorten(shaped, blobs=store, principal_id=OWNER)
-    assert found.details is not None
     assert found.details["truncated"] is True
     assert await _whole(store, found.details["resource_url"]) == LONG
     assert error.details == {"stdout": LONG}

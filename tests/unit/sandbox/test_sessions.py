@@ -423,7 +423,6 @@ async def test_session_that_starts_again_within_one_use_takes_its_place() -> Non
         place.until_free = until_free  # type: ignore[method-assign]
         await made.keeper.resume(ALICE, record.id)
         home = made.rows.kept[record.id].home
-        assert home is not None
         assert home.container == "new"
         await made.keeper.create(ALICE)
         assert made.state(record)[0] == "stopped"  # there is one place
@@ -631,7 +630,6 @@ async def test_next_engine_continues_the_sessions_with_a_higher_epoch(how: str) 
     again.clock.advance(600)
     async with again.keeper:
         home = rows.kept[record.id].home
-        assert home is not None
         assert wall.held[0].epoch == home.epoch == FIRST_EPOCH + 1
         assert again.state(record) == ("active", None)
         assert (await again.run(record)).ended_by is EndedBy.OK

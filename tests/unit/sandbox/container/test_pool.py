@@ -58,7 +58,6 @@ class Bench:
         """One run in a place, given back and (unless not `clean`) reset."""
         container = place.container
         assert isinstance(container, FakeContainer)
-        assert place.domain is not None
         container.begins(place.domain.key)
         container.ends_its_run()
         self.pool.give_back(place, ran=True, fresh=fresh)

@@ -129,7 +129,6 @@ class World:
         container = place.container
         assert isinstance(container, FakeContainer)
         if what == "begin" and container.is_free:
-            assert place.domain is not None
             container.begins(place.domain.key)
         elif what == "keep" and fresh and container.is_free and not container.domains:
             holder = Holder()

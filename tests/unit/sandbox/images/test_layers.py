@@ -26,7 +26,6 @@ def members(target: Path) -> dict[str, tarfile.TarInfo]:
 def content(target: Path, name: str) -> bytes:
     with tarfile.open(target) as archive:
         file = archive.extractfile(name)
-        assert file is not None
         return file.read()
 
 
