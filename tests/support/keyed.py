@@ -93,6 +93,9 @@ def failure(code: str, *, retryable: bool = False, **fields: Any) -> ErrorInfo:
     return ErrorInfo(code=code, message="No.", retryable=retryable, human_review=False, **fields)
 
 
+UNKNOWN_ENDING = answer(error=failure("INTERNAL_ERROR"))
+"""The ending of a call that failed in the engine or was cancelled."""
+
 Act = Callable[[], Awaitable[Envelope]]
 
 
@@ -120,6 +123,6 @@ class Driver:
             envelope = await act() if act is not None else answer(call_id, {"by": call_id})
         except BaseException:
             if isinstance(found, Claim):
-                await found.abandon(acted=True)
+                await found.settle(UNKNOWN_ENDING, acted=True)
             raise
         return await found.settle(envelope, acted=True) if found is not None else envelope

@@ -61,14 +61,6 @@ NOT_KEPT = (
     "return it; do not repeat the call"
 )
 
-SHOWING_OPTIONS = frozenset(
-    {
-        "enable_cache", "enable_streaming", "enable_retry", "debug", "max_length",
-        "return_summary", "wait_for_approval", "trace_id", "cancel_on_disconnect", "new_call",
-    }
-)  # fmt: skip
-"""Options that change only the form of the answer, or how hard the engine tries."""
-
 _NO_ENDINGS = frozenset({Cancelled.code, InternalError.code})
 """Errors that do not tell whether the call had an effect."""
 
@@ -91,16 +83,12 @@ class Waiting:
 
 
 class Claim:
-    """The claim of a call on its key. One of its three methods must end it."""
+    """The claim of a call on its key. `settle` or `handed_over` must end it."""
 
     def __init__(self, call: KeyedCall, keys: Keys) -> None:
         self._call = call
         self._keys = keys
         self._is_over = False
-
-    @property
-    def principal_id(self) -> str:
-        return self._call.principal_id
 
     @property
     def key(self) -> str:
@@ -122,11 +110,6 @@ class Claim:
         if await self._end(lambda connection: rows.finish(connection, self._call, answer)):
             return envelope
         return _with_warning(envelope, NOT_KEPT)
-
-    async def abandon(self, *, acted: bool) -> None:
-        """End the call without an answer, because it was cancelled or the engine failed."""
-        if not self._is_over:
-            await self._give_up(lose=acted)
 
     def handed_over(self) -> None:
         """End the claim after `storage.idempotency.hand_over` has given the key to an approval."""
@@ -157,7 +140,6 @@ class Keys:
         self._database = database
         self._held: set[str] = set()
         """Ids of the calls that hold a key in this process. Also read by the writer's thread."""
-        self._is_used = database.directory is not None
 
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime
@@ -176,7 +158,6 @@ class Keys:
         given = key_of(permitted)
         if given is None:
             return None
-        self._is_used = True
         call = await _keyed(permitted, given, call_id)
         found = await self._take(call, now)
         return Claim(call, self) if found is None else _repeated(found, call)
@@ -190,8 +171,6 @@ class Keys:
         Raises:
             WriteFailed: the state cannot be written.
         """
-        if not self._is_used:
-            return 0
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
     async def answer_of(self, principal_id: str, call_id: str) -> str | None:
@@ -206,8 +185,6 @@ class Keys:
         Raises:
             WriteFailed: the state cannot be written. The remaining keys stay until the next time.
         """
-        if not self._is_used:
-            return 0  # an in-memory database without keys: do not start its writer
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:

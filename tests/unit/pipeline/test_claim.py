@@ -24,7 +24,6 @@ from fumehood.core.errors import (
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import claim as claim_module
 from fumehood.pipeline.claim import (
-    SHOWING_OPTIONS,
     Claim,
     Keys,
     Replay,
@@ -40,7 +39,16 @@ from fumehood.storage.schema import IDEMPOTENCY
 from fumehood.testing import FakeWall, ManualClock
 from support.answers import code_of
 from support.definitions import function_definition
-from support.keyed import KEYED, NOW, Driver, answer, failure, permitted, principal
+from support.keyed import (
+    KEYED,
+    NOW,
+    UNKNOWN_ENDING,
+    Driver,
+    answer,
+    failure,
+    permitted,
+    principal,
+)
 from support.recording import bench
 from support.state import put, set_full, set_roomy, writer_held
 
@@ -174,7 +182,7 @@ async def test_key_reused_for_different_call_conflicts_in_every_state(
     with pytest.raises(IdempotencyConflict) as caught:
         await keys.claim(other, "call_4", NOW)
     assert caught.value.details == {"call_id": "call_3"}
-    await held.abandon(acted=True)
+    await held.settle(UNKNOWN_ENDING, acted=True)
     assert await driver.call(other, "call_5") == "IDEMPOTENCY_CONFLICT"
     assert driver.acted == ["call_1"]
 
@@ -242,7 +250,7 @@ async def test_abandoned_call_may_be_repeated_only_if_harmless(
 ) -> None:
     call = permitted(tool=tool, idempotency_key="k")
     held = await claimed(keys, call)
-    await held.abandon(acted=acted)
+    await held.settle(UNKNOWN_ENDING, acted=acted)
     again = await driver.call(call, "call_2")
     if acted and not tool.idempotent:
         assert (again, driver.acted) == ("OUTCOME_UNKNOWN", [])
@@ -344,7 +352,7 @@ async def test_answer_is_stored_although_its_caller_was_cancelled(
             ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
-        await held.abandon(acted=True)  # as the spine's net does
+        await held.settle(UNKNOWN_ENDING, acted=True)  # as the spine's net does
     again = await driver.call(call, "call_2")
     assert isinstance(again, Envelope)
     assert again.data == {"a": 1}
@@ -423,7 +431,7 @@ async def test_prune_removes_all_expired_keys(
 
 def test_every_call_option_is_classified_for_the_fingerprint() -> None:
     elsewhere = {"agent_id", "session_id", "idempotency_key", "dry_run"}
-    groups = [set(DECIDING_OPTIONS), set(SHOWING_OPTIONS), elsewhere]
+    groups = [set(DECIDING_OPTIONS), set(SHOWN), elsewhere]
     assert set().union(*groups) == CallOptions.model_fields.keys()
     assert sum(map(len, groups)) == len(CallOptions.model_fields)
 
@@ -456,7 +464,7 @@ SHOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("option", sorted(SHOWING_OPTIONS))
+@pytest.mark.parametrize("option", sorted(SHOWN))
 def test_fingerprint_ignores_display_options(option: str) -> None:
     shown = permitted({"text": "a"}, **{option: SHOWN[option]})
     assert fingerprint(shown) == fingerprint(permitted({"text": "a"}))
