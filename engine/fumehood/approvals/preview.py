@@ -80,8 +80,17 @@ def action_of(
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the fields that differ between two documents."""
     names = sorted(before.keys() | after.keys())
-    # Compared as canonical text, where true is not 1.
-    return tuple(n for n in names if canonical(before.get(n)) != canonical(after.get(n)))
+    return tuple(name for name in names if not is_same(before, after, name))
+
+
+def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
+    """Whether a field has the same value in both documents, as their digests compare it.
+
+    They compare canonical texts, in which true differs from 1, and 1.0 does not.
+    """
+    if name not in before or name not in after:
+        return False
+    return canonical(before[name]) == canonical(after[name])
 
 
 def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -> str:
@@ -239,17 +248,10 @@ def edit_warning(stored: StoredApproval) -> str | None:
     asked, done = approval.asked_arguments, approval.arguments
     if asked is None:
         return None
-    names = sorted((asked.keys() | done.keys()).difference(stored.request.hidden))
-    changed = ", ".join(_pointer(name) for name in names if not _is_same(asked, done, name))
+    names = [name for name in changed_fields(asked, done) if name not in stored.request.hidden]
+    changed = ", ".join(map(_pointer, names))
     which = f": changed {cut(changed, MAX_SHOWN)}" if changed else ""
     return f"approval: a human changed the arguments before this call ran{which}"
-
-
-def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
-    """Whether an argument has the same value and type in both calls, as the digest compares it."""
-    if name not in asked or name not in done:
-        return False
-    return canonical(asked[name]) == canonical(done[name])
 
 
 def _pointer(name: str) -> str:
