@@ -8,18 +8,10 @@ from fumehood import ToolDefinition
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.policy.model import Decision, Verdict
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 
 OWNER = Principal("uid:1000", frozenset({Scope.CALL}))
-
-
-class NoRules:
-    """A policy without any rule."""
-
-    def decide(self, facts: CallFacts) -> Decision:
-        """Decide by the defaults."""
-        return by_default(facts.tool)
 
 
 def by_default(tool: ToolDefinition) -> Decision:

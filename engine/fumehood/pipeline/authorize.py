@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
@@ -18,19 +17,8 @@ from fumehood.core.json_types import JsonObject
 from fumehood.identity.principals import require_caller, require_credential
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.policy.service import PolicyGate
 from fumehood.registry.index import RegisteredTool
-
-
-class Policy(Protocol):
-    """The policy of an engine."""
-
-    def decide(self, facts: CallFacts) -> Decision:
-        """Decide on a call, without I/O."""
-        ...
-
-    def count(self, decision: Decision) -> None:
-        """Count the rule that decided a real call, and the rules in shadow mode that matched it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,7 @@ class PermittedCall:
 
 
 def authorize(
-    validated: ValidatedCall, policy: Policy, is_over_budget: Callable[[], bool]
+    validated: ValidatedCall, policy: PolicyGate, is_over_budget: Callable[[], bool]
 ) -> PermittedCall:
     """Check the caller's scope and its credential, then the policy.
 

@@ -18,11 +18,12 @@ from fumehood.identity.agents import Agents
 from fumehood.observe.alerts import CallObserver
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
-from fumehood.pipeline.authorize import PermittedCall, Policy
+from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.service import PolicyGate
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import ToolIndex
@@ -50,7 +51,7 @@ class PipelineServices:
     cursors: Cursors
     upstreams: Upstreams
     sessions: SessionKeeper
-    policy: Policy
+    policy: PolicyGate
     keys: Keys
     cache: ResultCache
     budgets: Budgets

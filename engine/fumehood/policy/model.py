@@ -77,9 +77,6 @@ class Decision:
     policy_version: str = "none"
     shadow: tuple[str, ...] = ()
     """Decisions of rules in shadow mode, as warnings for the log."""
-    remembered: str | None = None
-    """The remembered rule that allows the call, if its uses are limited. They are counted when the
-    call starts."""
     asked_by: tuple[str, ...] = ()
     """Ids of all rules that ask; empty if a default asks."""
     may_exceed_budget: bool = False
