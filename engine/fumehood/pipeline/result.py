@@ -99,10 +99,7 @@ def shape(
             outcome = replace(outcome, redacted=outcome.redacted + redacted)
         return ShapedOutcome(outcome, {}, "")
     try:
-        try:
-            data, encoded = _as_json_object(outcome.data)
-        except _Unfit:
-            raise unfit(is_result=True) from None
+        data, encoded = _as_json_object(outcome.data, is_result=True)
         if redactor.may_match(encoded):
             data, redacted = redactor.value(data)
             encoded = strict_json.dumps(data) if redacted else encoded
@@ -168,9 +165,11 @@ def _shape_tool_error(error: ToolError) -> EngineError:
     """
     message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]
     try:
-        details, encoded = _as_json_object(error.details if error.details is not None else {})
-    except _Unfit:
-        return unfit(is_result=False)
+        details, encoded = _as_json_object(
+            error.details if error.details is not None else {}, is_result=False
+        )
+    except ExecutionError as unfit_details:
+        return unfit_details
     if len(encoded) > MAX_DETAILS_BYTES:
         return OutputLimitExceeded(
             f"The tool's error details have {len(encoded)} bytes, {MAX_DETAILS_BYTES} are allowed."
@@ -184,15 +183,12 @@ def _shape_tool_error(error: ToolError) -> EngineError:
     )
 
 
-class _Unfit(Exception):
-    """A value cannot be represented in JSON."""
-
-
-def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
+def _as_json_object(value: Any, *, is_result: bool) -> tuple[JsonObject, bytes]:
     """Return a value as a JSON object, and encoded. Any other value is wrapped as `{"value": …}`.
 
     Raises:
-        _Unfit: JSON cannot represent the value.
+        EngineError: JSON cannot represent the value. `is_result` tells whether it is a result or
+            an error's details.
     """
     try:
         # Tools return any Python value (models, dates, decimals); guests send JSON.
@@ -204,7 +200,7 @@ def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
         if b"\\ud" in encoded or encoded.count(b"[") + encoded.count(b"{") > MAX_DATA_DEPTH:
             strict_json.loads(encoded, max_depth=MAX_DATA_DEPTH)
     except Exception:  # also whatever the value's own code raises
-        raise _Unfit from None
+        raise unfit(is_result=is_result) from None
     return data, encoded
 
 
@@ -214,7 +210,6 @@ def _check_output(data: JsonObject, tool: RegisteredTool) -> None:
     try:
         violations = tool.output.violations(data)
     except TooCostly:
-        violations = []
         raise ExecutionError("The tool's result is too large to check.") from None
     if violations:
         paths = ", ".join(violation.path or "data" for violation in violations[:5])
