@@ -18,6 +18,7 @@ import asyncio
 import math
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime, timedelta
+from functools import partial
 
 import anyio
 
@@ -245,11 +246,8 @@ class ApprovalScheduler:
     async def _ending(self, stored: StoredApproval, call: CallContext) -> Outcome | EngineError:
         try:
             permitted = self.permit_again(call)
-
-            async def require_as_approved(plan: Plan) -> None:
-                await self._require_as_approved(stored, call, plan)
-
-            approved = approved_by_human(permitted, stored, require_as_approved)
+            require_unchanged = partial(self._require_as_approved, stored, call)
+            approved = approved_by_human(permitted, stored, require_unchanged)
             call.trace.passed("approve", approved)
             return await run_approved(approved, call, self._services)
         except EngineError as refusal:

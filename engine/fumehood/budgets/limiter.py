@@ -108,18 +108,13 @@ class Exceeded(NamedTuple):
     limit: Limit
     retry_after_ms: int
 
-    @property
-    def details(self) -> JsonObject:
-        """The details of the limit, which do not name the caller."""
-        return self.limit.details
-
     def refusal(self) -> RateLimited:
         """Return the error for the caller."""
         return RateLimited(
             f"Too many calls: the rate limit of {self.limit.in_words}. Repeat the call after "
             f"{self.retry_after_ms / 1000:.15g} s.",
             retry_after_ms=self.retry_after_ms,
-            details=self.details,
+            details=self.limit.details,
         )
 
 

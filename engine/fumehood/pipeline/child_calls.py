@@ -14,7 +14,6 @@ import asyncio
 import keyword
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol
 
 from fumehood.approvals.requests import run_to_completion
 from fumehood.core.call import CallOptions, CallRequest
@@ -38,6 +37,7 @@ from fumehood.executors.handle import CallHandle
 from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.services import PipelineServices
@@ -58,13 +58,6 @@ _TAKEN = frozenset({"ToolError", "ABSENT"})
 
 RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
 """Runs a call through the pipeline: `run.run_call`, passed in to avoid an import cycle."""
-
-
-class ParentCall(Protocol):
-    """The part of a `CallContext` that this module uses."""
-
-    request: CallRequest
-    handle: CallHandle
 
 
 def require_for_program(tool: ToolDefinition) -> None:
@@ -136,7 +129,7 @@ class ChildCalls:
 
     def __init__(
         self,
-        parent: ParentCall,
+        parent: CallContext,
         tools: list[JsonObject],
         services: PipelineServices,
         run_call: RunCall,

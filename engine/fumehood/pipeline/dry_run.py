@@ -124,7 +124,7 @@ async def dry_run(
         },
         "rate_limit": None
         if over_rate is None
-        else {**over_rate.details, "retry_after_ms": over_rate.retry_after_ms},
+        else {**over_rate.limit.details, "retry_after_ms": over_rate.retry_after_ms},
         "requires_auth": tool.requires_auth,
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),

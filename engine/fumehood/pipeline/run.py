@@ -36,7 +36,14 @@ from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
 from fumehood.pipeline.child_calls import require_for_program, tools_of
-from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed, key_of, repeat_key_of
+from fumehood.pipeline.claim import (
+    Claim,
+    Replay,
+    Waiting,
+    claimed,
+    key_of,
+    repeat_key_of,
+)
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute

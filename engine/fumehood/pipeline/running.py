@@ -23,7 +23,7 @@ from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.observe.tracing import INCOMING, read_traceparent
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.services import PipelineServices
-from fumehood.pipeline.stream import StreamedCall, answer_of_unrun, last_record, lost_answer
+from fumehood.pipeline.stream import StreamedCall, answer_of_unrun, lost_answer
 from fumehood.storage.recordings import RecordingReader, RecordingStore
 
 END_PATIENCE_S = 15.0
@@ -148,9 +148,7 @@ class Calls:
         Return their number.
         """
         services = self._services
-        return await self._recordings.end_lost(
-            lambda call: lost_answer(call, services, last_record)
-        )
+        return await self._recordings.end_lost(lambda call: lost_answer(call, services))
 
     def delivered(self, live: CallHandle) -> None:
         """Note that the caller has received its answer."""

@@ -10,7 +10,6 @@ an error, which this process writes when it stops, or the next process after a c
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
 
 import anyio
 
@@ -175,15 +174,11 @@ async def events_of(call: StreamedCall) -> AsyncIterator[Event]:
 
 # -- lost calls ----------------------------------------------------------------------------
 
-T = TypeVar("T")
 
+async def lost_answer(call: RecordedCall, services: PipelineServices) -> tuple[str, bytes]:
+    """Return the last event of a recorded call that was running when the previous process ended.
 
-async def lost_answer(
-    call: RecordedCall, services: PipelineServices, made: Callable[[Envelope], T]
-) -> T:
-    """Return `made(answer)` for a recorded call that was running when the previous process ended.
-
-    The answer is the stored one if there is one, otherwise an error.
+    Its answer is the stored one if there is one, otherwise an error.
     """
     # This principal only names the caller in the log, so it has no scopes.
     principal = Principal(call.principal_id, frozenset(), frozenset())
@@ -194,13 +189,13 @@ async def lost_answer(
     except (StoreError, ValueError):  # ValueError: another version of the engine wrote the answer
         found, code = None, None
     if isinstance(found, Envelope):
-        return made(found)
+        return last_record(found)
     error = found if found is not None else _lost(call, code, services)
     context = _context(request, services)
     envelope = await build_envelope(context, error, services)
     if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
         record_ending(context, envelope, services)
-    return made(envelope)
+    return last_record(envelope)
 
 
 async def answer_of_unrun(
