@@ -11,19 +11,17 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-from sqlalchemy import Connection
 
-from fumehood.approvals.channels import ApprovalChannel, ChannelContext
-from fumehood.approvals.channels.webhook import WebhookChannel, owe_document, owe_newest
+from fumehood.approvals.channels.webhook import WebhookChannel, owe_anchor, owe_document
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.requests import ApprovalRequests
@@ -41,7 +39,6 @@ from fumehood.config import Config, config_file, load_config
 from fumehood.core.call import ResultChecker
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.identity import Principal
-from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
@@ -89,11 +86,6 @@ if TYPE_CHECKING:
 CURSOR_KEY_BYTES = 32
 """Length of the random key that signs cursors, in bytes. Each start of the engine has a new key."""
 
-CHANNELS: Mapping[str, Callable[[Any, ChannelContext], ApprovalChannel]] = {
-    WebhookChannel.name: WebhookChannel,
-}
-"""Section of the configuration, which is also the channel's name → class of the channel."""
-
 
 @dataclass(frozen=True, slots=True)
 class Basis:
@@ -128,21 +120,6 @@ class EngineState:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineApprovals:
-    """The parts of an engine that handle approvals."""
-
-    channels: tuple[ApprovalChannel, ...]
-    requests: ApprovalRequests
-    scheduler: ApprovalScheduler
-    service: ApprovalService
-
-    @property
-    def webhook(self) -> WebhookChannel | None:
-        """The webhook, or None if it is not configured."""
-        return next((one for one in self.channels if isinstance(one, WebhookChannel)), None)
-
-
-@dataclass(frozen=True, slots=True)
 class Composition:
     """The parts of one engine. If `owns_database`, the engine closes the database when it ends."""
 
@@ -160,7 +137,8 @@ class Composition:
     state: EngineState
     intake: Intake
     sessions: SessionKeeper
-    approvals: EngineApprovals
+    webhook: WebhookChannel | None
+    approvals: ApprovalService
     policy: CurrentPolicy
     calls: Calls
     circuits: Circuits
@@ -217,7 +195,17 @@ def compose(
     registry, load_faults = _find_tools(basis, tools)
     database = given if given is not None else open_database(None)
     files = database.directory
-    audit = AuditService(database, config.audit, log, clock.now)
+    webhook = None
+    if config.webhook is not None:
+        webhook = WebhookChannel(config.webhook, database, clock.now, log)
+    audit = AuditService(
+        database,
+        config.audit,
+        log,
+        clock.now,
+        tell=owe_anchor if webhook is not None else None,
+        on_told=webhook.wake if webhook is not None else lambda: None,
+    )
     registrations = _read_registrations(registry, database, log)
     directory = None
     if config.tools_directory is not None:
@@ -259,21 +247,12 @@ def compose(
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now
     )
-    context = ChannelContext(database, clock.now, log)
-    channels = tuple(
-        channel(settings, context)
-        for name, channel in CHANNELS.items()
-        if (settings := getattr(config, name)) is not None
-    )
-    for channel in channels:
-        if isinstance(channel, WebhookChannel):  # it also sends the anchors of the audit log
-            audit.connect(_owe_anchor, channel.wake)
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     upstreams.mcp = McpServers(
         config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
     )
-    requests = _make_requests(basis, database, state, channels, intake)
+    requests = _make_requests(basis, database, state, webhook, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(
         registry=registry,
@@ -318,7 +297,8 @@ def compose(
         state=state,
         intake=intake,
         sessions=sessions,
-        approvals=_make_approvals(channels, services),
+        webhook=webhook,
+        approvals=ApprovalService(ApprovalScheduler(StoredCalls(services))),
         policy=policy,
         calls=calls,
         circuits=circuits,
@@ -432,40 +412,30 @@ def _make_requests(
     basis: Basis,
     database: Database,
     state: EngineState,
-    channels: tuple[ApprovalChannel, ...],
+    webhook: WebhookChannel | None,
     intake: Intake,
 ) -> ApprovalRequests:
     settings, now = basis.config.approvals, basis.clock.now
+    decides_as = webhook.decides_as if webhook is not None else None
     with understood("approvals"):
         return ApprovalRequests(
-            ApprovalTable(database, channels=channels, kept_days=settings.kept_days),
+            ApprovalTable(database, has_webhook=webhook is not None, kept_days=settings.kept_days),
             RememberedRules(database),
             Eligibility(
                 state.approvers,
                 state.tokens,
                 state.agents,
-                channels={one.decides_as for one in channels if one.decides_as is not None},
+                others=frozenset({decides_as} if decides_as is not None else ()),
                 allow_self_approval=settings.allow_self_approval,
                 now=now,
             ),
             settings,
-            channels=channels,
+            webhook=webhook,
             now=now,
             new_id=basis.ids.approval_id,
             is_draining=intake.takes_none,
             log=basis.log,
         )
-
-
-def _make_approvals(
-    channels: tuple[ApprovalChannel, ...], services: PipelineServices
-) -> EngineApprovals:
-    scheduler = ApprovalScheduler(StoredCalls(services))
-    return EngineApprovals(channels, services.approvals, scheduler, ApprovalService(scheduler))
-
-
-def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> None:
-    owe_newest(connection, "audit.anchor", anchor, now)
 
 
 class EngineLife:
@@ -514,14 +484,10 @@ class EngineLife:
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
-        for channel in made.approvals.channels:
-            await enter(channel.running(made.approvals.service.show))
+        if made.webhook is not None:
+            await enter(made.webhook.running(made.approvals.show))
         await enter(made.approvals.scheduler)
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
-
-    def drain(self) -> None:
-        """Accept no new calls; running calls continue."""
-        self._made.calls.drain()
 
     async def drained(self) -> None:
         """Wait, after `drain`, until no call is running, including approved ones."""
@@ -546,7 +512,7 @@ class EngineLife:
 
     async def _tell_of_alert(self, alert: Alert) -> None:
         """Store a message about an alert for the webhook, if one is configured for alerts."""
-        webhook = self._made.approvals.webhook
+        webhook = self._made.webhook
         if webhook is None or not self._config.alerts.webhook:
             return
         event = "alert.firing" if alert.firing else "alert.resolved"
@@ -577,11 +543,10 @@ class EngineLife:
             (state.rates.prune, math.inf, None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
+        on_fault = partial(log_fault, self._log, "state.retention_failed")
         for prune, kept_s, overdue in all_kept:
             await self._stack.enter_async_context(
-                retention(
-                    prune, self._now, self._on_retention_fault, kept_s=kept_s, overdue=overdue
-                )
+                retention(prune, self._now, on_fault, kept_s=kept_s, overdue=overdue)
             )
 
     async def _recover_keys(self) -> None:
@@ -613,6 +578,3 @@ class EngineLife:
 
     def _on_store_fault(self, name: str, fault: StoreError) -> None:
         self._log.error(f"{name}.unavailable", reason=str(fault))
-
-    def _on_retention_fault(self, fault: Exception) -> None:
-        log_fault(self._log, "state.retention_failed", fault)

@@ -164,12 +164,11 @@ class Engine:
         self.cache = made.state.cache
         self.blobs = made.state.blobs
         self.call_log = made.state.calls
-        self.keys = made.state.keys
         self.runs = made.calls
         self.sessions = made.sessions
-        self.approvals = made.approvals.service
+        self.approvals = made.approvals
         self.policy = made.policy
-        self.webhook = made.approvals.webhook
+        self.webhook = made.webhook
         self.overview = Overview(made)
 
     async def __aenter__(self) -> Engine:
@@ -751,7 +750,7 @@ class Engine:
 
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
-        self._life.drain()
+        self._made.calls.drain()
 
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs, approved calls included."""
@@ -760,7 +759,7 @@ class Engine:
     @property
     def running_calls(self) -> int:
         """The number of calls that `drained` waits for now."""
-        runs = self._made.approvals.service.requests.runs
+        runs = self._made.approvals.requests.runs
         alone = [one for one in runs.running if not runs.followers(one)]  # whose caller has left
         return len(self._made.calls.running) + len(alone)
 

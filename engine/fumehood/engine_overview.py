@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 import anyio
 
 from fumehood.answers import CallDetails
-from fumehood.approvals.model import ApprovalState
 from fumehood.compose import Composition
 from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
 from fumehood.core.call_log import (
@@ -77,10 +76,10 @@ class Overview:
             ResourceNotFound: the call log does not have it.
         """
         record, stages_ms, audit_seq = await self._calls.get(call_id)
-        stored = await self._made.approvals.service.requests.table.of_call(call_id)
+        stored = await self._made.approvals.requests.table.of_call(call_id)
         approval = None
         if stored is not None:
-            approval = await self._made.approvals.service.show(stored.approval.id)
+            approval = await self._made.approvals.show(stored.approval.id)
         answer = stored.answer if stored is not None else None
         if answer is None:
             answer = await self._made.state.keys.answer_of(record.principal_id, call_id)
@@ -91,7 +90,7 @@ class Overview:
             stages_ms=stages_ms,
             audit_seq=audit_seq,
             approval=approval,
-            envelope=_envelope(answer) if answer is not None and may_read else None,
+            envelope=decode_envelope(answer.encode()) if answer is not None and may_read else None,
             answer="shown" if answer is not None and may_read else
             "not_kept" if answer is None else "needs_admin",
             children=children.items,
@@ -122,13 +121,13 @@ class Overview:
             ResourceNotFound: its arguments are not kept.
             PermissionDenied: its caller may no longer call.
         """
-        stored = await self._made.approvals.service.requests.table.of_call(call_id)
+        stored = await self._made.approvals.requests.table.of_call(call_id)
         if stored is None or stored.approval.tool.startswith(EXTERNAL):
             raise ResourceNotFound(
                 "The arguments of this call are not kept: only those of calls that needed approval "
                 "are. Do not retry."
             )
-        requests = self._made.approvals.service.requests
+        requests = self._made.approvals.requests
         principal = requests.eligibility.caller_of(stored)
         if principal is None:
             raise PermissionDenied("The caller of this call may not make it any more.")
@@ -275,14 +274,10 @@ def _owned(kept: KeptSession) -> OwnedSession:
     return OwnedSession(**fields, principal_id=kept.principal_id)
 
 
-def _envelope(answer: str) -> Envelope:
-    return decode_envelope(answer.encode())
-
-
 async def figures_of(made: Composition) -> list[Figure]:
     """Return all figures. Raises ReadFailed."""
-    pending = await made.approvals.requests.table.in_state(ApprovalState.PENDING)
-    shown = Figure("approvals_pending", "Calls that wait for a human's approval.", len(pending))
+    pending = await made.approvals.count_pending()
+    shown = Figure("approvals_pending", "Calls that wait for a human's approval.", pending)
     return [shown, *_of_calls(made), *_of_containers(made), *_of_state(made), *_of_sight(made)]
 
 

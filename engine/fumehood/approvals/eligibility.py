@@ -7,7 +7,7 @@ approvers who do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from fumehood.approvals import refusals
@@ -22,7 +22,7 @@ from fumehood.policy.model import Decision
 class Eligibility:
     """Answers these questions for one engine.
 
-    `channels` are the principals of the channels that can deliver decisions.
+    `others` are principals who can also approve: that of the webhook's decisions.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Eligibility:
         tokens: Tokens,
         agents: Agents,
         *,
-        channels: Collection[str],
+        others: frozenset[str],
         allow_self_approval: bool,
         now: Callable[[], datetime],
     ) -> None:
@@ -39,7 +39,7 @@ class Eligibility:
         self._approvers = approvers
         self._tokens = tokens
         self._agents = agents
-        self._channels = frozenset(channels)
+        self._others = others
         self._now = now
 
     def approver_ids(self) -> frozenset[str]:
@@ -53,7 +53,7 @@ class Eligibility:
             for one in self._tokens.all()
             if Scope.APPROVE in one.scopes and self._tokens.principal_of_id(one.id, now)
         }
-        return frozenset(approvers | tokens | self._channels)
+        return frozenset(approvers | tokens | self._others)
 
     def counts(self, principal_id: str) -> bool:
         """Whether a decision of this principal counts, because it may still approve."""

@@ -21,7 +21,7 @@ import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
-from fumehood.approvals.channels import ApprovalChannel
+from fumehood.approvals.channels.webhook import WebhookChannel
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.model import OPEN_STATES, Approval, ApprovalState, StoredApproval
 from fumehood.approvals.remembered import RememberedRules
@@ -59,7 +59,7 @@ class ApprovalRequests:
         eligibility: Eligibility,
         settings: ApprovalSettings,
         *,
-        channels: Sequence[ApprovalChannel],
+        webhook: WebhookChannel | None,
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         is_draining: Callable[[], bool],
@@ -78,7 +78,7 @@ class ApprovalRequests:
         self.new_call = anyio.Event()
         """Set when a call begins to wait."""
         self._changed = anyio.Event()
-        self._channels = channels
+        self._webhook = webhook
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
@@ -272,7 +272,7 @@ class ApprovalRequests:
         return after
 
     def _tell(self, approval: Approval) -> None:
-        """Report a durable change to the log, the channels and all waiting tasks."""
+        """Report a durable change to the log, the webhook and all waiting tasks."""
         self.log.info(
             "approval.changed",
             approval_id=approval.id,
@@ -285,8 +285,8 @@ class ApprovalRequests:
             self._quota.release(approval.id)
         if approval.state not in OPEN_STATES:
             self._untold.discard(approval.call_id)
-        for channel in self._channels:
-            channel.wake()
+        if self._webhook is not None:
+            self._webhook.wake()
         self.changes += 1
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -2,8 +2,8 @@
 
 Host side, used by the other files of this package. One `Step` is one transaction: the state, an
 approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
-the channels' messages are written together or not at all. Invariants: only this file defines the
-conditions of each change and its entries for the audit chain and the channels; `version` grows with
+the webhook's message are written together or not at all. Invariants: only this file defines the
+conditions of each change and its entries for the audit chain and the webhook; `version` grows with
 each visible change, so one of two simultaneous decisions is refused.
 """
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from fumehood.approvals import refusals
-from fumehood.approvals.channels import ApprovalChannel
+from fumehood.approvals.channels import webhook
 from fumehood.approvals.model import (
     OPEN_STATES,
     SESSION,
@@ -84,7 +84,7 @@ class Step:
     remember: RememberedRule | None = None
     answer: Envelope | None = None
     event: str | None = None
-    """The event that channels report, such as `approval.created`; None for none."""
+    """The event that the webhook reports, such as `approval.created`; None for none."""
     details: JsonObject = field(default_factory=dict)
     """Details for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
@@ -180,7 +180,7 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """The approval expires soon, and channels warn about it. Its version stays the same."""
+    """The approval expires soon, and the webhook warns about it. Its version stays the same."""
     return Step(
         "approval.expiring", "engine", now, PENDING,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -259,18 +259,18 @@ class Waiting:
 
 
 class ApprovalTable:
-    """The rows of one database. With each event, a message for each of `channels` is stored."""
+    """The rows of one database. With `has_webhook`, each event also stores a message for it."""
 
     def __init__(
         self,
         database: Database,
         *,
-        channels: Sequence[ApprovalChannel] = (),
+        has_webhook: bool = False,
         kept_days: int = 90,
     ) -> None:
         self._database = database
         self._chain = database.audit
-        self._channels = channels
+        self._has_webhook = has_webhook
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
@@ -467,8 +467,8 @@ class ApprovalTable:
         return after
 
     def _owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
-        for channel in self._channels:
-            channel.owe(connection, approval_id, event, at)
+        if self._has_webhook:
+            webhook.owe(connection, approval_id, event, at)
 
 
 def _forget(connection: Connection, before: str) -> int:

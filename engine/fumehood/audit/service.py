@@ -51,11 +51,19 @@ Tell = Callable[[Connection, JsonObject, datetime], None]
 class AuditService:
     """Anchors, verifies and rotates the chain of one database.
 
-    A chain in memory is not anchored, because it ends with the engine.
+    A chain in memory is not anchored, because it ends with the engine. `tell` is called in the
+    transaction of each anchor, and `on_told` after its commit.
     """
 
     def __init__(
-        self, database: Database, settings: AuditSettings, log: Logger, now: Callable[[], datetime]
+        self,
+        database: Database,
+        settings: AuditSettings,
+        log: Logger,
+        now: Callable[[], datetime],
+        *,
+        tell: Tell | None = None,
+        on_told: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._chain = database.audit
@@ -63,16 +71,11 @@ class AuditService:
         self._settings = settings
         self._log = log
         self._now = now
-        self._tell: Tell | None = None
-        self._on_told: Callable[[], None] = lambda: None
+        self._tell = tell
+        self._on_told = on_told
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
-
-    def connect(self, tell: Tell, on_told: Callable[[], None]) -> None:
-        """From now on, call `tell` in the transaction of each anchor, and `on_told` after its
-        commit."""
-        self._tell, self._on_told = tell, on_told
 
     @asynccontextmanager
     async def anchored(self) -> AsyncIterator[None]:

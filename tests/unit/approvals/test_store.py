@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.approvals.channels import webhook
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import Step
@@ -77,11 +78,9 @@ async def test_step_with_wrong_version_or_digest_changes_nothing(more: dict[str,
         assert (after.approval.state, after.approval.version) == (ApprovalState.APPROVED, 2)
 
 
-class FullChannel:
-    """A channel that cannot store its messages."""
-
-    def owe(self, *_: object) -> None:
-        raise RuntimeError("no room")
+def _no_room(*_: object) -> None:
+    """Fail to store a message."""
+    raise RuntimeError("no room")
 
 
 @pytest.mark.row("A6")
@@ -89,7 +88,8 @@ async def test_failed_notification_rolls_back_the_decision(monkeypatch: pytest.M
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with monkeypatch.context() as patch:
-            patch.setattr(desk.engine.approvals.requests.table, "_channels", [FullChannel()])
+            patch.setattr(desk.engine.approvals.requests.table, "_has_webhook", True)
+            patch.setattr(webhook, "owe", _no_room)
             with pytest.raises(RuntimeError):
                 await desk.decide(approval_id)
         assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING

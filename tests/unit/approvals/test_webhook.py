@@ -14,7 +14,6 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
-from fumehood.approvals.channels import ChannelContext
 from fumehood.approvals.channels import webhook as deliveries
 from fumehood.approvals.channels.webhook import (
     AT_ONCE,
@@ -74,8 +73,8 @@ def settings(secret_file: Path, **config: Any) -> WebhookSettings:
 
 
 def make_channel(database: Database, secret_file: Path, **config: Any) -> WebhookChannel:
-    context = ChannelContext(database, lambda: NOW, quiet_logger())
-    return WebhookChannel(settings(secret_file, **config), context)
+    chosen = settings(secret_file, **config)
+    return WebhookChannel(chosen, database, lambda: NOW, quiet_logger())
 
 
 def make(
@@ -159,9 +158,7 @@ async def test_newer_anchor_replaces_an_undelivered_one_and_survives_a_late_deli
     database: Database, secret_file: Path
 ) -> None:
     def owe_anchor(seq: int) -> None:
-        database.write_now(
-            partial(deliveries.owe_newest, event="audit.anchor", document={"seq": seq}, at=NOW)
-        )
+        database.write_now(partial(deliveries.owe_anchor, document={"seq": seq}, at=NOW))
 
     got: list[tuple[int, int]] = []
 

@@ -34,16 +34,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from fumehood.approvals.channels import ApprovalChannel, ChannelContext, Show
 from fumehood.approvals.model import Approval
 from fumehood.approvals.settings import WebhookSettings
 from fumehood.core.errors import RateLimited, ResourceNotFound, Unauthorized
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
-from fumehood.observe.log import log_fault
+from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
 from fumehood.protocol.sockets import ConfigError
 from fumehood.storage.changes import stamp
+from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import DELIVERIES
 
@@ -54,6 +54,7 @@ NAME = "webhook"
 """Name of the channel and principal of its decisions."""
 
 HEADER = "fumehood-signature"
+ANCHOR = "audit.anchor"
 MAX_SEEN = 100_000
 """Number of remembered signatures: 32 bytes each, valid ones only."""
 
@@ -71,27 +72,37 @@ LOOK_S = 30.0
 KEPT = timedelta(days=30)
 """How long delivered and dropped messages stay in the table."""
 
+Show = Callable[[str], Awaitable[Approval]]
+"""Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
+
 Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
 """Sends a body with headers, and returns the answer's status. Raises OSError or
 httpx2.HTTPError."""
 
 
-class WebhookChannel(ApprovalChannel):
+class WebhookChannel:
     """Notifies one address about approvals. `callbacks` is None if callbacks may not decide.
+
+    If they may, `decides_as` is the principal of their decisions, which counts as an approver.
 
     Raises:
         ConfigError: the secret cannot be used.
     """
 
-    name = NAME
     show: Show
 
-    def __init__(self, settings: WebhookSettings, context: ChannelContext) -> None:
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        database: Database,
+        now: Callable[[], datetime],
+        log: Logger,
+    ) -> None:
         self._settings = settings
         self._secret = read_secret(settings.secret_file)
-        self._database = context.database
-        self._now = context.now
-        self._log = context.log
+        self._database = database
+        self._now = now
+        self._log = log
         self._woken = asyncio.Event()
         """Ends the pause after a round without failures."""
         self._failed_rounds = 0
@@ -103,10 +114,8 @@ class WebhookChannel(ApprovalChannel):
             else None
         )
 
-    def owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
-        owe(connection, approval_id, event, at)
-
     def wake(self) -> None:
+        """Note that messages were stored. Returns at once."""
         self._woken.set()
 
     @asynccontextmanager
@@ -213,8 +222,10 @@ class WebhookChannel(ApprovalChannel):
         """
         import httpx2
 
-        told = owed.document or told_of(await self.show(owed.approval_id))
-        now = self._now()
+        now, told = self._now(), owed.document
+        if told is None:
+            approval = await self.show(owed.approval_id)
+            told = {"approval": approval.model_dump(mode="json", exclude={"binding"})}
         body = strict_json.dumps({"event": owed.event, **told, "delivery": owed.seq,
                                   "sent_at": timestamp(now)})  # fmt: skip
         headers = {"content-type": "application/json", HEADER: sign(self._secret, body, now)}
@@ -253,11 +264,6 @@ class WebhookChannel(ApprovalChannel):
         elif self._failed_rounds:
             self._log.info("webhook.recovered", failed_rounds=self._failed_rounds)
             self._failed_rounds = 0
-
-
-def told_of(approval: Approval) -> JsonObject:
-    """Return the fields of a message about an approval, as it is when the message is sent."""
-    return {"approval": approval.model_dump(mode="json", exclude={"binding"})}
 
 
 async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict[str, str]) -> int:
@@ -382,14 +388,14 @@ def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> N
     _owe(connection, event, at, approval_id=approval_id, document=None)
 
 
-def owe_newest(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
-    """Store a message that replaces the earlier ones of its kind.
+def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
+    """Store a message about an anchor of the audit chain, which replaces the earlier ones.
 
     They are deleted after it is stored. Otherwise it could get the number of a deleted message,
     and one that is still being sent under that number would settle it.
     """
-    seq = _owe(connection, event, at, approval_id="", document=document)
-    earlier = _IS_OWED & (DELIVERIES.c.event == event) & (DELIVERIES.c.seq < seq)
+    seq = _owe(connection, ANCHOR, at, approval_id="", document=document)
+    earlier = _IS_OWED & (DELIVERIES.c.event == ANCHOR) & (DELIVERIES.c.seq < seq)
     connection.execute(delete(DELIVERIES).where(earlier))
 
 
