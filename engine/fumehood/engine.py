@@ -21,6 +21,7 @@ import anyio.to_thread
 from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.budgets.usage import usage_table
+from fumehood.circuits.breaker import upstream_of
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
 from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
@@ -542,11 +543,12 @@ class Engine:
         """Return a tool by `name` or `name@version`, and its versions. Raises ToolNotFound."""
         found = self._made.registry.get(reference)
         versions = self._made.registry.versions(found.definition.name)
+        circuit = self._made.circuits.of(upstream_of(found.definition))
         return ToolDetails(
             tool=found.definition,
             versions=tuple(tool.definition.version for tool in versions),
             source=found.source.value,
-            circuit=self._made.circuits.status_of(found.definition),
+            circuit=circuit.status() if circuit is not None else None,
             findings=self.findings(found),
         )
 

@@ -216,30 +216,15 @@ class Circuits:
         self._log = log
         self._circuits: dict[str, Circuit] = {}  # as many as administrators registered services
 
-    def enter(self, tool: ToolDefinition) -> Permit | None:
-        """Take a permit for one request of a tool, or return None if it calls no service.
-
-        Raises:
-            CircuitOpen: requests to its service are suspended.
-        """
-        circuit = self._of(tool)
-        return circuit.enter() if circuit is not None else None
-
-    def require_passable(self, tool: ToolDefinition) -> None:
-        """Raise CircuitOpen if `enter` would, without taking a permit."""
-        circuit = self._of(tool)
-        if circuit is not None:
-            circuit.require_passable()
-
-    def wait_ms(self, tool: ToolDefinition) -> int:
-        """How long calls of a tool are refused from now on; 0 if one is let through."""
-        circuit = self._of(tool)
-        return circuit.wait_ms() if circuit is not None else 0
-
-    def status_of(self, tool: ToolDefinition) -> CircuitStatus | None:
-        """The circuit to a tool's service, or None."""
-        circuit = self._of(tool)
-        return circuit.status() if circuit is not None else None
+    def of(self, upstream: str | None) -> Circuit | None:
+        """The circuit to a service, named as by `upstream_of`, or None if a tool calls none."""
+        if upstream is None:
+            return None
+        circuit = self._circuits.get(upstream)
+        if circuit is None:
+            circuit = Circuit(upstream, self._settings, self._now, self._log)
+            self._circuits[upstream] = circuit
+        return circuit
 
     def statuses(self) -> list[CircuitStatus]:
         """The status of every circuit; those that are not closed come first."""
@@ -249,16 +234,3 @@ class Circuits:
     def broken(self) -> int:
         """How many circuits are not closed."""
         return sum(one.state is not CircuitState.CLOSED for one in self.statuses())
-
-    def _of(self, tool: ToolDefinition) -> Circuit | None:
-        upstream = upstream_of(tool)
-        if upstream is None:
-            return None
-        circuit = self._circuits.get(upstream)
-        if circuit is None:
-            circuit = Circuit(upstream, self._settings, self._now, self._log)
-            self._circuits[upstream] = circuit
-        return circuit
-
-
-__all__ = ["Circuit", "Circuits", "Permit", "health_of", "upstream_of"]

@@ -30,6 +30,3 @@ class CircuitSettings(BaseModel):
         if self.max_open_seconds < self.open_seconds:
             raise ValueError("max_open_seconds must be at least open_seconds")
         return self
-
-
-__all__ = ["CircuitSettings"]

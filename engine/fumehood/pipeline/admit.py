@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.circuits.breaker import Circuits, Permit
+from fumehood.circuits.breaker import Circuit, Circuits, Permit
 from fumehood.core.errors import CircuitOpen, ShuttingDown
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
@@ -53,11 +53,10 @@ async def plan_admission(
             retry_after_ms=2000,
         )
     plan = await plan_now(approved.permitted, walls, sessions)
-    if plan.upstream is None:
-        circuits = None
-    if circuits is not None:  # checked before the call waits for a place, and again afterwards
-        circuits.require_passable(approved.permitted.tool.definition)
-    return admit(approved, plan, sessions, circuits)
+    circuit = circuits.of(plan.upstream) if circuits is not None else None
+    if circuit is not None:  # checked before the call waits for a place, and again afterwards
+        circuit.require_passable()
+    return admit(approved, plan, sessions, circuit)
 
 
 class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
@@ -69,17 +68,17 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
         InvalidParams, ResourceNotFound: as `make_plan`.
     """
 
-    __slots__ = ("_approved", "_circuits", "_lease", "_permit", "_plan")
+    __slots__ = ("_approved", "_circuit", "_lease", "_permit", "_plan")
 
     def __init__(
         self,
         approved: ApprovedCall,
         plan: Plan,
         sessions: SessionKeeper | None = None,
-        circuits: Circuits | None = None,
+        circuit: Circuit | None = None,
     ) -> None:
         self._approved = approved
-        self._circuits = circuits
+        self._circuit = circuit
         self._permit: Permit | None = None
         self._plan = plan
         self._lease = _lease(approved.permitted, plan, sessions)
@@ -88,9 +87,9 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
         approved = self._approved
         expected = approved.approval.request.expected if approved.approval is not None else None
         lease = await self._lease.__aenter__()
-        if self._circuits is not None:
+        if self._circuit is not None:
             try:
-                self._permit = self._circuits.enter(approved.permitted.tool.definition)
+                self._permit = self._circuit.enter()
             except CircuitOpen as refused:
                 await self._lease.__aexit__(CircuitOpen, refused, refused.__traceback__)
                 raise

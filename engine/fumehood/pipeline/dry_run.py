@@ -95,8 +95,9 @@ async def dry_run(
             },
             "session": _session(made),
         }
-        if circuits is not None and made.upstream is not None:
-            circuits.require_passable(tool)
+        circuit = circuits.of(made.upstream) if circuits is not None else None
+        if circuit is not None:
+            circuit.require_passable()
     except EngineError as error:
         refusal = refusal or error.code
         if plan["placement"] is None:

@@ -58,6 +58,7 @@ async def _attempts(
 ) -> Outcome:
     """Run attempts until one succeeds or no further one is allowed."""
     tool, clock, retries = run.tool.definition, services.clock, services.retries
+    circuit = services.circuits.of(admitted.plan.upstream)
     deadline = clock.monotonic() + run.limits.wall_s
     retries.begin(tool)
     outcome = await _attempt(run, admitted.permit, admitted.plan)
@@ -68,14 +69,14 @@ async def _attempts(
         delay_s = retries.next_delay_s(tool, error, call.attempts, left_s)
         if delay_s is None:
             break
-        suspended_ms = services.circuits.wait_ms(tool)
+        suspended_ms = circuit.wait_ms() if circuit is not None else 0
         if suspended_ms > delay_s * 1e3:  # this attempt may have opened the circuit
             _stop(error, suspended_ms, call)
             break
         _tell(error, delay_s, most_retries(tool, error), call)
         await retries.sleep(delay_s)
         try:
-            permit = services.circuits.enter(tool)
+            permit = circuit.enter() if circuit is not None else None
         except CircuitOpen as suspended:
             _stop(error, suspended.retry_after_ms or 0, call)
             break

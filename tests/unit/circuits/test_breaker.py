@@ -175,18 +175,21 @@ def test_circuit_is_keyed_by_host_and_port(endpoint: str, upstream: str) -> None
 
 def test_tools_of_one_upstream_share_a_circuit() -> None:
     circuits = Circuits(CircuitSettings(min_failures=1), ManualClock().monotonic, RecordingLog())
-    tools = [
-        ToolDefinition.model_validate(rest_document(name=name, endpoint=endpoint))
+    first, second, other = (
+        circuits.of(
+            upstream_of(ToolDefinition.model_validate(rest_document(name=name, endpoint=endpoint)))
+        )
         for name, endpoint in (("a", "https://s/1"), ("b", "https://s/2"), ("c", "https://t/"))
-    ]
-    permit = circuits.enter(tools[0])
-    permit.conclude(gone())
+    )
+    assert first is not None
+    assert first is second
+    assert other is not None
+    first.enter().conclude(gone())
     with pytest.raises(CircuitOpen):
-        circuits.enter(tools[1])
-    circuits.require_passable(tools[2])
+        first.enter()
+    other.require_passable()
     function = ToolDefinition(name="f", description="A function.", executor="function")
-    assert circuits.enter(function) is None
-    assert circuits.status_of(function) is None
+    assert circuits.of(upstream_of(function)) is None
     assert circuits.broken() == 1
 
 
