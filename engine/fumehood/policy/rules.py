@@ -204,8 +204,8 @@ def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: b
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
     """Return the effective values that the conditions test as text, or None if all are absent."""
     places = [place for condition in conditions for place in condition.places]
-    found = [value for place in places for value in values_at(facts.arguments, place)]
-    text = ", ".join(json.dumps(value, default=str) for value in found)
+    found = [value for place in places for value in _all(facts.arguments, place) or ()]
+    text = ", ".join(json.dumps(value, default=str) for value in found if value is not ABSENT)
     return cut(text, MAX_SHOWN) or None
 
 
@@ -259,11 +259,6 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
         return None if found is None else quantify(map(ask, found))
 
     return asked
-
-
-def values_at(arguments: JsonObject, segments: Sequence[str]) -> Sequence[Any]:
-    """Return the values at this pointer, without absent ones."""
-    return [value for value in _all(arguments, segments) or () if value is not ABSENT]
 
 
 def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
@@ -398,12 +393,7 @@ def _missing(predicate: Predicate) -> Callable[[Any], Answer]:
 def _not(predicate: Predicate) -> Callable[[Any], Answer]:
     """Negate a test. None (in doubt) stays None."""
     ask = compile_predicate(_given(predicate.not_))
-
-    def asked(value: Any) -> Answer:
-        answer = ask(value)
-        return None if answer is None else not answer
-
-    return asked
+    return lambda value: _negated(ask(value))
 
 
 _COMPILERS: dict[str, Callable[[Predicate], Callable[[Any], Answer]]] = {
@@ -438,16 +428,12 @@ def any_holds(answers: Iterable[Answer]) -> Answer:
 
 
 def _every(answers: Iterable[Answer]) -> Answer:
-    """Return True if all answers are True, False if any is False, and otherwise None."""
-    outcome: Answer = True
-    is_empty = True
-    for answer in answers:
-        is_empty = False
-        if answer is False:
-            return False
-        if answer is None:
-            outcome = None
-    return None if is_empty else outcome
+    """Return False if any answer is False, True if all are True, and otherwise None."""
+    return _negated(any_holds(map(_negated, answers)))
+
+
+def _negated(answer: Answer) -> Answer:
+    return None if answer is None else not answer
 
 
 def _one(arguments: Any, segments: Sequence[str]) -> Any:
