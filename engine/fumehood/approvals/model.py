@@ -215,10 +215,8 @@ class Resolution(_Value):
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
 
 
-class ApprovalQuery(BaseModel):
+class ApprovalQuery(_Value):
     """Which approvals to list, newest first; `cursor` is the id of the last one seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     state: ApprovalState | None = None
     tool: str | None = Field(default=None, max_length=160)
@@ -325,23 +323,3 @@ def own_view(stored: StoredApproval) -> Approval:
             "decisions": (),
         }
     )
-
-
-__all__ = [
-    "Approval",
-    "ApprovalPage",
-    "ApprovalQuery",
-    "ApprovalState",
-    "DecisionRecord",
-    "NewDecision",
-    "NewEdit",
-    "OneOfSeveral",
-    "RememberWish",
-    "RememberedRule",
-    "Resolution",
-    "SeveralDecisions",
-    "StoredApproval",
-    "StoredRequest",
-    "own_view",
-    "yes_votes",
-]

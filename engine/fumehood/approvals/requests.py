@@ -441,6 +441,3 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
         task.exception()  # mark it as retrieved
         raise cancelled
     return task.result()
-
-
-__all__ = ["ApprovalRequests", "run_to_completion"]

@@ -47,6 +47,3 @@ class WebhookSettings(BaseModel):
     """How far the time in a callback's signature may be from the engine's clock."""
     may_decide: bool = False
     """Whether a signed callback may decide, as the approver `webhook`."""
-
-
-__all__ = ["ApprovalSettings", "WebhookSettings"]

@@ -28,8 +28,6 @@ from fumehood.storage.errors import AuditKeyLost
 CURRENT = "audit.key"
 """The file name of the current key."""
 
-"""Bytes that are read of a key file."""
-
 KEPT = re.compile(rf"audit-([0-9a-f]{{{KEY_ID_DIGITS}}})\.key")
 
 

@@ -72,6 +72,3 @@ class AuditSettings(BaseModel):
 
     anchor_rows: int = Field(default=1000, ge=1, le=1_000_000)
     anchor_seconds: float = Field(default=300, ge=1, le=86_400)
-
-
-__all__ = ["AuditSettings"]

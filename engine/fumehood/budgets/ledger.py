@@ -516,6 +516,3 @@ def _shown(rule: LimitedRule, figure: int) -> int | str:
 
 def day_of(moment: datetime) -> str:
     return moment.date().isoformat()
-
-
-__all__ = ["Budgets", "Reservation", "details_of", "estimate_of", "refusal", "taken_by"]

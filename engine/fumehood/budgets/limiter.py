@@ -390,6 +390,3 @@ def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) ->
 
 def _owner(key: CounterKey) -> tuple[str, str | None]:
     return key.name, key.subject.principal
-
-
-__all__ = ["Exceeded", "RateHold", "RateLimits"]

@@ -114,13 +114,15 @@ class Exceeded:
     """The owner of its counter."""
 
 
-class BudgetStanding(BaseModel):
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class BudgetStanding(_Value):
     """The remaining amount of one limit of one budget, and its owner.
 
     `held` is reserved for running calls. Money is a text with six decimal places.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     budget: str
     subject: dict[str, str]
@@ -148,10 +150,8 @@ MAX_ROWS = 5000
 _ONE = f"({'|'.join(GROUPS)})"
 
 
-class UsageQuery(BaseModel):
+class UsageQuery(_Value):
     """What to add up. An absent filter excludes nothing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     by: Annotated[str, Written(str | Iterable[str])] = Field(
         default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$"
@@ -192,10 +192,6 @@ class AllUsageQuery(UsageQuery):
     """The same for all calls, or for one principal's."""
 
     principal: PrincipalId | None = None
-
-
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class UsageRow(_Value):

@@ -105,7 +105,3 @@ def _require_different(value: tuple[RateLimitRule, ...]) -> tuple[RateLimitRule,
 
 
 AllRateLimits = Annotated[tuple[RateLimitRule, ...], AfterValidator(_require_different)]
-
-__all__ = [
-    "AllBudgets", "AllRateLimits", "BudgetRule", "Per", "Period", "RateLimitRule", "RatePer",
-]  # fmt: skip

@@ -189,5 +189,3 @@ _RAISE = text(
     f"{_ADD}CASE WHEN counters.reserved > excluded.reserved THEN counters.reserved "
     "ELSE excluded.reserved END"
 )
-
-__all__ = ["KEPT_DAYS", "CounterKey", "CounterRow", "CounterTable"]

@@ -272,6 +272,3 @@ class ResultCache:
 
     def _drop(self, key: str) -> None:
         self._size_bytes -= self._entries.pop(key).size_bytes
-
-
-__all__ = ["CachedAnswer", "Flight", "ResultCache"]

@@ -164,6 +164,3 @@ class CurrentPolicy:
             await self._database.write(job)
         except StoreError as fault:
             log_fault(self._log, "policy.not_recorded", fault)
-
-
-__all__ = ["CurrentPolicy"]

@@ -219,6 +219,3 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
 def _with_shadow(decision: Decision, shadow: Sequence[CompiledRule], facts: CallFacts) -> Decision:
     told = [f"{one.rule.id} would {one.rule.decision}" for one in shadow if one.matches(facts)]
     return replace(decision, shadow=tuple(told)) if told else decision
-
-
-__all__ = ["DANGEROUS_ASKS", "HARMLESS_PASSES", "NO_POLICY", "PolicyGate"]

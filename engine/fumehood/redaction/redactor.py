@@ -101,7 +101,7 @@ _BEGUN_ESCAPE = re.compile(
     r"|\x1b(?:\[[0-9;]{0,16}m?)?)\Z"
 )
 MAX_ESCAPE = 20
-_NUMERIC = re.compile(r"[-+.0-9e]+")
+NUMERIC = re.compile(r"[-+.0-9e]+")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 """A file's content, which is not redacted, because matches in it are by chance. Its field's name is
@@ -241,7 +241,7 @@ class Redactor:
         parts += [_PRIVATE_KEY, f"{_BORDER}(?:{'|'.join(_COMMON_KEYS)})"] if common else []
         self._pattern = re2.compile("|".join(parts)) if parts else None
         # No key of a common form is a number.
-        self._reads_numbers = bool(self._settings.patterns) or any(map(_NUMERIC.fullmatch, secrets))
+        self._reads_numbers = bool(self._settings.patterns) or any(map(NUMERIC.fullmatch, secrets))
         words = [re2.escape(word) for word in (*secrets, *(_BEGINNINGS if common else ()))]
         words += [_KEY_BEGINS] if common else []
         # JSON writes other characters in several ways, and patterns have no known beginning.

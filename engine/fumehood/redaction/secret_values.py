@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from fumehood.redaction.redactor import REDACTED, begun, free_name
+from fumehood.redaction.redactor import NUMERIC, REDACTED, begun, free_name
 
 _PERCENT = re.compile("%[0-9A-F]{2}")
-_NUMERIC = re.compile(r"[-+.0-9e]+")
 
 
 class SecretValues:
@@ -37,7 +36,7 @@ class SecretValues:
         """Replace these values as well."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
-        self._in_numbers = [form for form in self._forms if _NUMERIC.fullmatch(form)]
+        self._in_numbers = [form for form in self._forms if NUMERIC.fullmatch(form)]
 
     @property
     def longest(self) -> int:
