@@ -191,8 +191,6 @@ class Predicate(_Written):
             raise ValueError(f"exactly one of these is needed: {known}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError("min is over max, so it can never hold")
-        if self.not_ is not None and self.not_.not_ is not None:
-            raise ValueError("a 'not' inside a 'not' is written without both")
         return self
 
     @property
@@ -327,16 +325,6 @@ class Rule(_Written):
                 raise ValueError(f"{name[:80]!a} is not a valid name")
         return value
 
-    @field_validator(
-        "tools", "agents", "principals", "environments", "categories", "tags", "approvers"
-    )
-    @classmethod
-    def _refuse_doubles(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for position, name in enumerate(value or ()):
-            if name in (value or ())[:position]:
-                raise ValueError(f"{name[:80]!a} is given twice")
-        return value
-
     @field_validator("environments", "approvers")
     @classmethod
     def _refuse_patterns(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -353,17 +341,7 @@ class Rule(_Written):
             raise ValueError("its quorum is larger than the number of its approvers")
         if self.decision is Verdict.ALLOW and self.over_budget:
             raise ValueError("over_budget needs 'ask' or 'deny'; 'allow' does not raise a budget")
-        if self.decision is Verdict.ALLOW and self.dangerous and not self.names_a_tool:
-            raise ValueError(
-                "it can never match: a dangerous tool is allowed only by a rule with its exact "
-                "name in 'tools'"
-            )
         return self
-
-    @property
-    def names_a_tool(self) -> bool:
-        """Whether `tools` has a name without `*`."""
-        return any("*" not in pattern.partition("@")[0] for pattern in self.tools or ())
 
     @property
     def is_enforced(self) -> bool:
