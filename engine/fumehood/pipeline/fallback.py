@@ -26,32 +26,30 @@ ID_SUFFIX = "_fallback"
 """Added to the first call's id to make the id of the fallback's call."""
 
 
-def has_fallback(call: CallContext, error: EngineError) -> bool:
-    """Whether the tool's fallback is called after this error."""
+def fallback_of(call: CallContext, error: EngineError) -> str | None:
+    """Return the fallback that is called after this error, or None."""
     if call.resolved is None or call.handle.is_cancelled:
-        return False
+        return None
     if call.handle.has_output:  # listeners have already received a part of the first tool's result
-        return False
+        return None
     tool = call.resolved.tool.definition
-    return (
-        tool.fallback is not None
-        and not call.request.is_fallback
+    is_called = (
+        not call.request.is_fallback
         and call.approval is None
         and is_of_service(tool)
         and (is_passing(error) or error.fault is Fault.UPSTREAM)
         and is_harmless(tool, error)
     )
+    return tool.fallback if is_called else None
 
 
 async def fall_back(
     call: CallContext,
+    name: str,
     services: PipelineServices,
     run: Callable[[CallContext, PipelineServices], Awaitable[Envelope]],
 ) -> None:
-    """Call the fallback and store its answer in `call.fallback`. `run` is the pipeline."""
-    if call.resolved is None or call.resolved.tool.definition.fallback is None:
-        return
-    name = call.resolved.tool.definition.fallback
+    """Call the fallback `name` and store its answer in `call.fallback`. `run` is the pipeline."""
     request = _request(call.request, name)
     trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
     other = CallContext(request, trace, call.handle.for_fallback())

@@ -47,7 +47,7 @@ from fumehood.pipeline.claim import (
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
-from fumehood.pipeline.fallback import fall_back, has_fallback, require_no_approval
+from fumehood.pipeline.fallback import fall_back, fallback_of, require_no_approval
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices, spender_of
@@ -187,8 +187,9 @@ async def _run_or_fall_back(
     except CircuitOpen as refused:
         ending = refused
     error = ending.error if isinstance(ending, Outcome) else ending
-    if error is not None and has_fallback(call, error):
-        await fall_back(call, services, _run)
+    fallback = fallback_of(call, error) if error is not None else None
+    if fallback is not None:
+        await fall_back(call, fallback, services, _run)
         if call.handle.close():  # the caller cancelled, but the fallback could not be stopped
             call.fallback = None
             return cancelled_ending(call)
@@ -219,7 +220,7 @@ async def run_approved(
             await services.approvals.remembered.use(approved.remembered)
         call.begin()
         outcome = await execute(admitted, call=call, services=services, run_call=run_call)
-        is_over = outcome.error is None or not has_fallback(call, outcome.error)
+        is_over = outcome.error is None or fallback_of(call, outcome.error) is None
         if is_over and call.handle.close():  # the caller cancelled, but the tool ran to its end
             outcome = Outcome.cancelled(outcome.isolation)
         return call.trace.passed("execute", outcome)
