@@ -16,6 +16,7 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
 from fumehood.core.call import CallBody
+from fumehood.executors.handle import CallHandle
 from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.testing import ManualClock
 
@@ -84,7 +85,7 @@ async def test_state_of_an_earlier_version_keeps_approvals_keys_sessions_and_aud
         await engine.approvals.decide(
             WAITING, NewDecision(decision="approve"), approver, channel="cli"
         )
-        answer = await engine.approvals.requests.wait(WAITING, 10, None)
+        answer = await engine.approvals.requests.wait(WAITING, 10, CallHandle())
         assert answer.data["value"] == 4
         assert (await engine.audit.verify()).intact
     database.close()

@@ -45,6 +45,7 @@ from fumehood.config import Config
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
+from fumehood.executors.handle import CallHandle
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 
@@ -240,7 +241,7 @@ class User:
     async def end(self, label: str, approval_id: str) -> None:
         """Wait for the answer of a call that waited."""
         if approval_id:
-            envelope = await self.desk.requests.wait(approval_id, PATIENCE_S, None)
+            envelope = await self.desk.requests.wait(approval_id, PATIENCE_S, CallHandle())
             assert envelope is not None, f"{label} has no end"
             self.hear(label, envelope)
 

@@ -190,9 +190,7 @@ class ApprovalRequests:
             return True
         return by_program and approval.call_id not in self._untold
 
-    async def wait(
-        self, approval_id: str, seconds: float, handle: CallHandle | None
-    ) -> Envelope | None:
+    async def wait(self, approval_id: str, seconds: float, handle: CallHandle) -> Envelope | None:
         """Wait for the call's answer, and return it. None if there is none after `seconds`.
 
         `handle` receives the call's output and progress.
@@ -360,14 +358,11 @@ class ApprovedRuns:
         return self._followers.get(approval_id, ())
 
     @contextmanager
-    def followed_by(self, handle: CallHandle | None, approval_id: str) -> Iterator[None]:
+    def followed_by(self, handle: CallHandle, approval_id: str) -> Iterator[None]:
         """While the context is open, pass output and progress of the approval's call to `handle`.
 
-        They begin once the call runs. Nothing is passed if `handle` is None.
+        They begin once the call runs.
         """
-        if handle is None:
-            yield
-            return
         followers = self._followers.setdefault(approval_id, [])
         followers.append(handle)
         try:
