@@ -47,10 +47,13 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
     with _in_words(state):
         current = _read(state / CURRENT)
         if wanted is None:
-            return current if current is not None else _make_current(state)
+            if current is None:
+                current = new_key()
+                make_current(state, current)
+            return current
         if current is not None and current.id == wanted:
             return current
-        kept = _read(state / kept_name(wanted)) if _is_id(wanted) else None
+        kept = _read(state / kept_name(wanted)) if KEPT.fullmatch(kept_name(wanted)) else None
         if kept is None or kept.id != wanted:
             raise AuditKeyLost(_lost_words(state, wanted))
         make_current(state, kept)
@@ -87,12 +90,6 @@ def make_current(state: Path, key: AuditKey) -> None:
 def kept_name(key_id: str) -> str:
     """Return the file name of a key that is not current."""
     return f"audit-{key_id}.key"
-
-
-def _make_current(state: Path) -> AuditKey:
-    key = new_key()
-    _write(state / CURRENT, key)
-    return key
 
 
 def _write(path: Path, key: AuditKey) -> None:
@@ -132,10 +129,6 @@ def _in_words(state: Path, fault: str = "can be neither read nor made") -> Itera
         yield
     except OSError as error:
         raise AuditKeyLost(f"The audit key in {state} {fault}: {error.strerror}.") from None
-
-
-def _is_id(text: str) -> bool:
-    return KEPT.fullmatch(kept_name(text)) is not None
 
 
 _ANEW = (
