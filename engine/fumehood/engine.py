@@ -25,7 +25,7 @@ from fumehood.circuits.breaker import upstream_of
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
 from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
-from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import (
@@ -73,11 +73,9 @@ from fumehood.observe.log import Logger
 from fumehood.observe.metrics import exposition
 from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import (
-    NotJson,
     parse_batch,
     parse_batch_call,
     parse_call_body,
-    parse_call_query,
     parse_own_batch_call,
     parse_own_call,
     parse_own_decision,
@@ -195,8 +193,6 @@ class Engine:
         self._life.require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
-        except NotJson as error:
-            return self.refusal(error)
         except EngineError as error:
             return self.refusal(error, tool=str(tool))
         return await self.run(name, body, self.owner)
@@ -649,7 +645,7 @@ class Engine:
             ResourceNotFound: the cursor is unknown, or too old.
             ReadFailed: the state cannot be read.
         """
-        asked = parse_call_query(checked_keywords(CallQueryKeywords, "calls", query))
+        asked = parsed(CallQuery, checked_keywords(CallQueryKeywords, "calls", query), "query")
         return await self.call_log.page(self.owner.id, asked)
 
     async def call_record(self, call_id: str) -> CallRecord:
@@ -723,7 +719,9 @@ class Engine:
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """Make an envelope for a request that was refused before it became a call."""
-        return self.answer({}, error, tool)
+        # A program may give a name that is not Unicode, which an answer cannot hold.
+        named = tool.encode("utf-8", "replace").decode() if tool is not None else None
+        return self.answer({}, error, named)
 
     def answer(
         self, data: JsonObject, error: EngineError | None = None, tool: str | None = None
@@ -791,4 +789,4 @@ def _caller(principal_id: str, agents: frozenset[str]) -> Principal:
     return Principal(principal_id, frozenset({Scope.CALL}), agents)
 
 
-__all__ = ["CallOptions", "Engine", "Tool", "parse_batch", "parse_call_body", "parse_call_query"]
+__all__ = ["CallOptions", "Engine", "Tool", "parse_batch", "parse_call_body"]

@@ -56,3 +56,13 @@ async def test_misspelt_keyword_is_a_type_error(home: Path, method: str) -> None
         used = getattr(made.engine, method)(*arguments, nonsense=1)
         with pytest.raises(TypeError, match="nonsense"):
             await (anext(used) if method == "stream" else used)
+
+
+@pytest.mark.row("P9")
+async def test_batch_member_without_a_unicode_name_fails_alone(home: Path) -> None:
+    right = {"tool": "calculator", "arguments": {"expression": "1"}}
+    async with bench(home) as made:
+        refused, answered = await made.engine.batch([{"tool": "\ud800"}, right])
+    assert refused.error is not None
+    assert refused.error.code == "INVALID_PARAMS"
+    assert answered.error is None or answered.error.code != "INVALID_PARAMS"

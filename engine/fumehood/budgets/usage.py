@@ -71,7 +71,7 @@ def _table(connection: Connection, query: UsageQuery, principal_id: str | None) 
     if principal_id is not None:
         wanted.append(CALLS.c.principal_id == principal_id)
     rows = _summed(connection, wanted, query.groups, MAX_ROWS + 1)
-    total = _summed(connection, wanted, (), None) or [_nothing()]
+    total = _summed(connection, wanted, (), None) or [_row({}, ())]
     return UsageTable(
         by=query.groups,
         items=tuple(rows[:MAX_ROWS]),
@@ -136,9 +136,3 @@ def _whole(row: RowMapping, name: str) -> int:
 
 def _money(millionths: int) -> str:
     return f"{millionths // MILLION}.{millionths % MILLION:06}"
-
-
-def _nothing() -> UsageRow:
-    return UsageRow(
-        group={}, calls=0, errors=0, input_tokens=0, output_tokens=0, tokens_used=0, cost={}
-    )

@@ -226,9 +226,9 @@ async def new_approval(
     place = await place_of(plan, services.sessions)
     effect = await preview(permitted, plan, services.sessions)
     action = action_of(permitted, plan, place, effect)
-    approvals, exceeded = services.approvals, services.exceeded_if_approved(permitted)
-    now = approvals.now()
+    approvals, now = services.approvals, services.approvals.now()
     request, decision = permitted.request, permitted.decision
+    exceeded = services.exceeded(permitted.validated) if decision.may_exceed_budget else None
     binding = permitted.validated.binding
     tool, options = permitted.tool.definition, request.options
     approval = Approval(

@@ -19,7 +19,6 @@ from fumehood.core.call import (
     RawBatch,
     replaced,
 )
-from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
@@ -29,10 +28,6 @@ from fumehood.protocol import strict_json
 M = TypeVar("M", bound=BaseModel)
 
 _NO_ARGUMENTS = CallBody(arguments={})
-
-
-class NotJson(InvalidParams):
-    """The value cannot be represented in JSON, so no client could send it."""
 
 
 def parse_own_call(
@@ -48,12 +43,12 @@ def _as_sent(value: Any, part: str) -> Any:
     """Return a value of an embedding program after a round trip through JSON.
 
     Raises:
-        NotJson: it cannot be represented in JSON.
+        InvalidParams: it cannot be represented in JSON.
     """
     try:
         return strict_json.loads(strict_json.dumps(value), max_depth=65)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NotJson(f"The {part} is not JSON: {error}.") from None
+        raise InvalidParams(f"The {part} is not JSON: {error}.") from None
 
 
 def validated(model: type[M], document: JsonObject) -> M:
@@ -152,15 +147,6 @@ def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
 def parse_own_decision(document: JsonObject) -> DecisionBody:
     """Parse a decision of this process as strictly as one over a socket. Raises InvalidParams."""
     return parsed(DecisionBody, _as_sent(document, "decision"), "decision")
-
-
-def parse_call_query(query: JsonObject) -> CallQuery:
-    """Parse a query of the call log.
-
-    Raises:
-        InvalidParams: some fields are invalid; the error names each of them.
-    """
-    return parsed(CallQuery, query, "query")
 
 
 def parsed(model: type[M], document: JsonObject, part: str) -> M:

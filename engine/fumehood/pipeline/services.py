@@ -18,7 +18,6 @@ from fumehood.identity.agents import Agents
 from fumehood.observe.alerts import CallObserver
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
-from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.retry import Retries
@@ -78,13 +77,6 @@ class PipelineServices:
         """Return the rate limit that would refuse a call now, or None."""
         per_minute = validated.tool.definition.rate_limit
         return self.rates.exceeded(spender_of(validated), per_minute)
-
-    def exceeded_if_approved(self, permitted: PermittedCall) -> Exceeded | None:
-        """Return the budget that a call would exceed with the permission of an approval, or
-        None."""
-        if not permitted.decision.may_exceed_budget:
-            return None
-        return self.exceeded(permitted.validated)
 
     def is_over_budget(self, validated: ValidatedCall, held: Reservation | None) -> bool:
         """Whether a call exceeds a budget; never if it already holds its reservation.
