@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -82,6 +82,8 @@ from fumehood.storage.sessions import SessionTable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+T = TypeVar("T")
 
 CURSOR_KEY_BYTES = 32
 """Length of the random key that signs cursors, in bytes. Each start of the engine has a new key."""
@@ -477,7 +479,8 @@ class EngineLife:
         self._stack.push_async_callback(made.upstreams.close)
         self._stack.callback(made.state.blobs.room.close)
         self._stack.callback(made.state.recordings.room.close)
-        self._stack.push_async_callback(self._close_budgets)
+        # If it fails, amounts that are reserved in advance count as spent.
+        self._stack.push_async_callback(self._try, "budgets", made.state.budgets.close)
         self._stack.callback(made.state.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)
         await self._open_stores()
@@ -523,12 +526,8 @@ class EngineLife:
     async def _open_stores(self) -> None:
         """Open the stores of files. If one fails, the engine starts, and answers say what is
         lost."""
-        state = self._made.state
-        for name, open_store in (("blobs", state.blobs.open), ("streams", state.recordings.open)):
-            try:
-                await open_store()
-            except StoreError as fault:
-                self._on_store_fault(name, fault)
+        await self._try("blobs", self._made.state.blobs.open)
+        await self._try("streams", self._made.state.recordings.open)
 
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, now and then periodically."""
@@ -551,11 +550,8 @@ class EngineLife:
 
     async def _recover_keys(self) -> None:
         """Mark the keys of interrupted calls as lost. If this fails, each is found when used."""
-        try:
-            lost = await self._made.state.keys.recover(self._now())
-        except StoreError as fault:
-            self._on_store_fault("idempotency_keys", fault)
-            return
+        recover = partial(self._made.state.keys.recover, self._now())
+        lost = await self._try("idempotency_keys", recover)
         if lost:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
@@ -570,11 +566,10 @@ class EngineLife:
         if lost:
             self._log.warning("streams.outcomes_unknown", calls=lost)
 
-    async def _close_budgets(self) -> None:
+    async def _try(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Do some work on a store. If the store fails, log that, and return None."""
         try:
-            await self._made.state.budgets.close()
-        except StoreError as fault:  # amounts reserved in advance then count as spent
-            self._on_store_fault("budgets", fault)
-
-    def _on_store_fault(self, name: str, fault: StoreError) -> None:
-        self._log.error(f"{name}.unavailable", reason=str(fault))
+            return await work()
+        except StoreError as fault:
+            self._log.error(f"{name}.unavailable", reason=str(fault))
+            return None

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
-from sqlalchemy.engine import RowMapping
 
 from fumehood.approvals.eligibility import may_decide
 from fumehood.approvals.model import RememberedRule, RememberWish, StoredApproval
@@ -205,27 +204,16 @@ _written = json.JSONEncoder(sort_keys=True).encode
 
 # -- rows ----------------------------------------------------------------------------------
 
-_TIMES = ("created_at", "expires_at", "removed_at")
-
 
 def add_rule(connection: Connection, rule: RememberedRule) -> None:
     """Store a new rule."""
-    row: dict[str, Any] = rule.model_dump(exclude=set(_TIMES))
-    for name in _TIMES:
-        moment = getattr(rule, name)
-        row[name] = None if moment is None else stamp(moment)
+    row: dict[str, Any] = rule.model_dump()
+    for name in ("created_at", "expires_at", "removed_at"):
+        row[name] = stamp(row[name]) if row[name] is not None else None
     connection.execute(insert(REMEMBERED), row)
 
 
 def all_rules(connection: Connection) -> list[RememberedRule]:
     """Return all rules, oldest first, including removed ones."""
     rows = connection.execute(select(REMEMBERED).order_by(REMEMBERED.c.created_at)).mappings()
-    return [_rule(row) for row in rows]
-
-
-def _rule(row: RowMapping) -> RememberedRule:
-    fields: dict[str, Any] = dict(row)
-    for name in _TIMES:
-        text = fields[name]
-        fields[name] = None if text is None else datetime.fromisoformat(text)
-    return RememberedRule(**fields)
+    return [RememberedRule(**row) for row in rows]

@@ -671,9 +671,8 @@ def _document(stored: StoredApproval) -> dict[str, Any]:
 def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
     document = row["document"]
     request = document["request"]
-    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    values: dict[str, Any] = {name: row[name] for name in (*_COLUMNS, *_TIMES)}
     values.update({name: document[name] for name in _IN_DOCUMENT if name in document})
-    values.update({name: _moment(row[name]) for name in _TIMES})
     approval = Approval(
         **values,
         state=ApprovalState(row["state"]),
@@ -694,12 +693,7 @@ def _decision_row(approval_id: str, decision: DecisionRecord) -> dict[str, Any]:
 
 
 def _decision(row: RowMapping) -> DecisionRecord:
-    values = {name: row[name] for name in DecisionRecord.model_fields if name != "at"}
-    return DecisionRecord(**values, at=datetime.fromisoformat(row["at"]))
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    return DecisionRecord(**{name: row[name] for name in DecisionRecord.model_fields})
 
 
 def _audited(approval: Approval, *, by: str) -> JsonObject:
