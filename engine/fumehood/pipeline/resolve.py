@@ -70,8 +70,11 @@ def resolve(
 def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
     require_agent(request.principal, agent_id, agents.find(agent_id))
     name = request.tool.partition("@")[0]
+    found = agents.binding(agent_id, name)
+    if found is not None:
+        return require_binding(agent_id, name, found)
     own = [binding.tool_name for binding in agents.bindings(agent_id) if binding.is_enabled]
-    return require_binding(agent_id, name, agents.binding(agent_id, name), own)
+    return require_binding(agent_id, name, None, own)
 
 
 def _bound_reference(request: CallRequest, binding: Binding) -> str:
