@@ -8,7 +8,6 @@ its approval; nothing in this module does.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -52,15 +51,6 @@ class ApprovedCall:
     call."""
     remembered: str | None = None
     """The remembered rule that permits the call, and whose uses are counted."""
-
-
-class WaitCancelled(asyncio.CancelledError):
-    """A call was cancelled after it was stored. If its caller cancelled it, it must be
-    withdrawn."""
-
-    def __init__(self, approval_id: str, cancelling: asyncio.CancelledError) -> None:
-        super().__init__(*cancelling.args)  # anyio reads from `args` which scope was cancelled
-        self.approval_id = approval_id
 
 
 def require_readable(permitted: PermittedCall) -> None:
@@ -112,10 +102,7 @@ async def approve(
     denied = await approvals.denied_before(stored.approval)
     if denied is not None:
         raise denial(denied, again=True)
-    try:
-        approval_id = await run_to_completion(_park(stored, claimed, approvals, call))
-    except asyncio.CancelledError as cancelling:
-        raise WaitCancelled(stored.approval.id, cancelling) from None
+    approval_id = await run_to_completion(_park(stored, claimed, approvals, call))
     return await wait_for(approval_id, call, approvals)
 
 
@@ -128,24 +115,21 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
     """
     wait_s = approvals.wait_s(call.request.options.wait_for_approval)
     handle = call.handle
-    try:
-        if wait_s:
-            handle.begin()
-            handle.report(0, f"waits for approval: {approval_id}")
-            with handle.waiting_for_human():
-                answer = await approvals.wait(approval_id, wait_s, handle)
-            if answer is not None:
-                return await _answered(answer, call, approvals)
-        stored = await approvals.table.get(approval_id)
-        if stored.answer is not None:  # it was stored in this moment
-            return await _answered(decode_envelope(stored.answer.encode()), call, approvals)
-        approval = stored.approval
-        # A repeat answers under the id of the call that it repeats.
-        call.request = replace(call.request, call_id=approval.call_id)
-        approvals.told(approval.call_id)
-        raise waits(approval, approvals)
-    except asyncio.CancelledError as cancelling:
-        raise WaitCancelled(approval_id, cancelling) from None
+    if wait_s:
+        handle.begin()
+        handle.report(0, f"waits for approval: {approval_id}")
+        with handle.waiting_for_human():
+            answer = await approvals.wait(approval_id, wait_s, handle)
+        if answer is not None:
+            return await _answered(answer, call, approvals)
+    stored = await approvals.table.get(approval_id)
+    if stored.answer is not None:  # it was stored in this moment
+        return await _answered(decode_envelope(stored.answer.encode()), call, approvals)
+    approval = stored.approval
+    # A repeat answers under the id of the call that it repeats.
+    call.request = replace(call.request, call_id=approval.call_id)
+    approvals.told(approval.call_id)
+    raise waits(approval, approvals)
 
 
 async def _answered(answer: Envelope, call: CallContext, approvals: ApprovalRequests) -> Envelope:
@@ -174,8 +158,7 @@ async def _park(
     stored: StoredApproval, claimed: ClaimedCall, approvals: ApprovalRequests, call: CallContext
 ) -> str:
     """Store the call, whose key then belongs to its approval, and return the approval's id."""
-    approval_id = await approvals.create(stored)
-    call.is_parked = True
+    call.parked_as = approval_id = await approvals.create(stored)
     if claimed.claim is not None:
         claimed.claim.handed_over()
     return approval_id

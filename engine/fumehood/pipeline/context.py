@@ -71,8 +71,8 @@ class CallContext:
     """Milliseconds that it waited for that place."""
     is_approved: bool = False
     """Whether it passed the stage `approve` in this run."""
-    is_parked: bool = False
-    """Whether it is stored, and continues without its caller after a human's approval."""
+    parked_as: str | None = None
+    """The id of its approval if it is stored, and continues without its caller after it."""
     has_begun: bool = False
     """Whether it may have had an effect."""
     attempts: Attempts = field(default_factory=Attempts)

@@ -58,7 +58,7 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
         **({"cache_hit": metadata.cache.hit} if metadata.cache is not None else {}),
         **({"parent_id": request.parent_id} if request.parent_id is not None else {}),
     )
-    if call.is_parked or request.options.dry_run:
+    if call.parked_as is not None or request.options.dry_run:
         return
     _observe(call, metadata, code, services)
     if request.principal is not None:

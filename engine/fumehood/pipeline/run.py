@@ -27,7 +27,6 @@ from fumehood.observe.clock import timestamp
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import (
     ApprovedCall,
-    WaitCancelled,
     approve,
     require_readable,
     wait_for,
@@ -98,11 +97,7 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
         call.claim = found
         _refuse_unpayable(permitted, services)
         mine = trace.passed("claim", claimed(permitted, found))
-        try:
-            approved = await approve(mine, services, call)
-        except WaitCancelled as waiting:
-            await _take_back(waiting.approval_id, call, services)
-            raise
+        approved = await approve(mine, services, call)
         if isinstance(approved, Envelope):  # the final answer after an approval, already recorded
             return approved
         ending = await _run_or_fall_back(trace.passed("approve", approved), call, services)
@@ -111,6 +106,8 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
         handle.close()
         return await conclude(call, refused, services)
     except BaseException as fault:
+        if call.parked_as is not None and isinstance(fault, asyncio.CancelledError):
+            await _take_back(call.parked_as, call, services)
         if handle.close() and isinstance(fault, asyncio.CancelledError):
             return await conclude(call, cancelled_ending(call), services)
         return await conclude_fault(call, fault, services)
@@ -248,12 +245,8 @@ async def _answer_of_another(
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services, now)
         return found.envelope
-    call.is_parked = True
-    try:
-        return await wait_for(found.approval_id, call, services.approvals)
-    except WaitCancelled as waiting:
-        await _take_back(waiting.approval_id, call, services)
-        raise
+    call.parked_as = found.approval_id
+    return await wait_for(found.approval_id, call, services.approvals)
 
 
 async def _take_back(approval_id: str, call: CallContext, services: PipelineServices) -> None:
