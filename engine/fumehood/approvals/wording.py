@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.core.errors import ERROR_CODES, OutcomeUnknown
+from fumehood.core.errors import OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, listed
@@ -89,47 +89,32 @@ def is_outside(approval: Approval) -> bool:
 
 def ending_in_words(approval: Approval) -> str:
     """Describe the ending of a call that was not carried out as decided; empty for any other."""
-    was_approved = approval.decided_at is not None
+    has_started = approval.started_at is not None
+    done = "It may have done a part of its work." if has_started else "Nothing was done."
     match approval.state:
         case ApprovalState.EXPIRED:
-            return _expiry_in_words(approval, was_approved)
-        case ApprovalState.CANCELLED if approval.started_at is not None:
-            return "The call was cancelled while it ran. It may have done a part of its work."
+            return f"{_expiry_in_words(approval)} Nothing was done."
         case ApprovalState.CANCELLED:
-            when = "after it was approved" if was_approved else "before anybody decided"
-            return f"The call was cancelled {when}. Nothing was done."
+            return f"The call was cancelled. {done}"
         case ApprovalState.INTERRUPTED:
             return "The engine ended while this call ran. It may have taken effect."
         case ApprovalState.DONE | ApprovalState.FAILED if approval.code == OutcomeUnknown.code:
-            was = "was done" if approval.state is ApprovalState.DONE else "was not done"
-            return f"The engine ended while this call ran. Somebody recorded later that it {was}."
-        case ApprovalState.FAILED if approval.started_at is not None:
-            said = _code_in_words(approval.code)
-            return f"The call was approved and started, but ended with an error{said}."
+            return "The engine ended while this call ran. Somebody recorded later how it ended."
+        case ApprovalState.FAILED if has_started:
+            return f"The call was approved and started, but ended with {approval.code}."
         case ApprovalState.FAILED:
-            said = _code_in_words(approval.code)
-            return f"The call was approved, but could not start{said}. Nothing was done."
+            return f"The call was approved, but could not start: {approval.code}. Nothing was done."
     return ""
 
 
-def _expiry_in_words(approval: Approval, was_approved: bool) -> str:
+def _expiry_in_words(approval: Approval) -> str:
     if approval.has_lost_session:
-        return "Its session ended before anybody decided, so this call can no longer run."
+        return "Its session ended before anybody decided."
     if approval.changed:
         names = dict.fromkeys(_PARTS.get(one, one.replace("_", " ")) for one in approval.changed)
-        return f"Changed since it was asked for: {', '.join(names)}. Nothing was done."
-    if was_approved:
-        return "The call was approved, but did not start in time. Nothing was done."
-    return "It was not decided in time. Nothing was done."
-
-
-def _code_in_words(code: str | None) -> str:
-    """Return an error code, with its meaning if it is one of the engine's."""
-    if code is None:
-        return ""
-    error = ERROR_CODES.get(code)
-    words = ((error.__doc__ if error is not None else "") or "").partition(".")[0]
-    return f": {words[:1].lower()}{words[1:]} ({code})" if words else f": {code}"
+        return f"Changed since it was asked for: {', '.join(names)}."
+    was = "started" if approval.decided_at is not None else "decided"
+    return f"It was not {was} in time."
 
 
 def hidden_in(approval: Approval) -> str:
