@@ -464,7 +464,14 @@ class EngineLife:
         )
 
     async def begin(self) -> None:
-        """Start all parts in order, and accept calls."""
+        """Start all parts in order, and accept calls. If one fails, stop the started ones."""
+        try:
+            await self._begin()
+        except BaseException:
+            await self.end()
+            raise
+
+    async def _begin(self) -> None:
         self._has_begun = True
         made, enter = self._made, self._stack.enter_async_context
         if made.owns_database:

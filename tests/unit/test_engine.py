@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fumehood import Config, Engine, EngineNotRunning, FumehoodError
+from fumehood.approvals.requests import ApprovalRequests
+from fumehood.storage.errors import ReadFailed
+from fumehood.testing import FakeWall
 from support.recording import bench
 
 pytestmark = pytest.mark.anyio
@@ -66,3 +70,19 @@ async def test_batch_member_without_a_unicode_name_fails_alone(home: Path) -> No
     assert refused.error is not None
     assert refused.error.code == "INVALID_PARAMS"
     assert answered.error is None or answered.error.code != "INVALID_PARAMS"
+
+
+@pytest.mark.row("D6")
+async def test_engine_that_fails_to_start_stops_what_has_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: ApprovalRequests) -> None:
+        raise ReadFailed("the disk failed")
+
+    monkeypatch.setattr(ApprovalRequests, "count_pending", fail)
+    engine, before = Engine(config=Config(home=home), interpreter=FakeWall()), asyncio.all_tasks()
+    with pytest.raises(ReadFailed):
+        await engine.__aenter__()
+    assert asyncio.all_tasks() == before
+    with pytest.raises(EngineNotRunning):
+        await _call(engine)
