@@ -496,7 +496,7 @@ class EngineLife:
         made.intake.is_open = True
         if made.webhook is not None:
             await enter(made.webhook.running(made.approvals.show))
-        await enter(made.approvals.scheduler)
+        await enter(made.approvals.scheduler.running())
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
 
     async def drained(self) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -68,7 +69,7 @@ LOOK_S = 2.0
 
 
 class ApprovalScheduler:
-    """Runs the approved calls of one engine, and keeps time. Works while it is entered."""
+    """Runs the approved calls of one engine, and keeps time, while `running` lasts."""
 
     def __init__(self, calls: StoredCalls) -> None:
         self.calls = calls
@@ -76,20 +77,18 @@ class ApprovalScheduler:
         self._requests = calls.services.approvals
         self._warn_before = timedelta(seconds=self._requests.settings.warn_seconds)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> ApprovalScheduler:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """End the calls that a crash cut short, then run calls while the context lasts."""
         requests = self._requests
         await requests.count_pending()
         for approval_id in await requests.table.in_state(ApprovalState.STARTED):
             await self._interrupt(approval_id)  # a crash cut it short: nothing has started yet
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(self._tasks.cancel_scope.cancel)
-        self._tasks.start_soon(self._keep_time)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._keep_time)
+            yield
+            self._tasks.cancel_scope.cancel()
 
     def start(self, approval_id: str) -> None:
         """Run an approved call, unless it runs already or the engine takes no calls."""

@@ -572,17 +572,14 @@ def _get(connection: Connection, approval_id: str) -> StoredApproval:
 
 
 def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
-    wanted: list[ColumnElement[bool]] = []
-    if principal_id is not None:
-        wanted.append(APPROVALS.c.principal_id == principal_id)
-    if query.state is not None:
-        wanted.append(APPROVALS.c.state == query.state.value)
-    if query.tool is not None:
-        wanted.append(APPROVALS.c.tool == query.tool)
-    if query.agent is not None:
-        wanted.append(APPROVALS.c.agent_id == query.agent)
-    if query.call_id is not None:
-        wanted.append(APPROVALS.c.call_id == query.call_id)
+    filters = {
+        "principal_id": principal_id,
+        "state": query.state.value if query.state is not None else None,
+        "tool": query.tool,
+        "agent_id": query.agent,
+        "call_id": query.call_id,
+    }
+    wanted = [APPROVALS.c[name] == value for name, value in filters.items() if value is not None]
     if query.cursor is not None:
         own = [APPROVALS.c.id == query.cursor]
         if principal_id is not None:
