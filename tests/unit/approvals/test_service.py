@@ -416,6 +416,23 @@ async def test_quorum_larger_than_number_of_approvers_is_refused(
 
 
 @pytest.mark.row("A3")
+async def test_expired_token_does_not_approve_again_if_the_clock_is_set_back() -> None:
+    async with asking() as desk:
+        clock, engine = desk.clock, desk.engine
+        hour = timedelta(hours=1)
+        await engine.tokens.new(
+            "t", principal_id="uid:9", scopes=[Scope.APPROVE], agents=(),
+            expires_at=clock.now() + hour, by=ALICE, now=clock.now(),
+        )  # fmt: skip
+        eligibility = engine.approvals.requests.eligibility
+        assert eligibility.counts("uid:9")
+        clock.advance(2 * hour.total_seconds())
+        assert not eligibility.counts("uid:9")
+        clock.advance(-2 * hour.total_seconds())
+        assert not eligibility.counts("uid:9")
+
+
+@pytest.mark.row("A3")
 async def test_remembered_rule_ends_if_its_author_is_removed() -> None:
     async with asking() as desk:
         until = desk.clock.now() + timedelta(hours=1)
