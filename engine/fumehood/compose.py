@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import anyio.lowlevel
 
-from fumehood.approvals.channels.webhook import WebhookChannel, owe_anchor, owe_document
+from fumehood.approvals.channels.webhook import WebhookChannel, owe, owe_anchor
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.requests import ApprovalRequests
@@ -527,7 +527,7 @@ class EngineLife:
             return
         event = "alert.firing" if alert.firing else "alert.resolved"
         document, now = {"alert": alert.model_dump(mode="json")}, self._now()
-        await self._made.database.write(lambda rows: owe_document(rows, event, document, now))
+        await self._made.database.write(lambda rows: owe(rows, event, now, document=document))
         webhook.wake()
 
     async def _open_stores(self) -> None:

@@ -468,7 +468,7 @@ class ApprovalTable:
 
     def _owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
         if self._has_webhook:
-            webhook.owe(connection, approval_id, event, at)
+            webhook.owe(connection, event, at, approval_id=approval_id)
 
 
 def _forget(connection: Connection, before: str) -> int:

@@ -78,7 +78,7 @@ async def test_step_with_wrong_version_or_digest_changes_nothing(more: dict[str,
         assert (after.approval.state, after.approval.version) == (ApprovalState.APPROVED, 2)
 
 
-def _no_room(*_: object) -> None:
+def _no_room(*_: object, **__: object) -> None:
     """Fail to store a message."""
     raise RuntimeError("no room")
 

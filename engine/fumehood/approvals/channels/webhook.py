@@ -29,7 +29,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 from sqlalchemy import Connection, delete, insert, or_, select, update
@@ -383,9 +383,30 @@ class Owed:
     """The content, if the message is not about an approval."""
 
 
-def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> None:
-    """Store a message about an approval, in the transaction of its event."""
-    _owe(connection, event, at, approval_id=approval_id, document=None)
+def owe(
+    connection: Connection,
+    event: str,
+    at: datetime,
+    *,
+    approval_id: str = "",
+    document: JsonObject | None = None,
+) -> int:
+    """Store a message in the transaction of its event, and return its number.
+
+    It has the approval as it is when the message is sent, or else the document.
+    """
+    row = {
+        "event": event,
+        "created_at": stamp(at),
+        "attempts": 0,
+        "delivered_at": None,
+        "given_up_at": None,
+        "approval_id": approval_id,
+        "document": document,
+    }
+    made = connection.execute(insert(DELIVERIES).values(row)).inserted_primary_key
+    assert made is not None
+    return int(made[0])
 
 
 def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
@@ -394,14 +415,9 @@ def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> No
     They are deleted after it is stored. Otherwise it could get the number of a deleted message,
     and one that is still being sent under that number would settle it.
     """
-    seq = _owe(connection, ANCHOR, at, approval_id="", document=document)
+    seq = owe(connection, ANCHOR, at, document=document)
     earlier = _IS_OWED & (DELIVERIES.c.event == ANCHOR) & (DELIVERIES.c.seq < seq)
     connection.execute(delete(DELIVERIES).where(earlier))
-
-
-def owe_document(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
-    """Store a message that is not about an approval, such as an alert."""
-    _owe(connection, event, at, approval_id="", document=document)
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
@@ -422,18 +438,3 @@ def forget_old(connection: Connection, before: datetime) -> int:
         delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
     )
     return removed.rowcount
-
-
-def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> int:
-    """Store a message and return its number."""
-    row = {
-        "event": event,
-        "created_at": stamp(at),
-        "attempts": 0,
-        "delivered_at": None,
-        "given_up_at": None,
-        **about,
-    }
-    made = connection.execute(insert(DELIVERIES).values(row)).inserted_primary_key
-    assert made is not None
-    return int(made[0])
