@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from conftest import StartDaemon, make_first_approver
 from fumehood.config import TlsSettings
+from fumehood.http.peer import LOOK_S
 from fumehood.http.server import HANDSHAKE_S, context_of
 from fumehood.protocol.sockets import ConfigError
 from support.authority import Authority
@@ -117,6 +119,29 @@ def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls
         assert tls.ask("/v1/tools", {"authorization": f"Bearer {tls.token}"}, "GET")[0] == 200
         assert silent.recv(1) == b""  # the handshake's time is over
         assert time.monotonic() - begun < HANDSHAKE_S + 5
+
+
+def test_attack_connections_without_a_request_are_closed_and_twin_is_not(tls: Site) -> None:
+    """They would hold the places of those who have a token."""
+    context = ssl.create_default_context(cafile=str(tls.certificate))
+    request = f"GET /v1/tools HTTP/1.1\r\nhost: {NAME}\r\nauthorization: Bearer {tls.token}\r\n"
+    with (
+        context.wrap_socket(tls.connect(), server_hostname=NAME) as silent,
+        context.wrap_socket(tls.connect(), server_hostname=NAME) as twin,
+    ):
+        twin.sendall(f"{request}\r\n".encode())
+        assert twin.recv(1000).startswith(b"HTTP/1.1 200")
+        silent.sendall(request.encode())  # the header never ends
+        silent.settimeout(LOOK_S + 5)
+        with suppress(ConnectionResetError):
+            assert silent.recv(1) == b""
+        twin.settimeout(0.1)
+        with suppress(TimeoutError):
+            while twin.recv(100_000):
+                pass
+        twin.settimeout(30)
+        twin.sendall(f"{request}\r\n".encode())
+        assert twin.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_certificate_or_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine, delete, insert, make_url, select, text, update
 
@@ -202,6 +203,27 @@ def _or_none(query: Callable[[Database], list[str]], database: Database) -> list
         return []
 
 
+def test_commit_whose_answer_was_lost_is_looked_up(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = opened()
+    database.write_now(add)
+    commit, lost = psycopg.Connection.commit, []
+
+    def lose_answer(connection: psycopg.Connection) -> None:
+        commit(connection)
+        if not lost:
+            lost.append(True)
+            connection.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(psycopg.Connection, "commit", lose_answer)
+    database.write_now(add)
+    assert lost
+    database.write_now(add)
+    assert subjects(database) == ["s", "s", "s"]
+
+
 def test_restarted_server_is_used_again(home: Path) -> None:
     with running_postgres() as server:
         database = open_database(home / "state.db", url=server.state_url(home))
@@ -261,6 +283,8 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
     with pytest.raises(ForeignState):
         opened()
     sql(url, text("DROP TABLE theirs"))
+    with pytest.raises(StoreError, match="as %40"):
+        open_database(home / "state.db", url="postgresql://me:se@cret@127.0.0.1/db")
     with pytest.raises(StoreError, match="does not exist"):
         open_database(home / "state.db", url=f"{url}x")
     opened().close()
@@ -389,6 +413,22 @@ def test_standby_outlives_a_restart_of_the_database(start_daemon: StartDaemon, h
         first.stop()
         server.start()
         wait_until(lambda: second.client().get("/v1/ready").status == 200)
+
+
+def test_standby_waits_for_a_rotated_key_and_ends_on_a_signal(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    first = start_daemon(home, state__url=url)
+    other = home / "other"
+    other.mkdir(mode=0o700)
+    shutil.copy(home / "audit.key", other)
+    second = start_daemon(other, state__url=url)
+    (other / "audit.key").rename(other / "kept")  # as after a rotation by the first
+    wait_until(lambda: "standby_cannot_take_over" in second.log)
+    (other / "kept").rename(other / "audit.key")
+    first.process.send_signal(signal.SIGKILL)
+    time.sleep(STANDBY_PAUSE_S)
+    assert second.stop() == 0
 
 
 def test_calls_that_need_no_promise_go_on_while_the_database_is_away(

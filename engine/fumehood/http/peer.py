@@ -30,6 +30,12 @@ _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
 MAX_HEADER_BYTES = 64 * 1024
 
+LOOK_S = 10.0
+"""Seconds for the first request of a connection over TCP, and between looks whether it is idle."""
+
+MAX_IDLE_LOOKS = 8
+"""Looks that an idle connection over TCP stays; the usual time without a request is shorter."""
+
 MAX_CONNECTIONS = 1024
 """The most connections of one user to one socket."""
 
@@ -98,16 +104,18 @@ class Shares:
 
     def __init__(self, most_connections: int) -> None:
         self._most_connections = most_connections
-        self._by_uid: dict[int, Share] = {}
+        self._by_who: dict[int | str, Share] = {}
 
-    def of(self, uid: int) -> Share:
-        """Return a user's share; shares of users without connections are dropped."""
-        share = self._by_uid.get(uid)
+    def of(self, who: int | str) -> Share:
+        """Return the share of a user, or of an address on the network; shares without connections
+        are dropped.
+        """
+        share = self._by_who.get(who)
         if share is None:
-            unused = [who for who, held in self._by_uid.items() if not held.connections.total()]
-            for who in unused:
-                del self._by_uid[who]
-            share = self._by_uid[uid] = Share(self._most_connections)
+            unused = [one for one, held in self._by_who.items() if not held.connections.total()]
+            for one in unused:
+                del self._by_who[one]
+            share = self._by_who[who] = Share(self._most_connections)
         return share
 
 
@@ -172,6 +180,8 @@ class PeerProtocol(H11Protocol):
     control_path: str
     shares: Shares
     _half_closed = False
+    _look: asyncio.TimerHandle | None = None
+    _idle_looks = 0
     _share: Share | None = None
     _face: Face
 
@@ -185,7 +195,9 @@ class PeerProtocol(H11Protocol):
             self._face = face = Face.CONTROL if is_control else Face.ENGINE
         else:
             peer, self._face = NOBODY, (face := Face.TCP)
-        share = type(self).shares.of(peer.uid)
+            self._look_later()
+        who = transport.get_extra_info("peername")[0] if face is Face.TCP else peer.uid
+        share = type(self).shares.of(who)
         self.app_state = {
             **self.app_state,
             "peer": peer,
@@ -208,8 +220,23 @@ class PeerProtocol(H11Protocol):
                 b"Too Many Requests",
             )
 
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_for_requests)
+
+    def _look_for_requests(self) -> None:
+        """Close a connection over TCP that holds its place without a request."""
+        cycle: Any = self.cycle  # None before the first request
+        is_idle = cycle is None or cycle.response_complete
+        self._idle_looks = self._idle_looks + 1 if is_idle else 0
+        if self._idle_looks > (0 if cycle is None else MAX_IDLE_LOOKS):
+            self.transport.abort()
+        else:
+            self._look_later()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Return the connection to its user's share."""
+        if self._look is not None:
+            self._look.cancel()
         super().connection_lost(exc)
         if self._share is not None:
             self._share.leave(self._face)

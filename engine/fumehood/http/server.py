@@ -20,7 +20,7 @@ import ssl
 import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 import anyio
@@ -45,7 +45,7 @@ from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.directory import StateError, hold_lock, private_directory
-from fumehood.storage.errors import Standby, Unreachable
+from fumehood.storage.errors import Standby, StoreError
 
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
@@ -91,6 +91,7 @@ async def serve(
         places.enter_context(_server_messages_to(log))
         state = private_directory(config.state_directory)
         places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
+        context = context_of(config.tls) if config.tls is not None else None
         listeners: Listeners | None = None
         try:
             database = _opened(config, log)
@@ -120,10 +121,10 @@ async def serve(
             listeners = listeners or places.enter_context(listening(config))
             server = _Server(_uvicorn_config(engine, Faces(engine), listeners))
             sockets = [listeners.engine, listeners.control]
-            if config.tls is None:
+            if context is None:
                 sockets += tcp
             else:
-                server.use_tls(tcp[0], context_of(config.tls))
+                server.use_tls(tcp[0], context)
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, signals, server, engine, manager, on_draining)
@@ -183,27 +184,38 @@ async def _stand_by(
     server = _Server(_uvicorn_config(app.engine, app, listeners))
 
     async def become_active() -> None:
+        told = ""
         while not found:
             await anyio.sleep(STANDBY_PAUSE_S)
-            with suppress(Standby, Unreachable):  # the active one will find out, too
+            try:
                 found.append(await anyio.to_thread.run_sync(_opened, config, log))
+            except Standby:
+                told = ""
+            except StoreError as error:  # such as a rotated audit key: it may be mended meanwhile
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("daemon.standby_cannot_take_over", message=told)
         server.should_exit = True
 
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with anyio.create_task_group() as group:
-            group.start_soon(_exit_on_signal, signals, server)
+            group.start_soon(_exit_on_signal, signals, server, app)
             group.start_soon(become_active)
             log.info("daemon.standby")
             tell_manager(manager, READY)
             # Copies of the sockets, because the server closes its own.
             await server.serve(sockets=[listeners.engine.dup(), listeners.control.dup()])
             group.cancel_scope.cancel()
+    if app.is_stopping and found:  # the signal came while it became active
+        found.pop().close()
     return found[0] if found else None
 
 
-async def _exit_on_signal(signals: AsyncIterator[signal.Signals], server: uvicorn.Server) -> None:
+async def _exit_on_signal(
+    signals: AsyncIterator[signal.Signals], server: uvicorn.Server, app: _StandbyApp
+) -> None:
     async for _ in signals:
-        server.should_exit = True
+        app.is_stopping = server.should_exit = True
 
 
 class _StandbyApp:
@@ -211,6 +223,7 @@ class _StandbyApp:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.is_stopping = False
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Return the coroutine that answers one request."""

@@ -44,13 +44,17 @@ def copy_state(source: str, target: str) -> dict[str, int]:
                 new.writing.connect() as writing,
                 new.transaction(writing, flushed=True),
             ):
+                for one in (reading, writing):
+                    _let_wait(one)
                 _require_empty(writing)
                 counts = {table.name: _copy(table, reading, writing) for table in TABLES}
                 _compare(reading, writing)
             return counts
         except DatabaseError as error:
+            words = {backend.in_words(error) for backend in (old, new)}
+            why = next(iter(words - {type(error).__name__}), type(error).__name__)
             raise StoreError(
-                f"The state cannot be copied ({old.in_words(error)}). The target is unchanged."
+                f"The state cannot be copied ({why}). The target stays empty."
             ) from error
 
 
@@ -78,6 +82,12 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
             yield backend
         finally:
             backend.close()
+
+
+def _let_wait(connection: Connection) -> None:
+    """Let a transaction in PostgreSQL wait while the other database works."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
 
 
 def _require_empty(connection: Connection) -> None:

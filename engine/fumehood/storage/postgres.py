@@ -11,6 +11,8 @@ with the number of the active engine's start and that of its last durable commit
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,30 +70,39 @@ FENCE = Table(
     "fence",
     MetaData(),
     Column("schema", Integer, nullable=False),
-    Column("starts", BigInteger, nullable=False),
+    Column("active", BigInteger, nullable=False),
     Column("commits", BigInteger, nullable=False),
 )
-"""One row: the number of migrations that have run, how often an engine became active, and how many
-durable commits the active one has made."""
+"""One row: the number of migrations that have run, a random number of the active engine's start,
+and how many durable commits it has made since."""
 
-_SEEN = select(FENCE.c.starts, FENCE.c.commits)
+OUTCOME_S = 5.0
+"""Seconds to find out whether a commit took place whose answer was lost."""
+
+_SEEN = select(FENCE.c.active, FENCE.c.commits)
 _SEEN_AND_HELD = _SEEN.with_for_update(read=True)  # so that no other engine can become active now
 _MOVE = (
     update(FENCE)
     .where(
-        FENCE.c.starts == bindparam("own"), FENCE.c.commits.in_(bindparam("known", expanding=True))
+        FENCE.c.active == bindparam("own"), FENCE.c.commits.in_(bindparam("known", expanding=True))
     )
     .values(commits=bindparam("new"))
 )
 
 
-class Postgres(Backend):
-    """A PostgreSQL database, written by the engine of one epoch."""
+AWAY = (OperationalError, InterfaceError, InternalError)
+"""Errors after which the same may succeed later."""
 
-    def __init__(self, writing: Engine, reading: Engine, lock: Connection, starts: int) -> None:
+FENCED = "another engine is active on this state, or a commit is missing in it"
+
+
+class Postgres(Backend):
+    """A PostgreSQL database, written by its active engine."""
+
+    def __init__(self, writing: Engine, reading: Engine, lock: Connection, number: int) -> None:
         super().__init__(writing, reading, has_readers=True)
         self._lock = lock
-        self._starts = starts
+        self._number = number
         self._next = 1
         self._commits = [0]
         """What the fence can count: more than one after commits whose outcome is not known."""
@@ -103,23 +114,41 @@ class Postgres(Backend):
         Raises:
             Fenced: another engine has become active, or the database has lost a commit.
         """
-        number = self._next
-        with connection.begin():
-            if flushed:
-                self._next += 1
-                values = {"own": self._starts, "known": self._commits, "new": number}
-                is_ours = connection.execute(_MOVE, values).rowcount == 1
-            else:
-                connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
-                starts, commits = connection.execute(_SEEN_AND_HELD).one()
-                is_ours = starts == self._starts and commits in self._commits
-            if not is_ours:
-                raise Fenced("another engine is active on this state, or a commit is missing in it")
-            yield
-            if flushed:
-                self._commits = [*self._commits, number]
+        number, is_committing = self._next, False
+        try:
+            with connection.begin():
+                if flushed:
+                    self._next += 1
+                    values = {"own": self._number, "known": self._commits, "new": number}
+                    is_ours = connection.execute(_MOVE, values).rowcount == 1
+                else:
+                    connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                    active, commits = connection.execute(_SEEN_AND_HELD).one()
+                    is_ours = active == self._number and commits in self._commits
+                if not is_ours:
+                    raise Fenced(FENCED)
+                yield
+                if flushed:
+                    is_committing = True
+                    self._commits = [*self._commits, number]
+        except DBAPIError:
+            if not (is_committing and self._took_place(number)):
+                raise
         if flushed:
             self._commits = [number]
+
+    def _took_place(self, number: int) -> bool:
+        """Whether a commit took place whose answer was lost. False if that cannot be found out."""
+        give_up = time.monotonic() + OUTCOME_S
+        while time.monotonic() < give_up:
+            try:
+                with self._lock.engine.connect() as connection, connection.begin():
+                    # Held, so this waits for the end of a commit that is still going on.
+                    seen = connection.execute(_SEEN_AND_HELD).one()
+                    return tuple(seen) == (self._number, number)
+            except DBAPIError:
+                time.sleep(0.2)
+        return False
 
     def is_in_transaction(self, connection: Connection) -> bool:
         """False after an error outside of a savepoint: such a transaction can only roll back."""
@@ -134,7 +163,8 @@ class Postgres(Backend):
 
     def is_away(self, error: BaseException) -> bool:
         """Whether an error means that the database cannot be reached now, or only be read."""
-        return isinstance(error, OperationalError | InterfaceError | InternalError)
+        is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")
+        return isinstance(error, AWAY) and not is_too_much
 
     def damage_words(self) -> str:
         """Return the remedy for a database that cannot be read."""
@@ -195,8 +225,10 @@ def parse_url(url: str) -> URL:
     """Parse the URL of a state. Raises StoreError: the message has no part of it."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: of a port
         parsed = None
+    if parsed is not None and "@" in f"{parsed.host}{parsed.database}":
+        raise StoreError("In the state's URL, write an @ of the user or the password as %40.")
     if parsed is None or parsed.drivername not in ("postgresql", "postgres") or not parsed.database:
         raise StoreError("The URL of the state has the form postgresql://USER@HOST:PORT/DATABASE.")
     try:
@@ -231,6 +263,7 @@ def _engine(url: URL, **pool: Any) -> Engine:
         "tcp_keepalives_count": silence_s // 2,
         "idle_in_transaction_session_timeout": SILENCE_MS,
         "lock_timeout": FENCE_WAIT_MS,
+        "synchronous_commit": "on",
     }
     given = url.query.get("options", "")
     words = [*([given] if isinstance(given, str) else given)]
@@ -272,7 +305,7 @@ def _take_lock(connection: Connection) -> bool:
 
 
 def _activate(engine: Engine) -> int:
-    """Create or migrate the tables, and return the number of starts, including this one."""
+    """Create or migrate the tables; make this engine the active one, and return its number."""
     with engine.connect() as connection, connection.begin():
         version = _version(connection)
         if version is None:
@@ -283,7 +316,7 @@ def _activate(engine: Engine) -> int:
             METADATA.create_all(connection)
             FENCE.create(connection)
             version = len(STEPS)
-            connection.execute(FENCE.insert().values(schema=version, starts=0, commits=0))
+            connection.execute(FENCE.insert().values(schema=version, active=0, commits=0))
         if version > len(STEPS):
             raise NewerState(
                 f"A newer engine wrote this state (schema {version}, this one knows {len(STEPS)}). "
@@ -291,9 +324,11 @@ def _activate(engine: Engine) -> int:
             )
         for step in STEPS[version:]:
             step(connection)
-        new = {"schema": len(STEPS), "starts": FENCE.c.starts + 1, "commits": 0}
-        found = connection.execute(update(FENCE).values(new).returning(FENCE.c.starts))
-        return int(found.scalar_one())
+        # Random: after a failover that lost this start, a counter would give its number again.
+        number = secrets.randbits(62)
+        new = {"schema": len(STEPS), "active": number, "commits": 0}
+        connection.execute(update(FENCE).values(new))
+    return number
 
 
 def _version(connection: Connection) -> int | None:
@@ -308,4 +343,4 @@ def _version(connection: Connection) -> int | None:
 
 def _refusal(error: DatabaseError | InterfaceError) -> StoreError:
     words = f"The state in PostgreSQL cannot be opened: {in_words(error)}."
-    return (Unreachable if isinstance(error, OperationalError) else StoreError)(words)
+    return (Unreachable if isinstance(error, AWAY) else StoreError)(words)

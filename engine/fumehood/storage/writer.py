@@ -260,6 +260,8 @@ class Writer:
         except BaseException:
             self._disconnect()
             raise
+        if connection.invalidated:  # the commit took place, and then the connection was lost
+            self._disconnect()
         if flushed:
             self._at_commit("after")
 
