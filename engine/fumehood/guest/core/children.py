@@ -1,4 +1,4 @@
-"""Children as their parent sees them: their end, and their status in /proc.
+"""Children as their parent sees them: their end, their status in /proc, and killing them.
 
 Guest side, used by supervisors and by zygotes that are parents. A child's claim may name a failure
 but never undo one; the kernel's report, and the supervisor's own reason to kill, override it.
@@ -154,3 +154,56 @@ def field(shown: bytes, name: bytes) -> bytes | None:
 def size(value: bytes | None) -> int | None:
     """The value of a field such as `1024 kB`, in bytes."""
     return None if value is None else int(value.split()[0]) * 1024
+
+
+def kill_below(pid: int) -> set[int]:
+    """Kill all descendants of a process, but not the process itself. Returns their process ids.
+
+    Used by the jail's supervisor, the subreaper of all processes below it. Never by user id: on a
+    host that would kill the operator's own processes. Each process is stopped before its children
+    are listed, so none is missed, and is killed through a descriptor, so a reused process id is
+    harmless. The process stays stopped if it had descendants, because its own kill follows.
+    """
+    children = _children(pid)
+    if not children:
+        return set()
+    _signal(pid, None, signal.SIGSTOP)
+    parents = [pid]
+    found: dict[int, int] = {}
+    while new := {
+        child: parent for parent in parents for child in _children(parent) if child not in found
+    }:
+        for child, parent in new.items():
+            _signal(child, parent, signal.SIGSTOP)
+        found |= new
+        parents = [pid, *found]
+    # The deepest first: a parent that died already would have handed its children on.
+    for child, parent in reversed(found.items()):
+        _signal(child, parent, signal.SIGKILL)
+    return set(found)
+
+
+def _children(pid: int) -> list[int]:
+    """The child process ids of all threads of a process. *Source*: proc_pid_task(5)."""
+    children: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
+                children += map(int, listed.read().split())
+    except OSError:
+        pass
+    return children
+
+
+def _signal(pid: int, parent: int | None, number: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if parent is None or pid in _children(parent):
+            signal.pidfd_send_signal(process, number)
+    except OSError:
+        pass
+    finally:
+        os.close(process)

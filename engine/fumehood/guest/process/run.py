@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fumehood.guest.core import kernel
 from fumehood.guest.core.limits import Limits
@@ -69,6 +69,14 @@ PROBE_WALL_S = 0.02
 PROBE_DEADLINE_S = 5.0
 
 
+class Announcer(Protocol):
+    """The part of the supervisor that the self-test needs."""
+
+    def submit(self, run: Run) -> None: ...
+
+    def announce(self, enforces: dict[str, bool]) -> None: ...
+
+
 def _was_refused(ending: dict[str, Any]) -> bool:
     return bool(ending["claim"] == {"result": {"outcome": "refused"}})
 
@@ -97,23 +105,16 @@ JAIL: tuple[Row, ...] = tuple(
 class SelfTest:
     """Attacks each defence once at start; `ready` reports which of them held."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        submit: Callable[[Run], None],
-        announce: Callable[[dict[str, bool]], None],
-    ) -> None:
-        """`submit` queues a run; `announce` receives which limits held."""
+    def __init__(self, supervisor: Announcer, rows: Sequence[Row]) -> None:
+        self._supervisor = supervisor
         self._rows = rows
-        self._submit = submit
-        self._announce = announce
         self._held: dict[str, bool] = {}
 
     def start(self) -> None:
         """Queue every attack as a run with a negative id."""
         for number, (attack, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
-            self._submit(
+            self._supervisor.submit(
                 Run(
                     id=-1 - number,
                     program="probe",
@@ -131,7 +132,7 @@ class SelfTest:
             # supervisor's own counter, and its kill, which the spin probe has shown.
             kept = self._held["wall_time"]
             counted = kernel.process_cpu_ns(os.getpid()) is not None
-            self._announce({**self._held, "cpu_time": kept and counted, "output": kept})
+            self._supervisor.announce({**self._held, "cpu_time": kept and counted, "output": kept})
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:

@@ -126,8 +126,8 @@ class Supervisor:
         self._failed_spawns = 0
         self._faults: list[str] = []
         self._is_jail = config.get("wall") == "jail"
-        rows = JAIL if self._is_jail else INTERPRETER
-        self._selftest = SelfTest(rows, self._waiting.append, self.announce)
+        self._selftest = SelfTest(self, JAIL if self._is_jail else INTERPRETER)
+        self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = children.watch()
@@ -195,6 +195,10 @@ class Supervisor:
         self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
 
     # -- runs -------------------------------------------------------------------
+
+    def submit(self, run: Run) -> None:
+        """Queue a run of the supervisor's own, which is a probe."""
+        self._waiting.append(run)
 
     def _dispatch(self) -> None:
         """Assign ready children to waiting runs, then order more children."""
@@ -451,6 +455,9 @@ class Supervisor:
         # Once the kernel has handed out the exit status, the number may be another process's.
         if not child.pid or child.reaped:
             return
+        if self._is_jail:
+            # The filter lets nothing be started. If it ever did, it would end here.
+            self._strays |= children.kill_below(child.pid)
         try:
             os.kill(child.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -459,13 +466,14 @@ class Supervisor:
     def _on_sigchld(self) -> None:
         children.drain(self._wakeup)
         for ended in children.reap():
-            if ended.pid in self._children:
+            if ended.pid in self._strays:
+                self._strays.discard(ended.pid)
+            elif ended.pid in self._children:
                 self._release(self._children[ended.pid], ended)
             elif ended.pid != self._zygote_pid and self._ordered:
                 self._nameless[ended.pid] = ended
             else:
-                # Without the zygote nothing can be forked any more; the host makes a new guest. A
-                # child's own child, which no filter lets it start, would end the guest here.
+                # Without the zygote nothing can be forked any more; the host makes a new guest.
                 self._fail(ZYGOTE_GONE)
 
     def _release(self, child: Child, ended: children.Ended) -> None:
