@@ -23,6 +23,7 @@ from fumehood.sandbox.images.recipe import guest_files, images_folder, read_reci
 from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.docker_images import run_inside, write_whole
 from support.registry import serving
+from support.wait import wait_until
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -133,7 +134,7 @@ def test_changed_recipe_rebuilds_the_base_and_failure_keeps_the_old_image(
     with pytest.raises(ImageBuildError, match="mirror"):
         built(client, other)
     assert [image.id for image in list_images(client, other)] == [first.id]
-    assert client.containers(all=True, filters={"name": build.NAME}) == []
+    wait_until(lambda: client.containers(all=True, filters={"name": build.NAME}) == [])
 
 
 def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
@@ -144,7 +145,7 @@ def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
     with pytest.raises(ImageBuildError, match="does not compile"):
         built(client, other)
     assert list_images(client, other) == []
-    assert client.containers(all=True, filters={"name": build.NAME}) == []
+    wait_until(lambda: client.containers(all=True, filters={"name": build.NAME}) == [])
 
 
 def test_forced_build_removes_the_image_that_it_replaces(
