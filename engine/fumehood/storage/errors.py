@@ -2,7 +2,7 @@
 
     StoreError
     ├── NewerState, ForeignState, DamagedState,
-    │   AuditKeyLost, Standby, Unreachable                            at the start, for the operator
+    │   AuditKeyLost, Standby                     at the start, for the operator
     ├── Fenced                                    while the engine runs; it stops
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
                                                   with `…Unavailable` if a retry may help
@@ -44,10 +44,6 @@ class Standby(StoreError):
         super().__init__("Another engine is active on this state.")
 
 
-class Unreachable(StoreError):
-    """The database cannot be reached now."""
-
-
 class AuditKeyLost(StoreError):
     """The audit chain cannot continue: its key is missing or unusable."""
 
@@ -82,23 +78,23 @@ class ReadFailed(StoreError, InternalError):
         self.reason = reason
 
 
-class WriteUnavailable(StateUnavailable, WriteFailed):
+class _Away(StateUnavailable):
+    def __init__(self, reason: str) -> None:
+        EngineError.__init__(
+            self,
+            f"The engine's database cannot be reached now ({reason}). Call again later, with the "
+            "same key.",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+        self.reason = reason
+
+
+class WriteUnavailable(_Away, WriteFailed):
     """The database cannot be reached now. A commit that was cut off may have taken place."""
 
-    def __init__(self, reason: str) -> None:
-        EngineError.__init__(self, _AWAY.format(reason), retry_after_ms=RETRY_AFTER_MS)
-        self.reason = reason
 
-
-class ReadUnavailable(StateUnavailable, ReadFailed):
+class ReadUnavailable(_Away, ReadFailed):
     """The database cannot be reached now."""
-
-    def __init__(self, reason: str) -> None:
-        EngineError.__init__(self, _AWAY.format(reason), retry_after_ms=RETRY_AFTER_MS)
-        self.reason = reason
-
-
-_AWAY = "The engine's database cannot be reached now ({}). Call again later, with the same key."
 
 
 @contextmanager

@@ -50,7 +50,6 @@ from fumehood.storage.errors import (
     ForeignState,
     NewerState,
     StoreError,
-    Unreachable,
 )
 from fumehood.storage.schema import METADATA, STEPS
 
@@ -342,5 +341,4 @@ def _version(connection: Connection) -> int | None:
 
 
 def _refusal(error: DatabaseError | InterfaceError) -> StoreError:
-    words = f"The state in PostgreSQL cannot be opened: {in_words(error)}."
-    return (Unreachable if isinstance(error, AWAY) else StoreError)(words)
+    return StoreError(f"The state in PostgreSQL cannot be opened: {in_words(error)}.")
