@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -35,7 +36,7 @@ from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.store import CounterTable
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
-from fumehood.config import Config, config_file, load_config
+from fumehood.config import Config, ConfigError, config_file, load_config
 from fumehood.core.call import ResultChecker
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.identity import Principal
@@ -69,8 +70,9 @@ from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
+from fumehood.sandbox.settings import ClusterSettings, WallSettings
 from fumehood.sandbox.wall import OnEvent, SessionWall, Wall
-from fumehood.sandbox.walls import EngineWalls, WallSettings, logged
+from fumehood.sandbox.walls import EngineWalls, logged
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
@@ -79,9 +81,12 @@ from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
 from fumehood.storage.sessions import SessionTable
+from fumehood.storage.starts import count_start
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+    from fumehood.sandbox.cluster.wall import ClusterWall
 
 T = TypeVar("T")
 
@@ -215,23 +220,28 @@ def compose(
     cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
     upstreams = Upstreams(config.rest, registry.secrets, web=config.web)
     on_event = logged(log)
+    wall_settings = WallSettings(
+        interpreter=config.interpreter,
+        jail=config.jail,
+        container=config.container,
+        packages=config.packages,
+        own_images=config.own_images,
+        longest_session_s=config.sessions.lifetime_seconds,
+        longest_with_disk_s=config.sessions.disk_lifetime_seconds,
+        orphan_s=config.sessions.orphan_seconds,
+    )
+    make_cluster = None
+    if container is None and config.cluster.address is not None:
+        make_cluster = partial(_make_cluster, config.cluster, wall_settings, database, on_event)
     walls = EngineWalls(
-        WallSettings(
-            interpreter=config.interpreter,
-            jail=config.jail,
-            container=config.container,
-            packages=config.packages,
-            own_images=config.own_images,
-            longest_session_s=config.sessions.lifetime_seconds,
-            longest_with_disk_s=config.sessions.disk_lifetime_seconds,
-            orphan_s=config.sessions.orphan_seconds,
-        ),
+        wall_settings,
         import_paths(registry),
         state=files,
         on_event=on_event,
         interpreter=interpreter,
         jail=jail,
         container=container,
+        make_cluster=make_cluster,
     )
     shared = files if files is None else config.files.directory or files
     state = _read_state(config, database, shared, clock)
@@ -406,6 +416,38 @@ def _make_sessions(
         SessionClock(basis.clock.now, basis.clock.monotonic),
         check_maker,
         kept=kept,
+        on_event=on_event,
+    )
+
+
+def _make_cluster(
+    settings: ClusterSettings,
+    walls: WallSettings,
+    database: Database,
+    on_event: OnEvent,
+    open_program: Callable[..., Any],
+) -> ClusterWall:
+    """Create the wall of a cluster's nodes.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    from fumehood.sandbox.cluster.model import Terms
+    from fumehood.sandbox.cluster.ray_membership import RayMembership
+    from fumehood.sandbox.cluster.wall import ClusterWall
+
+    if find_spec("ray") is None:
+        raise ConfigError("cluster.address needs Ray: pip install 'fumehood[cluster]'.")
+    assert settings.address is not None
+    start = database.write_now(count_start)
+    return ClusterWall(
+        Terms(walls),
+        RayMembership(settings.address, allow_unauthenticated=settings.allow_unauthenticated),
+        owner=start.owner,
+        epoch=start.number,
+        lost_s=settings.lost_seconds,
+        keeps_sessions=database.directory is not None,
+        open_program=open_program,
         on_event=on_event,
     )
 

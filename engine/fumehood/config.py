@@ -69,6 +69,7 @@ from fumehood.redaction.redactor import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools, WebSettings
 from fumehood.sandbox.settings import (
+    ClusterSettings,
     ContainerSettings,
     InterpreterSettings,
     JailSettings,
@@ -114,6 +115,7 @@ class Config(SocketSettings):
     sessions: SessionSettings = SessionSettings()
     state: StateSettings = StateSettings()
     files: FileSettings = FileSettings()
+    cluster: ClusterSettings = ClusterSettings()
     packages: PackageSettings = PackageSettings()
     prices: Prices = Prices()
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")

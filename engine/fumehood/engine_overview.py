@@ -38,7 +38,7 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.core.names import EXTERNAL
 from fumehood.core.pages import MAX_PAGE
 from fumehood.core.session import KeptSession, OwnedSession
-from fumehood.core.status import EngineSummary, Readiness, engine_version
+from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.metrics import Figure
@@ -62,6 +62,28 @@ class Overview:
         self._calls = AllCalls(made.database)
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeRecord]:
+        """Return the nodes of the cluster; none if the containers are on this machine."""
+        cluster = self._made.walls.cluster
+        return cluster.nodes() if cluster is not None else []
+
+    async def drain_node(self, name: str, by: Principal, *, is_drained: bool) -> NodeRecord:
+        """Let a node take nothing new, or again.
+
+        Raises:
+            ResourceNotFound: no such node has joined.
+            SandboxUnavailable: it was lost.
+        """
+        cluster = self._made.walls.cluster
+        if cluster is None:
+            raise ResourceNotFound("This engine has no nodes.", fields=["node"])
+        node = await cluster.drain(name, is_drained=is_drained)
+        event = "node.drained" if is_drained else "node.resumed"
+        self._made.basis.log.info(event, node=name, by=by.id)
+        return node
 
     # -- calls -----------------------------------------------------------------------------
 

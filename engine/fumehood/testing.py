@@ -166,7 +166,7 @@ class FakeWall:
         """Do nothing: a fake disk takes no room."""
 
     @asynccontextmanager
-    async def fork(self, copy: str, session_id: str) -> AsyncIterator[str]:
+    async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
         """Make a stopped fake container, whose disk is a copy."""
         domain = TrustDomain("", None, session_id)
         place = FakePlace(self, domain, "python", 512, ("python",), lambda: None)
@@ -229,6 +229,7 @@ class FakePlace:
     languages: tuple[str, ...]
     on_lost: Callable[[], None]
     lock: str = ""
+    node: str = ""
     disk: str = ""
     """The copy from which its disk was made."""
     name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")

@@ -36,6 +36,7 @@ def test_success_envelope_has_every_key_of_the_contract(client: SocketClient) ->
         "isolation": "resident",
         "ended_by": "ok",
         "limits": {"timeout_seconds": 5.0, "memory_mb": 64},
+        "node": None,
     }
     assert metadata["resources"]["cpu_ms"] > 0
     assert metadata["resources"]["peak_memory_mb"] is None

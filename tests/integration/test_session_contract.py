@@ -13,10 +13,12 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
+from fumehood.sandbox.cluster.wall import ClusterWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding, SessionContainer, SessionWall
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from integration.test_wall_contract import container_wall
+from support.nodes import cluster_wall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6", "S5")]
 
@@ -85,14 +87,21 @@ def anyio_backend() -> str:
         "fake",
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
+        pytest.param("nodes", marks=pytest.mark.needs("docker")),
     ],
 )
-async def containers(request: pytest.FixtureRequest) -> AsyncIterator[SessionWall | None]:
+async def containers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SessionWall | None]:
     """One real wall for all tests, or None for a fake one for each."""
     if request.param == "fake":
         yield None
         return
     image: Image = request.getfixturevalue("python_image")
+    if request.param == "nodes":
+        async with cluster_wall(tmp_path_factory.mktemp("nodes")) as nodes:
+            yield nodes
+        return
     async with container_wall(image, request.param) as made:
         yield made
 
@@ -167,7 +176,7 @@ async def test_ended_place_reports_its_loss_once_and_refuses_runs(case: Case) ->
 async def test_missing_image_is_sandbox_unavailable(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not isinstance(case.wall, FakeWall):
+    if not isinstance(case.wall, FakeWall | ClusterWall):
         monkeypatch.setattr(case.wall._supply, "_find_image", _finds_nothing)  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
         await case.wall.hold(

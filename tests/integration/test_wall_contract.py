@@ -22,6 +22,7 @@ from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import FakeWall, SeenRun
+from support.nodes import cluster_wall
 
 pytestmark = pytest.mark.anyio
 
@@ -109,10 +110,13 @@ def anyio_backend() -> str:
         pytest.param("jail", marks=pytest.mark.needs("landlock")),
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
+        pytest.param("nodes", marks=pytest.mark.needs("docker")),
         "fake",
     ],
 )
-async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
+async def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Case]:
     if request.param == "fake":
         yield Case(FakeWall(answer=pretend), **EXPRESSIONS)
     elif request.param == "jail":
@@ -121,6 +125,10 @@ async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
     elif request.param in ("runc", "runsc"):
         async with container_wall(request.getfixturevalue("python_image"), request.param) as wall:
             yield Case(wall, **PROGRAMS)
+    elif request.param == "nodes":
+        request.getfixturevalue("python_image")
+        async with cluster_wall(tmp_path_factory.mktemp("nodes")) as nodes:
+            yield Case(nodes, **PROGRAMS)
     else:
         async with InterpreterWall() as interpreter:
             yield Case(interpreter, **EXPRESSIONS)

@@ -35,12 +35,14 @@ COMMANDS = {
     "sessions": "Sessions: files and variables that persist between calls.",
     "images": "The images that containers run.",
     "state": "The state of a stopped engine.",
+    "node": "Let this machine be a node of a cluster, until Ctrl-C.",
+    "nodes": "The cluster's machines with containers.",
 }
 """Name → help line, in the order of `--help`. A test compares them with the commands' own."""
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls",
-    "web": "serve",
+    "node": "nodes", "web": "serve",
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 

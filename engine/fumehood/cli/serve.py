@@ -52,6 +52,10 @@ def serve(
         str | None,
         typer.Option(help="A directory for blobs and recordings that a standby shares."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Use the nodes of a Ray cluster: its head's HOST:PORT, or auto."),
+    ] = None,
     web: Annotated[
         bool, typer.Option("--web", help="Serve the web console, too, on this machine.")
     ] = False,
@@ -82,6 +86,7 @@ def serve(
         log_level=log_level,
         state=state and {"url": state},
         files=files and {"url": files},
+        cluster=cluster and {"address": cluster},
     )
     path = read_socket_path(config)
     level: str = config.log_level

@@ -33,7 +33,7 @@ from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.call_log import CallPage, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import OwnedSession
-from fumehood.core.status import AlertList, EngineSummary
+from fumehood.core.status import AlertList, EngineSummary, NodeRecord
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,
@@ -256,6 +256,34 @@ class AsyncControlPolicy:
         """
         return await self._transport.send(
             ask("POST", data_of(TriedRules), "policy", "try", body=given(rules=rules, days=days))
+        )
+
+
+class AsyncControlNodes:
+    """`nodes` of the client of the control socket."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self) -> tuple[NodeRecord, ...]:
+        """List the nodes of the cluster.
+
+        Needs `approve` or `admin`.
+        """
+        return await self._transport.send(
+            ask("GET", field_of("items", tuple[NodeRecord, ...]), "nodes")
+        )
+
+    async def drain(self, node: str) -> NodeRecord:
+        """Let a node take no new calls and sessions. What runs there goes on."""
+        return await self._transport.send(
+            ask("POST", field_of("node", NodeRecord), "nodes", node, "drain")
+        )
+
+    async def resume(self, node: str) -> NodeRecord:
+        """Let a drained node take calls and sessions again."""
+        return await self._transport.send(
+            ask("POST", field_of("node", NodeRecord), "nodes", node, "resume")
         )
 
 
@@ -636,6 +664,11 @@ class AsyncControlOperations:
     def calls(self) -> AsyncControlCalls:
         """`calls.…`, a part of this client."""
         return AsyncControlCalls(self._transport)
+
+    @property
+    def nodes(self) -> AsyncControlNodes:
+        """`nodes.…`, a part of this client."""
+        return AsyncControlNodes(self._transport)
 
     @property
     def policy(self) -> AsyncControlPolicy:

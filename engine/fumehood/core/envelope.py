@@ -74,6 +74,8 @@ class SandboxReport(_Value):
     isolation: str
     ended_by: EndedBy
     limits: LimitsApplied
+    node: str | None = None
+    """The machine on which it ran, if the engine has nodes."""
 
 
 class Resources(_Value):

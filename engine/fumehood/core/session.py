@@ -114,6 +114,8 @@ class SessionHome:
     lifetime_s: float
     lock: str = ""
     """The packages that were added to its image, with hashes."""
+    node: str = ""
+    """The id of the node with its container, if the engine has nodes."""
 
 
 @dataclass(frozen=True, slots=True)

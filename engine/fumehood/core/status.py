@@ -106,6 +106,40 @@ class AlertList(_Value):
     alerts: tuple[Alert, ...]
 
 
+class NodeState(StrEnum):
+    """The state of a node of the cluster."""
+
+    JOINED = "joined"
+    DRAINED = "drained"
+    """It ends what it runs, and takes nothing new."""
+    UNREADY = "unready"
+    """It has joined, but no call can run there now."""
+    REFUSED = "refused"
+    """It was not let in, for example because its version differs."""
+    GONE = "gone"
+    """It had joined and cannot be reached."""
+
+
+class NodeRecord(_Value):
+    """One node: a machine with containers for this engine."""
+
+    name: str
+    state: NodeState
+    why: str | None = None
+    """One sentence if no call is placed there."""
+    id: str = ""
+    slots: int = 0
+    """Calls that it can take at once."""
+    used: int = 0
+    """Slots in use, also by other engines."""
+    sessions: int = 0
+    """Sessions there that are not stopped."""
+    memory_mb: int = 0
+    enforced: tuple[Limit, ...] = ()
+    images: dict[str, str] = {}
+    """Name of an image → digest."""
+
+
 class EngineSummary(_Value):
     """How the engine is. `containers` and `sessions` are counts by state."""
 

@@ -84,10 +84,13 @@ def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailabl
     )
 
 
-def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
-    """Return the error for a container that was lost during a run."""
+def container_lost(
+    tool: ToolDefinition, details: JsonObject, node: str | None = None
+) -> SandboxUnavailable:
+    """Return the error for a container that was lost during a run, `node` being its node."""
+    of_node = f" of the node {node}" if node is not None else ""
     return SandboxUnavailable(
-        "The container was lost while the program ran; the next call gets another one. "
+        f"The container{of_node} was lost while the program ran; the next call gets another one. "
         + ("Repeat the call." if tool.idempotent else "Nothing outside it changed."),
         details=details,
         retryable=tool.idempotent,
@@ -95,8 +98,16 @@ def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavaila
     )
 
 
-def session_lost(details: JsonObject, *, has_disk: bool) -> SandboxUnavailable:
-    """Return the error for a session whose container no longer exists."""
+def session_lost(
+    details: JsonObject, *, has_disk: bool, node: str | None = None
+) -> SandboxUnavailable:
+    """Return the error for a session whose container no longer exists, or whose node is lost."""
+    if node is not None:
+        return SandboxUnavailable(
+            f"The session was lost on the node {node} while the program ran. If the node comes "
+            "back soon, the session goes on; `fumehood sessions show` says whether it has.",
+            details=details, retryable=False,
+        )  # fmt: skip
     words = "with its files and variables. Start another session."
     if has_disk:
         words = "with its variables. Its files are on its disk: look at them, and go on in it."

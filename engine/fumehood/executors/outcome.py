@@ -35,6 +35,8 @@ class Outcome:
 
     ended_by: EndedBy
     isolation: str
+    node: str | None = None
+    """The machine on which it ran, if the engine has nodes."""
     data: Any = None
     error: EngineError | None = None
     cpu_ms: float | None = None

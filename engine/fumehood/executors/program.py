@@ -148,6 +148,7 @@ def _outcome(
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
+        node=ending.node,
         data=fields if error is None else None,
         error=error,
         cpu_ms=ending.cpu_ms,
@@ -221,9 +222,10 @@ def _error(
     if ending.signal is not None:
         details["signal"] = ending.signal
     if ending.ended_by is EndedBy.SANDBOX_LOST:
+        lost_node = ending.node if ending.is_node_lost else None
         if subject.in_session:
-            return session_lost(details, has_disk=limits.disk_mb is not None)
-        return container_lost(tool, details)
+            return session_lost(details, has_disk=limits.disk_mb is not None, node=lost_node)
+        return container_lost(tool, details, lost_node)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
         message = failure_message(ending, failure, subject)
         is_directory = failure.message.startswith("the working directory")

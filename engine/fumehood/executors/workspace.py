@@ -140,6 +140,7 @@ async def run_workspace(
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
+        node=ending.node,
         data={**done.required, "session": session} if error is None else None,
         error=error,
         cpu_ms=ending.cpu_ms,

@@ -247,6 +247,7 @@ def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None
         isolation=outcome.isolation,
         ended_by=outcome.ended_by,
         limits=LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb),
+        node=outcome.node,
     )
 
 

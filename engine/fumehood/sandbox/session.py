@@ -168,8 +168,9 @@ class Session:
             is_busy=self.users > 0,
             snapshots=self.snapshots,
         )
+        place = self.container
         home = SessionHome(
-            self.container.name, self.epoch, self.idle_s, self.lifetime_s, self.container.lock
+            place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node
         )
         return KeptSession(self.principal_id, record, home=home)
 

@@ -386,7 +386,9 @@ class SessionKeeper:
                 async with AsyncExitStack() as stack:
                     for name in names:
                         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
-                        place = await stack.enter_async_context(self._wall.fork(copy, session_id))
+                        place = await stack.enter_async_context(
+                            self._wall.fork(copy, session_id, source.home)
+                        )
                         fork = record.model_copy(
                             update={
                                 "id": session_id, "name": name, "state": SessionStatus.STOPPED,

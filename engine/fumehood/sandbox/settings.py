@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -195,6 +196,35 @@ class PackageSettings(BaseModel):
     max_mb: int = Field(default=10_240, ge=1, le=10_000_000)
     """Maximum size of all layers of packages together, and of the downloaded wheels. The oldest
     ones that nothing uses are removed."""
+
+
+class ClusterSettings(BaseModel):
+    """Nodes of a Ray cluster, whose containers this engine uses instead of its own machine's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str | None = Field(default=None, pattern=r"^(auto|[A-Za-z0-9_.:\[\]-]{1,255})$")
+    """That of the cluster's head (`HOST:PORT`), or `auto` for that of this machine. None: the
+    containers are on this machine."""
+    lost_seconds: float = Field(default=60, ge=0, le=3600)
+    """How long the sessions of a node that is lost wait for it."""
+    allow_unauthenticated: bool = False
+    """Whether to use a cluster without Ray's token authentication that others can reach. Whoever
+    reaches its ports runs code on every node."""
+
+
+@dataclass(frozen=True, slots=True)
+class WallSettings:
+    """The settings of all walls. `own_images` is the folder of the operator's own recipes."""
+
+    interpreter: InterpreterSettings
+    jail: JailSettings
+    container: ContainerSettings
+    packages: PackageSettings
+    own_images: Path
+    longest_session_s: float
+    longest_with_disk_s: float
+    orphan_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,27 @@ OnEnding = Callable[["RunEnding"], None]
 """Receives the ending of a run."""
 
 
+class Brake:
+    """Lets the receiver of a run's events stop the reading of its program's stream for a while."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._resume: Callable[[], None] | None = None
+
+    def hold(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Pause the reading until `release`, if the brake is on."""
+        if self.is_on and self._resume is None:
+            pause()
+            self._resume = resume
+
+    def release(self) -> None:
+        """Let the reading go on."""
+        self.is_on = False
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+
 @dataclass(frozen=True, slots=True)
 class RunSinks:
     """Receivers of a run's events. Events without a receiver are dropped.
@@ -85,6 +106,8 @@ class RunSinks:
     """Whether output is sent as soon as it is written, instead of in few long pieces."""
     call: OnCall | None = None
     """Receives the program's tool calls. Without it the program cannot call tools."""
+    brake: Brake | None = None
+    """Stops the reading of output and files while too much of it waits."""
 
 
 NO_SINKS = RunSinks()
@@ -124,6 +147,10 @@ class RunEnding:
     """The state of the variables, if the lease keeps them for the next run."""
     variables_bytes: int | None = None
     """Memory of the process with the variables, in bytes."""
+    node: str | None = None
+    """The name of the node on which it ran, if the engine has nodes."""
+    is_node_lost: bool = False
+    """Whether the node was lost, and not only the container."""
 
 
 class Lease(Protocol):
@@ -300,6 +327,11 @@ class SessionContainer(Protocol):
         ...
 
     @property
+    def node(self) -> str:
+        """The id of its node, or ""."""
+        ...
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """The languages of its image."""
         ...
@@ -451,9 +483,12 @@ class SessionWall(Wall, Protocol):
         """Remove, in the background, disks and copies that are not needed any more."""
         ...
 
-    def fork(self, copy: str, session_id: str) -> AbstractAsyncContextManager[str]:
-        """Make the disk of a new session from a copy; the block gets the name of a container that
-        the session never had. The disk is removed if the block fails.
+    def fork(
+        self, copy: str, session_id: str, home: SessionHome
+    ) -> AbstractAsyncContextManager[str]:
+        """Make the disk of a new session from a copy, where the session with this home is; the
+        block gets the name of a container that the session never had. The disk is removed if the
+        block fails.
 
         Raises:
             SandboxUnavailable: there is no room, or that failed.

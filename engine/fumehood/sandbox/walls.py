@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.status import WallReadiness
@@ -22,15 +22,15 @@ from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
-from fumehood.sandbox.settings import (
-    ContainerSettings,
-    EngineIdentity,
-    InterpreterSettings,
-    JailSettings,
-    PackageSettings,
-)
+from fumehood.sandbox.settings import EngineIdentity, WallSettings
 from fumehood.sandbox.wall import OnEvent, SessionWall, Wall, Walls
 from fumehood.storage.directory import owner_id
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.cluster.wall import ClusterWall
+
+MakeCluster = Callable[[Callable[..., Any]], "ClusterWall"]
+"""Makes a cluster's wall. It is given what starts an operator's program on this machine."""
 
 ID_BYTES = 16
 """Length of an engine's random id, in bytes."""
@@ -44,6 +44,11 @@ WARNINGS = frozenset(
         "container.images_missing",
         "container.look_failed",
         "container.owner_unknown",
+        "cluster.unavailable",
+        "node.refused",
+        "node.lost",
+        "node.lost_run",
+        "node.image_not_copied",
         "session.lost",
         "session.not_written",
     }
@@ -61,25 +66,12 @@ def logged(log: Logger) -> OnEvent:
     return on_event
 
 
-@dataclass(frozen=True, slots=True)
-class WallSettings:
-    """The settings of all walls. `own_images` is the folder of the operator's own recipes."""
-
-    interpreter: InterpreterSettings
-    jail: JailSettings
-    container: ContainerSettings
-    packages: PackageSettings
-    own_images: Path
-    longest_session_s: float
-    longest_with_disk_s: float
-    orphan_s: float
-
-
 class EngineWalls:
     """The walls of an engine. Entering the asynchronous context starts those in use.
 
     `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
-    None if the engine keeps no state. A wall passed in is used instead of a new one.
+    None if the engine keeps no state. A wall passed in is used instead of a new one; `make_cluster`
+    makes the wall whose containers are on the nodes of a cluster.
     """
 
     def __init__(
@@ -92,13 +84,23 @@ class EngineWalls:
         interpreter: Wall | None = None,
         jail: Wall | None = None,
         container: SessionWall | None = None,
+        make_cluster: MakeCluster | None = None,
     ) -> None:
         self._jailed_paths = jailed_paths
         self._interpreter: Wall = interpreter or InterpreterWall(
             settings.interpreter.limits, on_event=on_event
         )
         self._jail: Wall = jail or JailWall(jailed_paths, settings.jail.limits, on_event=on_event)
-        self.container: SessionWall = container or _container_wall(settings, state, on_event)
+        self._own: ContainerWall | None = None
+        """The containers of this machine, if they were not passed in."""
+        self.cluster: ClusterWall | None = None
+        if container is None:
+            self._own = container_wall(
+                settings, state, on_event, eager=state is not None and make_cluster is None
+            )
+            self.cluster = make_cluster(self._own.open_program) if make_cluster else None
+            container = self.cluster or self._own
+        self.container: SessionWall = container
         self._host = Host()
         self.by_name = Walls(
             interpreter=self._interpreter,
@@ -109,8 +111,10 @@ class EngineWalls:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EngineWalls:
-        if isinstance(self.container, ContainerWall):
-            await self._stack.enter_async_context(self.container)
+        if self._own is not None:
+            await self._stack.enter_async_context(self._own)
+        if self.cluster is not None:
+            await self._stack.enter_async_context(self.cluster)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
         if isinstance(self._jail, JailWall) and self._jailed_paths:
@@ -166,11 +170,13 @@ def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
     }
 
 
-def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEvent) -> ContainerWall:
-    """Create the container wall.
+def container_wall(
+    settings: WallSettings, state: Path | None, on_event: OnEvent, *, eager: bool
+) -> ContainerWall:
+    """Create the wall of this machine's containers.
 
-    An engine with state queries Docker at its start, because an earlier engine may have left
-    containers behind. An engine without state queries it at the first call that needs a container.
+    With `eager` it queries Docker at its start, because an earlier engine of the same state may
+    have left containers behind, otherwise at the first call that needs a container.
     """
     docker = Docker(os.environ)
     return ContainerWall(
@@ -191,7 +197,7 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
             on_event,
         ),
         disks=Disks(state / "disks" if state is not None else None, docker, on_event),
-        eager=state is not None,
+        eager=eager,
         on_event=on_event,
     )
 

@@ -70,6 +70,7 @@ async def test_successful_call_envelope_has_data_and_all_measurements(home: Path
         "isolation": "call",
         "ended_by": EndedBy.OK,
         "limits": {"timeout_seconds": 5.0, "memory_mb": 64},
+        "node": None,
     }
     assert metadata.resources.model_dump() == {
         "cpu_ms": 0.5,

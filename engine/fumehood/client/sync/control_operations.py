@@ -33,7 +33,7 @@ from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import OwnedSession
-from fumehood.core.status import AlertList, EngineSummary
+from fumehood.core.status import AlertList, EngineSummary, NodeRecord
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,
@@ -252,6 +252,32 @@ class ControlPolicy:
         """
         return self._transport.send(
             ask("POST", data_of(TriedRules), "policy", "try", body=given(rules=rules, days=days))
+        )
+
+
+class ControlNodes:
+    """`nodes` of the client of the control socket."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> tuple[NodeRecord, ...]:
+        """List the nodes of the cluster.
+
+        Needs `approve` or `admin`.
+        """
+        return self._transport.send(ask("GET", field_of("items", tuple[NodeRecord, ...]), "nodes"))
+
+    def drain(self, node: str) -> NodeRecord:
+        """Let a node take no new calls and sessions. What runs there goes on."""
+        return self._transport.send(
+            ask("POST", field_of("node", NodeRecord), "nodes", node, "drain")
+        )
+
+    def resume(self, node: str) -> NodeRecord:
+        """Let a drained node take calls and sessions again."""
+        return self._transport.send(
+            ask("POST", field_of("node", NodeRecord), "nodes", node, "resume")
         )
 
 
@@ -628,6 +654,11 @@ class ControlOperations:
     def calls(self) -> ControlCalls:
         """`calls.…`, a part of this client."""
         return ControlCalls(self._transport)
+
+    @property
+    def nodes(self) -> ControlNodes:
+        """`nodes.…`, a part of this client."""
+        return ControlNodes(self._transport)
 
     @property
     def policy(self) -> ControlPolicy:

@@ -33,7 +33,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.session import TURN_S, OwnedSession
-from fumehood.core.status import EngineSummary
+from fumehood.core.status import EngineSummary, NodeRecord
 from fumehood.engine import Engine
 from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response
@@ -61,6 +61,9 @@ def _files(request: Request, _: Principal) -> SessionFiles:
 OwnedSessionAnswer = Annotated[
     OwnedSession, As("session", "OwnedSessionAnswer", "A session as it is now, with its owner.")
 ]
+NODE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
+NodeName = Annotated[str, "A node's name."]
+NodeAnswer = Annotated[NodeRecord, As("node", "NodeAnswer", "A node as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 
 
@@ -245,6 +248,32 @@ async def get_file_of_session(
     return response
 
 
+@endpoint("GET", "/v1/nodes", Needs.APPROVER, authorize=require_authority, client="nodes.list")
+async def list_nodes(
+    engine: Engine,
+) -> Annotated[
+    tuple[NodeRecord, ...],
+    As("items", "NodeList", "The cluster's nodes by name; none if containers are on this machine."),
+]:
+    """List the nodes of the cluster.
+
+    Needs `approve` or `admin`.
+    """
+    return tuple(engine.overview.nodes())
+
+
+@endpoint("POST", "/v1/nodes/{node}/drain", Needs.ADMIN, errors=NODE_ERRORS, client="nodes.drain")
+async def drain_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
+    """Let a node take no new calls and sessions. What runs there goes on."""
+    return await engine.overview.drain_node(node, caller, is_drained=True)
+
+
+@endpoint("POST", "/v1/nodes/{node}/resume", Needs.ADMIN, errors=NODE_ERRORS, client="nodes.resume")
+async def resume_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
+    """Let a drained node take calls and sessions again."""
+    return await engine.overview.drain_node(node, caller, is_drained=False)
+
+
 @endpoint(
     "POST",
     "/v1/policy/try",
@@ -273,5 +302,8 @@ OPERATIONS = [
     end_any_session,
     list_files_of_session,
     get_file_of_session,
+    list_nodes,
+    drain_node,
+    resume_node,
     try_rules,
 ]

@@ -264,6 +264,9 @@ class Channel(asyncio.Protocol):
                         return
         except (FrameError, NotMultiplexed) as error:
             self.end(f"it sent what it must not: {error}")
+        else:
+            if self._run is not None and self._run.brake is not None and self._transport:
+                self._run.brake.hold(self._transport.pause_reading, self._transport.resume_reading)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.end(STREAM_ENDED)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import zip_longest
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 
@@ -140,23 +140,33 @@ class PoolRequest:
     """Whether a container is being created for it."""
 
 
-class FairQueue:
+class Waiting(Protocol):
+    """A request in the queue."""
+
+    @property
+    def domain(self) -> TrustDomain:
+        """Whose request it is."""
+        ...
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class FairQueue(Generic[W]):
     """The waiting requests of all principals, by principal and trust domain, in turn order."""
 
     def __init__(self) -> None:
-        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[PoolRequest]]] = (
-            OrderedDict()
-        )
+        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[W]]] = OrderedDict()
         self._places = FairShare(MAX_WAITING, MAX_WAITING // 2)
 
     def __len__(self) -> int:
         return self._places.total
 
-    def __iter__(self) -> Iterator[PoolRequest]:
+    def __iter__(self) -> Iterator[W]:
         everybody = self._principals.values()
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
-    def join(self, request: PoolRequest) -> bool:
+    def join(self, request: W) -> bool:
         """Add a request after the others of its domain; False if too many wait already."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -168,7 +178,7 @@ class FairQueue:
         self._principals.setdefault(principal_id, domains)
         return True
 
-    def leave(self, request: PoolRequest) -> None:
+    def leave(self, request: W) -> None:
         """Remove a request. Does nothing if it is not queued."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -181,7 +191,7 @@ class FairQueue:
             if not domains:
                 del self._principals[principal_id]
 
-    def pass_on(self, request: PoolRequest) -> None:
+    def pass_on(self, request: W) -> None:
         """Move the request's principal and domain to the end of the turn order."""
         principal_id = request.domain.principal_id
         if principal_id in self._principals:
@@ -189,7 +199,7 @@ class FairQueue:
             if request.domain in self._principals[principal_id]:
                 self._principals[principal_id].move_to_end(request.domain)
 
-    def in_turn(self) -> Iterator[list[PoolRequest]]:
+    def in_turn(self) -> Iterator[list[W]]:
         """Yield the requests of each domain in turn order. The queue may change meanwhile."""
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
@@ -303,7 +313,7 @@ class Pool:
         self._on_event = on_event
         self._monotonic = monotonic
         self._state = PoolState()
-        self._queue = FairQueue()
+        self._queue: FairQueue[PoolRequest] = FairQueue()
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = None
@@ -405,6 +415,11 @@ class Pool:
             if entry.state in UNUSED and is_outdated(entry.container):
                 self._destroy(entry, "its image is not the newest")
         self._dispatch()
+
+    def warm(self) -> Counter[Kind]:
+        """The number of containers by kind that have run nothing."""
+        entries = self._state.entries.values()
+        return Counter(entry.kind for entry in entries if entry.state is State.WARM)
 
     @property
     def names(self) -> list[str]:

@@ -61,6 +61,7 @@ class ReceivedRun:
         self.id = run_id
         self.is_collecting = False
         """Whether the program has ended and its files follow."""
+        self.brake = sinks.brake
         self._isolation = isolation
         most = limits.output_bytes
         if sinks.output is not None:

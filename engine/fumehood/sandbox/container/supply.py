@@ -432,18 +432,18 @@ class ContainerSupply:
 
     async def is_paused(self, name: str) -> bool:
         """Whether a container is frozen. Raises SandboxUnavailable."""
-        with _for_callers():
+        with for_callers():
             return bool((await self._docker.state(name)).get("Paused"))
         return False
 
     async def pause(self, name: str) -> None:
         """Freeze a container. Raises SandboxUnavailable."""
-        with _for_callers():
+        with for_callers():
             await self._docker.pause(name)
 
     async def unpause(self, name: str) -> None:
         """Let a frozen container continue. Raises SandboxUnavailable."""
-        with _for_callers():
+        with for_callers():
             await self._docker.unpause(name)
 
     async def remove(self, name: str) -> None:
@@ -498,7 +498,7 @@ class ContainerSupply:
 
 
 @contextmanager
-def _for_callers() -> Iterator[None]:
+def for_callers() -> Iterator[None]:
     """Report Docker's errors as errors for callers. If a container is gone, its channel says so."""
     try:
         yield

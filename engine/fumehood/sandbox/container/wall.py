@@ -21,7 +21,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +56,10 @@ from fumehood.sandbox.container.supply import (
     FindImage,
     Making,
     Reaper,
+    for_callers,
     unavailable,
 )
+from fumehood.sandbox.container.transfer import load_image, saved_image
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, PackageSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -116,6 +124,7 @@ class ContainerWall(HasImages):
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = settings.limits
+        self._docker = docker
         self._orphan_s = making.orphan_s
         self._expected: set[str] = set()
         """Names of containers of an earlier engine's sessions."""
@@ -210,6 +219,29 @@ class ContainerWall(HasImages):
     def counts(self) -> JsonObject:
         """The number of containers by state."""
         return {**self._pool.counts(), "held": len(self._held)}
+
+    @property
+    def images(self) -> Mapping[str, Image]:
+        """The images that are known to exist, by name."""
+        return self._supply.images
+
+    @property
+    def warm(self) -> Mapping[Kind, int]:
+        """The number of unused containers by kind."""
+        return self._pool.warm()
+
+    def add_packages(self, image: str, lock: str) -> None:
+        """Register the packages in an image's name, from their lock."""
+        self._layers.add_text(image.partition(PLUS)[0], lock)
+
+    def saved_image(self, image: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Read an image from Docker in pieces, as `saved_image`."""
+        return saved_image(self._docker, self._supply.images[image])
+
+    async def load_image(self, pieces: AsyncIterator[bytes]) -> None:
+        """Add an image to Docker, as `load_image`. Raises SandboxUnavailable."""
+        with for_callers():
+            await load_image(self._docker, pieces)
 
     async def until_host_is_known(self) -> None:
         """Query Docker, unless it was queried. Raises SandboxUnavailable."""
@@ -326,7 +358,7 @@ class ContainerWall(HasImages):
         held = HeldContainer(
             self, self._supply, entry.container.name, image, found.languages, on_lost
         )
-        held.container, held.lock = entry.container, self._lock_text(image)
+        held.container, held.lock = entry.container, self.lock_text(image)
         if not self._pool.let_go(entry, held):
             raise try_later("The container was lost as it was taken. Repeat the call.")
         self._held[held.name] = held
@@ -347,7 +379,7 @@ class ContainerWall(HasImages):
             self, self._supply, container.name, kind.image, image.languages, on_lost
         )
         held.disk = SessionDisk(disk, disk_mb, kind, FIRST_EPOCH)
-        held.lock = self._lock_text(kind.image)
+        held.lock = self.lock_text(kind.image)
         self._use(held, container)
         return held
 
@@ -359,7 +391,8 @@ class ContainerWall(HasImages):
             self._layers.add_text(held.image.partition(PLUS)[0], held.lock)
         return held.image
 
-    def _lock_text(self, image: str) -> str:
+    def lock_text(self, image: str) -> str:
+        """Return the packages in an image's name, with hashes, or ""."""
         lock = self._layers.lock_of(image)
         return lock.text if lock is not None else ""
 
@@ -418,7 +451,7 @@ class ContainerWall(HasImages):
         await self._disks.replace(held.disk.volume, new)
 
     @asynccontextmanager
-    async def fork(self, copy: str, session_id: str) -> AsyncIterator[str]:
+    async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
         """Make the disk of a new session from a copy. It is removed if the block fails."""
         disk = f"fumehood-{session_id}"
         with self._spared(disk, for_good=True):
@@ -441,6 +474,11 @@ class ContainerWall(HasImages):
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
         """Keep the copies of disks that `copies` returns."""
         self._copies = copies
+
+    def drop_disk(self, disk: str) -> None:
+        """Remove the disk of a session that was not made, in the background."""
+        self._disks_in_use.discard(disk)
+        self.sweep_soon()
 
     def sweep_soon(self) -> None:
         """Remove disks and copies that are not needed any more, in the background."""
@@ -677,6 +715,7 @@ class HeldContainer:
         """`take_over` gets the container of an earlier engine, or None if it is gone."""
         self.name = name
         """Its name in Docker."""
+        self.node = ""
         self.container: Container | None = None
         self.image = image
         """The name of its image, with its packages."""

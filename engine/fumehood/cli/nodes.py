@@ -1,0 +1,132 @@
+"""`fumehood node`: be a node of a cluster. `fumehood nodes …`: see and drain them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.plain import Column, as_fields, as_table, plain
+from fumehood.core.status import NodeRecord
+from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE
+
+nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
+
+MB_OF_SLOT = 1024
+"""MB of a machine's memory for each slot."""
+
+PORT = 6379
+"""The port of the cluster's head."""
+
+HEALTH = '{"health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
+"""Ray's settings, so that a dead machine is noticed after some five seconds."""
+
+Name = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.")]
+
+
+def _used(node: NodeRecord) -> str:
+    return f"{node.used}/{node.slots}"
+
+
+plain(
+    nodes,
+    "nodes.list",
+    "List the nodes of the cluster.",
+    as_table(
+        Column("node", lambda node: node.name, whole=True),
+        Column("state", lambda node: node.state),
+        Column("slots", _used),
+        Column("sessions", lambda node: str(node.sessions), drop=2),
+        Column("MB", lambda node: str(node.memory_mb), drop=3),
+        Column("why", lambda node: node.why or "", drop=1),
+    ),
+)
+plain(
+    nodes,
+    "nodes.drain",
+    "Let a node take no new calls and sessions. What runs there goes on.",
+    as_fields,
+    arguments={"node": Name},
+)
+plain(
+    nodes,
+    "nodes.resume",
+    "Let a drained node take calls and sessions again.",
+    as_fields,
+    arguments={"node": Name},
+)
+
+
+def node(
+    head: Annotated[bool, typer.Option("--head", help="Start the cluster's head here.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Join the cluster of the head at HOST:PORT.")
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=256,
+            help="Calls at once; default: by memory and processors. 0: engines only.",
+        ),
+    ] = None,
+    ip: Annotated[
+        str | None, typer.Option(help="This machine's address for the others, if it has several.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The head's port.")] = PORT,
+) -> None:
+    """Let this machine be a node of a cluster, until Ctrl-C.
+
+    Needs Docker and the images, and the cluster's token.
+    """
+    if head == (address is not None):
+        fail(
+            "Name the head with --address HOST:PORT, or start it here with --head.", ExitCode.USAGE
+        )
+    try:
+        from ray.scripts.scripts import main as ray
+    except ImportError:
+        fail("A cluster needs Ray: pip install 'fumehood[cluster]'.", ExitCode.UNAVAILABLE)
+    _use_token(may_make=head)
+    slots = _usual_slots() if slots is None else slots
+    where = ["--head", f"--port={port}", f"--system-config={HEALTH}"]
+    sys.argv = [
+        "ray", "start", "--block", "--num-cpus=1", f'--resources={{"fumehood": {slots}}}',
+        *([f"--node-ip-address={ip}"] if ip is not None else []),
+        *(where if head else [f"--address={address}"]),
+    ]  # fmt: skip
+    say(f"This machine has {slots} slots.", to_stderr=True)
+    ray()  # type: ignore[no-untyped-call]  # exits
+
+
+def _usual_slots() -> int:
+    import psutil
+
+    memory_mb = psutil.virtual_memory().total >> 20
+    return int(max(1, min(4 * (os.cpu_count() or 1), memory_mb // MB_OF_SLOT)))
+
+
+def _use_token(*, may_make: bool) -> None:
+    """Let Ray ask for the cluster's token. With `may_make`, make one if there is none."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if os.environ["RAY_AUTH_MODE"] != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE)
+    if path.exists():
+        return
+    if not may_make:
+        fail(
+            f"The cluster's token is not here. Copy {path} from its head, or set RAY_AUTH_TOKEN.",
+            ExitCode.UNAVAILABLE,
+        )
+    import secrets
+
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    say(f"The cluster's token is in {path}. Copy it to the other machines.", to_stderr=True)

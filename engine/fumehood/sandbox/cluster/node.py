@@ -1,0 +1,542 @@
+"""A node: the containers of one machine, for engines on others.
+
+It runs in a process of its own on its machine, as a Ray actor (`ray_nodes`), and holds a container
+wall for each engine that joined it. Invariants: of one engine's commands it obeys those with the
+highest number only, and an engine that joins again ends what it ran before, sessions aside; an
+engine that is silent for `SILENCE_S` is left, as if it had stopped. What a program sends is read by
+the wall here, as on a machine of its own; only values that passed it go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.session import FileKind, SessionHome, SessionRecord
+from fumehood.sandbox.cluster.model import (
+    HeldState,
+    ImageFacts,
+    NodeFacts,
+    NodeReport,
+    RunEvent,
+    RunOrder,
+    Terms,
+    Ticket,
+)
+from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
+from fumehood.sandbox.settings import WallSettings
+from fumehood.sandbox.wall import Brake, CallPort, OnEvent, RunEnding, RunSinks, try_later
+from fumehood.storage.directory import InUse, hold_lock, owner_id, private_directory
+
+SILENCE_S = 60.0
+"""Seconds without a word from an engine after which what it runs here is ended."""
+
+REPORT_S = 1.0
+"""Seconds that a report waits for a change."""
+
+PIECE_BYTES = 1 << 20
+"""Bytes of events in one piece. While as many wait to be sent, the program's stream is not read."""
+
+MAX_NODES = 64
+"""Maximum number of nodes on one machine, each with a directory of its own."""
+
+SESSION_OPERATIONS = ("until_free", "pause", "stop", "restore", "facts", "until_gone")
+
+MakeWall = Callable[[WallSettings, Path, OnEvent], ContainerWall]
+"""Makes an engine's wall; its state is in the directory."""
+
+
+class Fenced(SandboxUnavailable):
+    """The node obeys a newer command of the same engine."""
+
+    def __init__(self) -> None:
+        super().__init__("The node obeys a newer engine.", retryable=True)
+
+    def __reduce__(self) -> tuple[type[Fenced], tuple[()]]:
+        return Fenced, ()
+
+
+class Events:
+    """The events of one run that are not sent yet."""
+
+    def __init__(self) -> None:
+        self.brake = Brake()
+        self._waiting: deque[tuple[RunEvent, int]] = deque()
+        self._bytes = 0
+        self._come = asyncio.Event()
+
+    def add(self, *event: Any, size: int = 0) -> None:
+        """Add an event, the last one with the name `ending` or `refused`."""
+        self._waiting.append((event, size))
+        self._bytes += size
+        self.brake.is_on = self._bytes >= PIECE_BYTES
+        self._come.set()
+
+    async def next(self) -> list[RunEvent]:
+        """Wait for events, and return those that came."""
+        await self._come.wait()
+        self._come.clear()
+        piece = [event for event, _ in self._waiting]
+        self._waiting.clear()
+        self._bytes = 0
+        self.brake.release()
+        return piece
+
+    def sinks(self, order: RunOrder, on_call: Callable[[int, CallPort], None]) -> RunSinks:
+        """Return receivers that add events, for those that the order wants."""
+
+        def progress(percent: float, message: str) -> None:
+            self.add("progress", percent, message)
+
+        def output(stream: str, text: str) -> None:
+            self.add("output", stream, text, size=len(text))
+
+        def call(number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
+            on_call(number, port)
+            self.add("call", number, tool, arguments)
+
+        wants = order.wants
+        return RunSinks(
+            progress=progress if "progress" in wants else None,
+            files=_Files(self) if "files" in wants else None,
+            output=output if "output" in wants else None,
+            call=call if "call" in wants else None,
+            is_live=order.is_live,
+            brake=self.brake,
+        )
+
+
+class _Files:
+    """Adds the files of a run to its events."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    def start(self, path: str, size: int, kind: FileKind = "file") -> None:
+        self._events.add("file", path, size, kind)
+
+    def write(self, data: bytes) -> None:
+        self._events.add("data", data, size=len(data))
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    task: asyncio.Task[None]
+    events: Events
+    port: CallPort | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Joined:
+    """One engine that joined: its wall, its sessions and its runs."""
+
+    ticket: Ticket
+    wall: ContainerWall
+    copies: set[str]
+    heard: float
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    held: dict[str, HeldContainer] = field(default_factory=dict)
+    """Session id → its container."""
+    runs: dict[str, _Run] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    """Runs that were cancelled before they began."""
+    number: int = 0
+    changes: dict[str, int] = field(default_factory=dict)
+    """Session id → the number of its last change."""
+    has_changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_change(self, session_id: str | None = None) -> None:
+        """Let reports show a change."""
+        self.number += 1
+        if session_id is not None:
+            self.changes[session_id] = self.number
+        self.has_changed.set()
+
+
+class NodeHome:
+    """The directory of a node, and its name. Used until `close`.
+
+    Several nodes of one machine have one each below `base`; a node that is started again takes the
+    one that the last left, and finds its sessions there.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._stack = ExitStack()
+        private_directory(base)
+        for number in range(MAX_NODES):
+            self.path = private_directory(base / f"node-{number}")
+            try:
+                self._stack.enter_context(hold_lock(self.path / "node.lock", "this node"))
+            except InUse:
+                continue
+            host = platform.node() or "node"
+            self.id, self.name = owner_id(self.path), host if number == 0 else f"{host}-{number}"
+            return
+        raise InUse(f"There are {MAX_NODES} nodes on this machine already.")
+
+    def close(self) -> None:
+        """Let another node use the directory."""
+        self._stack.close()
+
+
+class Node:
+    """The containers of one machine. Its methods are those that engines call."""
+
+    def __init__(self, home: NodeHome, slots: int, make_wall: MakeWall) -> None:
+        self._home = home
+        self._slots = slots
+        self._make_wall = make_wall
+        self._drained = home.path / "drained"
+        """A file that is there while the node takes nothing new."""
+        self._joined: dict[str, _Joined] = {}
+        self._newest: dict[str, int] = {}
+        """Owner → the highest number that was seen."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._joining = anyio.Lock()
+
+    async def facts(self) -> NodeFacts:
+        """Return what an engine checks before it joins."""
+        return NodeFacts(
+            self._home.id, self._home.name, version("fumehood"), self._slots, time.time()
+        )
+
+    async def join(self, ticket: Ticket, terms: Terms) -> None:
+        """Obey an engine from now on, and end what it ran here before, sessions aside.
+
+        Raises:
+            Fenced: a newer engine of this state has joined.
+        """
+        if ticket.epoch <= self._newest.get(ticket.owner, 0):
+            raise Fenced
+        self._newest[ticket.owner] = ticket.epoch
+        async with self._joining:
+            await self._leave(self._joined.get(ticket.owner))
+            if ticket.epoch < self._newest[ticket.owner]:
+                raise Fenced
+            directory = private_directory(self._home.path / ticket.owner)
+            container = terms.settings.container
+            container = container.model_copy(
+                update={
+                    "pool_max": self._slots, "pool_min": min(container.pool_min, self._slots),
+                }
+            )  # fmt: skip
+            settings = replace(terms.settings, container=container)
+            wall = self._make_wall(settings, directory, lambda *event: joined.on_change())
+            joined = _Joined(ticket, wall, set(terms.copies), time.monotonic())
+            wall.spare_copies(lambda: joined.copies)
+            for record, home in terms.sessions:
+                wall.expect(record, home)
+            is_open = asyncio.Event()
+            task = asyncio.ensure_future(self._serve(joined, is_open))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            await is_open.wait()
+            self._joined[ticket.owner] = joined
+
+    async def leave(self, ticket: Ticket) -> None:
+        """Obey an engine no longer: it stops. Its sessions wait for the next."""
+        await self._leave(self._of(ticket))
+
+    async def close(self) -> None:
+        """Leave all engines."""
+        for joined in list(self._joined.values()):
+            await self._leave(joined)
+        self._home.close()
+
+    async def report(self, ticket: Ticket, seen: int) -> NodeReport:
+        """Return the state of the node, once it differs from report `seen`, or after a second."""
+        joined = self._of(ticket)
+        joined.heard = time.monotonic()
+        if joined.number <= seen:
+            joined.has_changed.clear()
+            with anyio.move_on_after(REPORT_S):
+                await joined.has_changed.wait()
+        joined.heard = time.monotonic()
+        if joined.is_over.is_set():
+            raise Fenced
+        wall, status = joined.wall, joined.wall.status
+        others = [one for one in self._joined.values() if one is not joined]
+        changed = [one for one, number in joined.changes.items() if number > seen]
+        return NodeReport(
+            number=joined.number,
+            is_ready=status.is_ready,
+            is_drained=self._drained.exists(),
+            seen=status.seen,
+            faults=status.faults,
+            missing_images=status.missing_images,
+            host=wall.host,
+            images={
+                name: ImageFacts(image.id, image.created.timestamp(), image.languages)
+                for name, image in wall.images.items()
+            },
+            warm=dict(wall.warm),
+            counts=wall.counts,
+            others=sum(len(one.runs) for one in others),
+            changed={one: _state_of(joined.held[one]) for one in changed if one in joined.held},
+        )
+
+    async def drain(self, ticket: Ticket, *, is_drained: bool) -> None:
+        """Let the node take nothing new, from any engine, or again."""
+        self._of(ticket)
+        if is_drained:
+            self._drained.touch()
+        else:
+            self._drained.unlink(missing_ok=True)
+        for joined in self._joined.values():
+            joined.on_change()
+
+    # -- images ----------------------------------------------------------------------------
+
+    async def find_image(self, ticket: Ticket, image: str) -> None:
+        """Look for an image; reports show it from then on. Raises SandboxUnavailable."""
+        joined = self._of(ticket)
+        await joined.wall.facts_of(image)
+        joined.on_change()
+
+    async def look_again(self, ticket: Ticket) -> None:
+        """Query Docker again."""
+        joined = self._of(ticket)
+        await joined.wall.look_again()
+        joined.on_change()
+
+    async def with_packages(
+        self, ticket: Ticket, image: str, packages: tuple[str, ...], principal_id: str
+    ) -> tuple[str, str]:
+        """Return the name of an image with packages, and their lock. Raises as the wall's."""
+        wall = self._of(ticket).wall
+        name = await wall.with_packages(image, packages, principal_id)
+        return name, wall.lock_text(name)
+
+    async def save_image(self, ticket: Ticket, image: str) -> AsyncIterator[bytes]:
+        """Yield an image in pieces, for another node."""
+        async with self._of(ticket).wall.saved_image(image) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def load_image(self, ticket: Ticket, pieces: AsyncIterator[bytes]) -> None:
+        """Add an image that another node has saved. Raises SandboxUnavailable."""
+        await self._of(ticket).wall.load_image(pieces)
+        await self.look_again(ticket)
+
+    # -- runs ------------------------------------------------------------------------------
+
+    async def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
+        """Run a program. Yields its events; the last one is `ending`, or `refused`."""
+        joined = self._of(ticket)
+        if order.id in joined.cancelled:
+            joined.cancelled.discard(order.id)
+            yield [("ending", RunEnding(EndedBy.CANCELLED, "call"))]
+            return
+        events = Events()
+        run = _Run(asyncio.ensure_future(self._run(joined, order, events)), events)
+        joined.runs[order.id] = run
+        try:
+            while True:
+                piece = await events.next()
+                yield piece
+                if piece[-1][0] in ("ending", "refused"):
+                    return
+        finally:
+            joined.runs.pop(order.id, None)
+            run.task.cancel()
+
+    def cancel(self, ticket: Ticket, run_id: str) -> None:
+        """End a run; its stream ends with its ending."""
+        joined = self._of(ticket)
+        run = joined.runs.get(run_id)
+        if run is not None:
+            run.task.cancel()
+        else:
+            joined.cancelled.add(run_id)
+
+    def answer(self, ticket: Ticket, run_id: str, answer: bytes) -> None:
+        """Pass the answer to a program's tool call on."""
+        run = self._of(ticket).runs.get(run_id)
+        if run is not None and run.port is not None:
+            run.port.answer(answer)
+
+    def pause(self, ticket: Ticket, run_id: str, is_paused: bool) -> None:
+        """Pause a run's clock, or let it go on."""
+        run = self._of(ticket).runs.get(run_id)
+        if run is not None and run.port is not None:
+            run.port.pause(is_paused=is_paused)
+
+    # -- sessions --------------------------------------------------------------------------
+
+    async def hold(
+        self,
+        ticket: Ticket,
+        domain: TrustDomain,
+        *,
+        image: str,
+        memory_mb: int,
+        cpus: float | None,
+        disk_mb: int | None,
+        packages: tuple[str, ...],
+    ) -> HeldState:
+        """Take a container for a session. Raises as the wall's."""
+        joined, session_id = self._of(ticket), domain.session_id or ""
+        held = await joined.wall.hold(
+            domain, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
+            packages=packages, on_lost=lambda: joined.on_change(session_id),
+        )  # fmt: skip
+        joined.held[session_id] = held
+        return _state_of(held)
+
+    async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
+        """Take an earlier session's container over, soon, and before its first use."""
+        joined = self._of(ticket)
+        held = joined.wall.resume(record, home, lambda: joined.on_change(record.id))
+        joined.held[record.id] = held
+        return _state_of(held)
+
+    async def in_session(
+        self, ticket: Ticket, session_id: str, operation: str, *arguments: Any
+    ) -> tuple[Any, HeldState]:
+        """Do something with a session's container; return its result and the state afterwards."""
+        if operation not in SESSION_OPERATIONS:
+            raise InternalError(f"There is no operation {operation!r} of sessions.")
+        held = self._held(ticket, session_id)
+        result = await getattr(held, operation)(*arguments)
+        if operation == "until_gone":
+            joined = self._of(ticket)
+            joined.held.pop(session_id, None)
+            joined.changes.pop(session_id, None)
+        return result, _state_of(held)
+
+    def end(self, ticket: Ticket, session_id: str, why: str) -> None:
+        """End a session's container."""
+        joined = self._of(ticket)
+        held = joined.held.get(session_id)
+        if held is not None:
+            held.end(why)
+
+    async def copy_disk(self, ticket: Ticket, session_id: str, copy: str) -> int:
+        """Copy a session's disk; the copy stays until `drop_copy`. Returns its bytes."""
+        held = self._held(ticket, session_id)
+        async with self._copied(ticket, copy), held.copy_disk(copy) as size:
+            return size
+
+    async def drop_copy(self, ticket: Ticket, copy: str) -> None:
+        """Remove a copy of a disk, soon."""
+        joined = self._of(ticket)
+        joined.copies.discard(copy)
+        joined.wall.sweep_soon()
+
+    async def fork(self, ticket: Ticket, copy: str, session_id: str, home: SessionHome) -> str:
+        """Make a new session's disk from a copy. It stays unless `unfork` is called."""
+        async with self._of(ticket).wall.fork(copy, session_id, home) as name:
+            return name
+
+    async def unfork(self, ticket: Ticket, name: str) -> None:
+        """Remove the disk of a fork that was not made."""
+        self._of(ticket).wall.drop_disk(name)
+
+    @asynccontextmanager
+    async def _copied(self, ticket: Ticket, copy: str) -> AsyncIterator[None]:
+        joined = self._of(ticket)
+        joined.copies.add(copy)
+        try:
+            yield
+        except BaseException:
+            joined.copies.discard(copy)
+            joined.wall.sweep_soon()
+            raise
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _of(self, ticket: Ticket) -> _Joined:
+        joined = self._joined.get(ticket.owner)
+        if joined is None or joined.ticket != ticket or joined.is_over.is_set():
+            raise Fenced
+        return joined
+
+    def _held(self, ticket: Ticket, session_id: str) -> HeldContainer:
+        held = self._of(ticket).held.get(session_id)
+        if held is None:
+            raise try_later("The session's node has only just come back. Repeat the call.")
+        return held
+
+    async def _leave(self, joined: _Joined | None) -> None:
+        if joined is not None:
+            joined.is_over.set()
+            joined.has_changed.set()
+            await joined.ended.wait()
+
+    async def _serve(self, joined: _Joined, is_open: asyncio.Event) -> None:
+        """Keep an engine's wall open until it leaves, is silent for long, or joins again."""
+        try:
+            async with joined.wall:
+                is_open.set()
+                with suppress(EngineError):
+                    await joined.wall.look_again()
+                while not joined.is_over.is_set():
+                    left_s = joined.heard + SILENCE_S - time.monotonic()
+                    if left_s <= 0:
+                        joined.is_over.set()
+                    with anyio.move_on_after(max(left_s, 0.0)):
+                        await joined.is_over.wait()
+                runs = [run.task for run in joined.runs.values()]
+                for task in runs:
+                    task.cancel()
+                await asyncio.gather(*runs, return_exceptions=True)
+        finally:
+            if self._joined.get(joined.ticket.owner) is joined:
+                del self._joined[joined.ticket.owner]
+            is_open.set()
+            joined.ended.set()
+
+    async def _run(self, joined: _Joined, order: RunOrder, events: Events) -> None:
+        cancelled: list[RunEnding] = []
+
+        def on_call(number: int, port: CallPort) -> None:
+            joined.runs[order.id].port = port
+
+        sinks = replace(events.sinks(order, on_call), ending=cancelled.append)
+        try:
+            events.add("ending", await self._ending(joined, order, sinks))
+        except EngineError as error:
+            events.add("refused", error)
+        except asyncio.CancelledError:
+            lost = RunEnding(EndedBy.CANCELLED, "session" if order.session_id else "call")
+            events.add("ending", cancelled[0] if cancelled else lost)
+            raise
+        except Exception as error:
+            events.add("refused", InternalError(f"A node failed: {type(error).__name__}."))
+            raise
+
+    async def _ending(self, joined: _Joined, order: RunOrder, sinks: RunSinks) -> RunEnding:
+        wall, arguments, limits = joined.wall, order.arguments, order.limits
+        if order.session_id is not None:
+            held = joined.held.get(order.session_id)
+            if held is None or held.lost is not None:
+                return RunEnding(EndedBy.SANDBOX_LOST, "session")
+            await held.until_free()
+            return await held.run(order.program, arguments, limits, sinks)
+        assert order.kind is not None
+        if order.lock:
+            wall.add_packages(order.kind.image, order.lock)
+        async with wall.lease(
+            order.domain, fresh=order.fresh, memory_mb=order.kind.memory_mb, image=order.kind.image
+        ) as lease:
+            return await lease.run(order.program, arguments, limits, sinks)
+
+
+def _state_of(held: HeldContainer) -> HeldState:
+    return HeldState(
+        held.name, held.languages, held.lock, held.lost, held.is_paused, held.is_stopped
+    )

@@ -1,0 +1,1036 @@
+"""The wall of an engine whose containers are on many machines.
+
+Host side; above it everything is as with containers of the engine's own machine. Below it nodes,
+each behind a `NodePort`. Invariants: a call is placed once, by `placing`, and only on a node that
+has joined, enforces every limit, and has the newest image of the name; a run whose node is lost
+ends as `sandbox_lost`, never as a success and never twice; a session stays on its node. A node that
+is lost has `lost_s` seconds to come back, and then its sessions are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+
+from fumehood.core.errors import EndedBy, EngineError, ResourceNotFound, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
+from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
+from fumehood.core.status import NodeRecord, NodeState
+from fumehood.sandbox.cluster.model import (
+    HeldState,
+    ImageFacts,
+    NodeReport,
+    RunEvent,
+    RunOrder,
+    Terms,
+    Ticket,
+)
+from fumehood.sandbox.cluster.placing import PlacedNode, Placer, PlaceRequest
+from fumehood.sandbox.container.packages import PLUS
+from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.wall import (
+    FIRST_EPOCH,
+    NO_SINKS,
+    HasImages,
+    HostSize,
+    ImageMissing,
+    OnEvent,
+    RunEnding,
+    RunSinks,
+    WallStatus,
+    try_later,
+)
+
+LOOK_S = 1.0
+"""Seconds between looks for nodes that have come."""
+
+AGAIN_S = 5.0
+"""Seconds until a node that was refused is asked again."""
+
+FIRST_JOIN_S = 15.0
+"""Seconds from the start for which calls wait for a node to join."""
+
+SILENT_S = 10.0
+"""Seconds without a report after which a node counts as lost."""
+
+REPORT_PAUSE_S = 0.05
+"""Least seconds between two reports of a node."""
+
+MAX_SKEW_S = 300.0
+"""Largest difference of a node's clock from the engine's."""
+
+CANCEL_S = 6.0
+"""Seconds for a node to end a cancelled run."""
+
+LEAVE_S = 10.0
+"""Seconds for the nodes to let go of an engine that stops."""
+
+JOINS = 1_000_000
+"""Number of times that one start of an engine can join the same node; factor of its epochs."""
+
+PROMISED = 0.75
+"""Part of a node's memory that its sessions are promised."""
+
+MAX_LOCKS = 1000
+"""Maximum number of locks of packages that are remembered."""
+
+
+class NodeGone(Exception):
+    """A node cannot be reached. What it was doing is unknown."""
+
+
+class NodePort(Protocol):
+    """A node as it is reached. Its methods are those of `Node`; they raise NodeGone besides."""
+
+    key: str
+    """Names this life of the node."""
+
+    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the node, and return its result."""
+        ...
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of the node, in order, without waiting for its end."""
+        ...
+
+    def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
+        """Run a program there."""
+        ...
+
+    async def copy_image(self, ticket: Ticket, image: str, to: NodePort, its: Ticket) -> None:
+        """Copy an image to another node."""
+        ...
+
+
+class Membership(Protocol):
+    """Knows which nodes there are."""
+
+    async def open(self) -> None:
+        """Connect. Raises SandboxUnavailable."""
+        ...
+
+    async def ports(self) -> Sequence[NodePort]:
+        """Return the nodes that live, the same object for the same life. Raises SandboxUnavailable,
+        if that cannot be found out now.
+        """
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """One node that has joined."""
+
+    port: NodePort
+    ticket: Ticket
+    placed: PlacedNode
+    report: NodeReport | None = None
+    promised_mb: dict[str, int] = field(default_factory=dict)
+    """Session id → MB, of its sessions that are not stopped."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is lost, or silent for too long."""
+
+    async def unless_gone(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        """Return what a node is asked for. Raises NodeGone as soon as it is lost."""
+        answer = asyncio.ensure_future(asked)
+        gone = asyncio.ensure_future(self.gone.wait())
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise NodeGone("it is silent")
+            return answer.result()
+        finally:
+            gone.cancel()
+            answer.cancel()
+
+
+class ClusterWall(HasImages):
+    """Runs programs in the containers of nodes, inside its asynchronous context.
+
+    `owner` names the engine's state, and `epoch` its start.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        membership: Membership,
+        *,
+        owner: str,
+        epoch: int,
+        lost_s: float,
+        keeps_sessions: bool,
+        open_program: Callable[..., Any],
+        on_event: OnEvent = lambda event, values: None,
+    ) -> None:
+        self.keeps_sessions = keeps_sessions
+        self.limits = terms.settings.container.limits
+        self.open_program = open_program
+        """Starts a program of the operator, on the engine's own machine."""
+        self._terms = terms
+        self._by_language: dict[str, str] = terms.settings.container.images.model_dump()
+        self._membership = membership
+        self._owner = owner
+        self._epoch = epoch
+        self._lost_s = lost_s
+        self._on_event = on_event
+        self._placer = Placer()
+        self._links: dict[str, _Link] = {}
+        """Node id → the node."""
+        self._names: dict[str, str] = {}
+        """Node id → name, of all nodes that have joined since the start."""
+        self._refused: dict[str, str] = {}
+        """Node name, or key → why it was refused."""
+        self._joins: dict[str, int] = {}
+        self._held: dict[str, RemoteContainer] = {}
+        """Session id → its container."""
+        self._awaited: set[str] = set()
+        """Ids of the nodes with sessions of an earlier engine."""
+        self._copies: Callable[[], Iterable[str]] = tuple
+        self._locks: OrderedDict[str, str] = OrderedDict()
+        """Image name with packages → their lock."""
+        self._away: str | None = None
+        """Why the cluster cannot be reached."""
+        self._hopes_until = 0.0
+        self._has_come = anyio.Event()
+        self._syncing: set[tuple[str, str]] = set()
+        self._group: anyio.abc.TaskGroup | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> ClusterWall:
+        self._group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(self._group.cancel_scope.cancel)
+        self._hopes_until = time.monotonic() + FIRST_JOIN_S
+        self._group.start_soon(self._follow)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._group = None
+        with anyio.move_on_after(LEAVE_S, shield=True):
+            async with anyio.create_task_group() as group:
+                for link in self._links.values():
+                    group.start_soon(self._quietly, link.port.call("leave", link.ticket))
+        await self._stack.aclose()
+        self._membership.close()
+
+    # -- for the operator --------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeRecord]:
+        """Return all nodes: those that have joined, and those that were refused or are gone."""
+        found = [_record(link) for link in self._links.values()]
+        for name, why in self._refused.items():
+            found.append(NodeRecord(name=name, state=NodeState.REFUSED, why=why))
+        gone = [name for node_id, name in self._names.items() if node_id not in self._links]
+        found += [
+            NodeRecord(name=name, state=NodeState.GONE, why="It is lost.")
+            for name in gone
+            if name not in self._refused
+        ]
+        return sorted(found, key=lambda one: one.name)
+
+    async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
+        """Let a node take nothing new, or again.
+
+        Raises:
+            ResourceNotFound: no such node has joined.
+            SandboxUnavailable: it was lost.
+        """
+        link = next((one for one in self._links.values() if one.placed.name == name), None)
+        if link is None or link.report is None:
+            raise ResourceNotFound("No such node has joined.", fields=["node"])
+        await self._ask(link, "drain", is_drained=is_drained)
+        link.report = replace(link.report, is_drained=is_drained)
+        self._place(link)
+        return _record(link)
+
+    # -- the wall ----------------------------------------------------------------------------
+
+    @property
+    def status(self) -> WallStatus:
+        """Ready if one node is."""
+        required = frozenset(Limit)
+        reports = [link.report for link in self._links.values() if link.report is not None]
+        ready = [one for one in reports if one.is_ready]
+        faults = [fault for one in reports for fault in one.faults]
+        if not ready:
+            faults += [f"{name}: {why}" for name, why in self._refused.items()]
+            faults.append(self._away or "no node has joined")
+        # At first calls wait, because nodes need a moment to join.
+        is_usable = bool(ready) or self._is_hopeful
+        return WallStatus(
+            required,
+            required if is_usable else frozenset(),
+            frozenset.intersection(*(one.seen for one in ready)) if ready else frozenset(),
+            is_ready=bool(ready),
+            faults=() if ready else tuple(faults),
+            remedy=""
+            if ready
+            else f"No node can be used: {'; '.join(one.rstrip('.') for one in faults)}.",
+            missing_images=tuple(
+                f"No node has the image {name}."
+                for name in dict.fromkeys(self._by_language.values())
+                if ready and name not in self._images()
+            ),
+        )
+
+    @property
+    def _is_hopeful(self) -> bool:
+        return self._away is None and time.monotonic() < self._hopes_until
+
+    @property
+    def counts(self) -> JsonObject:
+        """The number of containers by state, of all nodes."""
+        counts: JsonObject = {"nodes": len(self._links)}
+        for link in self._links.values():
+            for name, count in (link.report.counts if link.report else {}).items():
+                counts[name] = counts.get(name, 0) + count
+        return {**counts, "waiting": len(self._placer.queue)}
+
+    async def until_host_is_known(self) -> None:
+        """Wait a bounded time for a node. Raises SandboxUnavailable."""
+        with anyio.move_on_after(self._terms.settings.container.queue_seconds):
+            while not self.host.memory_mb:
+                await self._until_change()
+            return
+        raise try_later(self.status.remedy)
+
+    @property
+    def host(self) -> HostSize:
+        """The memory of all nodes together, and the processors of the largest; zeros without."""
+        sizes = [link.report.host for link in self._links.values() if link.report is not None]
+        return HostSize(
+            sum(size.memory_mb for size in sizes), max((size.cpus for size in sizes), default=0)
+        )
+
+    def image_for(self, language: str) -> str:
+        """Return the name of the image for programs in a language. Raises as the protocol's."""
+        name = self._by_language.get(language)
+        if name is None:
+            raise SandboxUnavailable(
+                f"This engine has no image for {language}, and uses no other wall instead.",
+                retryable=False,
+            )
+        found = self._images().get(name)
+        if found is None and self._links:
+            raise _image_missing(name)
+        if found is not None and language not in found.languages:
+            raise SandboxUnavailable(
+                f"The image {name} has no {language}. Set container.images.{language} to one that "
+                "has it.",
+                retryable=False,
+            )
+        return name
+
+    async def look_again(self) -> None:
+        """Let all nodes query Docker again."""
+        await self._ask_all("look_again")
+
+    async def facts_of(self, image: str) -> JsonObject:
+        """Return an image's facts. With packages, the digest is that of the image below, because
+        each node makes the layer itself, from the same lock.
+        """
+        below, plus, _ = image.partition(PLUS)
+        found = await self._find(below)
+        lock = self._locks.get(image, "")
+        return {
+            "image": image,
+            "image_digest": found.id,
+            "runtime": self._terms.settings.container.runtime or "default",
+            **({"packages": _pins(lock)} if plus else {}),
+        }
+
+    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
+        """Return the name of an image with packages, whose versions one node looks up."""
+        await self._find(image)
+        link = next(one for one in self._links.values() if image in one.placed.images)
+        name, lock = await self._ask(link, "with_packages", image, tuple(packages), principal_id)
+        self._locks[name] = lock
+        self._locks.move_to_end(name)
+        while len(self._locks) > MAX_LOCKS:
+            self._locks.popitem(last=False)
+        return str(name)
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        image: str | None = None,
+    ) -> AsyncIterator[NodeLease]:
+        """Wait a bounded time for a slot on a node."""
+        asked = time.monotonic()
+        image = image or self._by_language["python"]
+        memory_mb = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
+        below = image.partition(PLUS)[0]
+        await self._find(below)
+        granted = asyncio.Event()
+        request = PlaceRequest(domain, Kind(below, memory_mb), fresh, granted.set)
+        if not self._placer.ask(request):
+            raise try_later("Too many calls wait for a node. Repeat the call later.")
+        queue_s = self._terms.settings.container.queue_seconds
+        try:
+            with anyio.fail_after(queue_s):
+                await granted.wait()
+        except BaseException as error:
+            self._placer.forget(request)
+            if request.node is not None:
+                self._placer.give_back(request)
+            if isinstance(error, TimeoutError):
+                waited = f"No node had a free slot for {queue_s:g} s. Repeat the call later."
+                raise try_later(waited) from None
+            raise
+        assert request.node is not None
+        try:
+            lock = self._locks.get(image, "")
+            order = RunOrder(
+                "", "", {}, _NO_LIMITS, domain, fresh=fresh, kind=Kind(image, memory_mb), lock=lock
+            )
+            yield NodeLease(self, request.node.id, order, (time.monotonic() - asked) * 1e3)
+        finally:
+            self._placer.give_back(request)
+
+    async def run(self, node_id: str, order: RunOrder, sinks: RunSinks) -> RunEnding:
+        """Run a program on a node. Cancelling it ends the program, then raises."""
+        isolation = "session" if order.session_id else "call"
+        link = self._links.get(node_id)
+        name = self._names.get(node_id)
+        if link is None:  # so it certainly has not begun
+            raise try_later(f"The node {name} was lost before the run began. Repeat the call.")
+        wants = {one for one in ("progress", "files", "output", "call") if getattr(sinks, one)}
+        order = replace(
+            order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live
+        )
+        receiver = _Receiver(link, order, sinks)
+        reading = asyncio.ensure_future(link.unless_gone(receiver.read()))
+        try:
+            ending: RunEnding = await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            receiver.is_mute = True
+            last = None
+            with anyio.move_on_after(CANCEL_S, shield=True), suppress(NodeGone, EngineError):
+                link.port.tell("cancel", link.ticket, order.id)
+                last = await asyncio.shield(reading)
+            reading.cancel()
+            if sinks.ending is not None:
+                last = last or RunEnding(EndedBy.CANCELLED, isolation)
+                sinks.ending(replace(last, node=name))
+            raise
+        except NodeGone as error:
+            self._on_event("node.lost_run", {"node": name, "why": str(error)})
+            return receiver.cut_off(isolation, name)
+        return replace(ending, node=name)
+
+    # -- sessions ----------------------------------------------------------------------------
+
+    async def hold(
+        self,
+        domain: TrustDomain,
+        *,
+        image: str,
+        memory_mb: int,
+        cpus: float | None = None,
+        disk_mb: int | None = None,
+        packages: Sequence[str] = (),
+        on_lost: Callable[[], None],
+    ) -> RemoteContainer:
+        """Take a container for a session, on the node whose sessions are promised the smallest part
+        of its memory.
+        """
+        await self._find(image)
+        session_id = domain.session_id or ""
+        link = self._roomiest(image, memory_mb)
+        link.promised_mb[session_id] = memory_mb
+        try:
+            state = await self._ask(
+                link, "hold", domain, image=image, memory_mb=memory_mb, cpus=cpus,
+                disk_mb=disk_mb, packages=tuple(packages),
+            )  # fmt: skip
+        except BaseException:
+            link.promised_mb.pop(session_id, None)
+            raise
+        record = SessionRecord.model_construct(
+            id=session_id, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
+            languages=state.languages, state=SessionStatus.ACTIVE,
+        )  # fmt: skip
+        held = RemoteContainer(self, link.placed.id, record, FIRST_EPOCH, state, on_lost)
+        self._held[session_id] = held
+        return held
+
+    def _roomiest(self, image: str, memory_mb: int) -> _Link:
+        def promised(link: _Link) -> float:
+            assert link.report is not None
+            size = max(link.report.host.memory_mb, 1)
+            return (sum(link.promised_mb.values()) + memory_mb) / size
+
+        fitting = [
+            link
+            for link in self._links.values()
+            if link.placed.is_open and image in link.placed.images and promised(link) <= PROMISED
+        ]
+        if not fitting:
+            raise try_later(f"No node has room for a session of {memory_mb} MB.")
+        return min(fitting, key=promised)
+
+    def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
+        """Keep the copies of disks that `copies` returns."""
+        self._copies = copies
+
+    def sweep_soon(self) -> None:
+        """Let the nodes remove copies that are not needed any more."""
+        needed = set(self._copies())
+        for held in self._held.values():
+            for copy in held.copies - needed:
+                held.copies.discard(copy)
+                self.tell(held.node, "drop_copy", copy)
+
+    @asynccontextmanager
+    async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
+        """Make the disk of a new session from a copy, on the copy's node."""
+        name = await self.ask(home.node, "fork", copy, session_id, home)
+        try:
+            yield name
+        except BaseException:
+            self.tell(home.node, "unfork", name)
+            raise
+
+    def expect(self, record: SessionRecord, home: SessionHome) -> None:
+        """Do nothing: no node is told to sweep before `resume` was called for all sessions."""
+
+    def resume(
+        self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
+    ) -> RemoteContainer:
+        """Return the container of an earlier engine's session, or of a new fork."""
+        state = HeldState(
+            home.container,
+            record.languages,
+            home.lock,
+            None,
+            record.state is SessionStatus.PAUSED,
+            record.state is SessionStatus.STOPPED,
+        )
+        held = RemoteContainer(self, home.node, record, home.epoch, state, on_lost)
+        held.copies.update(one.id for one in record.snapshots)
+        self._held[record.id] = held
+        link = self._links.get(home.node)
+        if link is not None:
+            self._start_soon(self._quietly, self._resume(link, held))
+        elif home.node not in self._awaited:
+            self._awaited.add(home.node)
+            self._start_soon(self._give_up, home.node)
+        return held
+
+    def let_go(self, held: RemoteContainer) -> None:
+        """Forget the container of a session that is over."""
+        self._held.pop(held.session_id, None)
+        for link in self._links.values():
+            link.promised_mb.pop(held.session_id, None)
+        for copy in held.copies - set(self._copies()):
+            self.tell(held.node, "drop_copy", copy)
+
+    def count(self, held: RemoteContainer) -> None:
+        """Count what a session is promised of its node's memory."""
+        link = self._links.get(held.node)
+        if link is None:
+            return
+        if held.is_stopped or held.lost is not None:
+            link.promised_mb.pop(held.session_id, None)
+        else:
+            link.promised_mb[held.session_id] = held.record.memory_mb
+
+    async def ask(self, node_id: str, method: str, *arguments: Any) -> Any:
+        """Call a method of a node. Raises SandboxUnavailable if it cannot be reached."""
+        link = self._links.get(node_id)
+        if link is None:
+            name = self._names.get(node_id, "of the session")
+            raise try_later(f"The node {name} cannot be reached. Repeat the call later.")
+        return await self._ask(link, method, *arguments)
+
+    def tell(self, node_id: str, method: str, *arguments: Any) -> None:
+        """Call a method of a node without waiting; nothing happens if it cannot be reached."""
+        link = self._links.get(node_id)
+        if link is not None:
+            link.port.tell(method, link.ticket, *arguments)
+
+    async def _ask(self, link: _Link, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            asked = link.port.call(method, link.ticket, *arguments, **options)
+            return await link.unless_gone(asked)
+        except NodeGone:
+            raise try_later(
+                f"The node {link.placed.name} was lost. It is not known what it still did."
+            ) from None
+
+    # -- joining -----------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Join the nodes that come, until the engine stops."""
+        await anyio.lowlevel.checkpoint()  # sessions are resumed first
+        known: set[str] = set()
+        is_open = False
+        assert self._group is not None
+        while True:
+            try:
+                if not is_open:
+                    await self._membership.open()
+                    is_open = True
+                ports = await self._membership.ports()
+                self._away = None
+            except SandboxUnavailable as error:
+                if self._away is None:
+                    self._on_event("cluster.unavailable", {"why": error.message})
+                self._away = error.message.rstrip(".")
+                ports = []
+                await anyio.sleep(AGAIN_S)
+            for port in ports:
+                if port.key not in known:
+                    known.add(port.key)
+                    self._group.start_soon(self._serve, port, known)
+            await anyio.sleep(LOOK_S)
+
+    async def _serve(self, port: NodePort, known: set[str]) -> None:
+        """Join a node, and follow it until it is lost."""
+        label, link = port.key[:12], None
+        try:
+            facts = await port.call("facts")
+            label = facts.name
+            why = _why_refused(facts.version, facts.clock)
+            if why is not None:
+                return self._refuse(label, why)
+            link = await self._join(port, facts.id, facts.name, facts.slots)
+            self._refused.pop(label, None)
+            self._refused.pop(port.key[:12], None)
+            await self._follow_reports(link)
+        except (NodeGone, EngineError) as error:
+            if link is None:
+                self._refuse(label, f"it does not answer: {error}")
+            elif self._group is not None:
+                self._on_event("node.lost", {"node": label, "why": str(error)})
+        finally:
+            if link is not None:
+                self._on_gone(link)
+            await anyio.sleep(AGAIN_S if link is None else LOOK_S)
+            known.discard(port.key)
+
+    def _refuse(self, label: str, why: str) -> None:
+        if self._refused.get(label) != why:
+            self._on_event("node.refused", {"node": label, "why": why})
+        self._refused[label] = why
+
+    async def _join(self, port: NodePort, node_id: str, name: str, slots: int) -> _Link:
+        """Join a node, and let it take its sessions over."""
+        join = self._joins[node_id] = self._joins.get(node_id, 0) + 1
+        ticket = Ticket(self._owner, self._epoch * JOINS + join)
+        mine = [one for one in self._held.values() if one.node == node_id and one.lost is None]
+        needed = set(self._copies())
+        terms = replace(
+            self._terms,
+            sessions=tuple(one.stored() for one in mine),
+            copies=frozenset(copy for one in mine for copy in one.copies) & needed,
+        )
+        await port.call("join", ticket, terms)
+        link = _Link(port, ticket, PlacedNode(node_id, name, slots, {}, is_open=False))
+        self._links[node_id], self._names[node_id] = link, name
+        for held in mine:
+            await self._resume(link, held)
+        self._on_event("node.joined", {"node": name, "slots": slots, "sessions": len(mine)})
+        return link
+
+    async def _resume(self, link: _Link, held: RemoteContainer) -> None:
+        record, home = held.stored(self._joins[link.placed.id])
+        held.apply(await self._ask(link, "resume", record, home))
+        self.count(held)
+
+    async def _follow_reports(self, link: _Link) -> None:
+        seen = -1
+        while True:
+            try:
+                with anyio.fail_after(SILENT_S):
+                    report = link.report = await link.port.call("report", link.ticket, seen)
+            except TimeoutError:
+                raise NodeGone(f"it has not answered for {SILENT_S:g} s") from None
+            seen = report.number
+            for session_id, state in report.changed.items():
+                held = self._held.get(session_id)
+                if held is not None and held.node == link.placed.id:
+                    held.apply(state)
+            self._place(link)
+            self._has_come.set()
+            self._has_come = anyio.Event()
+            await anyio.sleep(REPORT_PAUSE_S)
+
+    def _place(self, link: _Link) -> None:
+        """Let calls be placed on a node as its report says."""
+        report, placed = link.report, link.placed
+        if report is None:
+            return
+        newest = self._images()
+        placed.images = {
+            name: image.id
+            for name, image in report.images.items()
+            if newest.get(name) is not None and newest[name].id == image.id
+        }
+        placed.warm.clear()
+        placed.warm.update(report.warm)
+        placed.others = report.others
+        placed.is_open = report.is_ready and not report.is_drained
+        self._placer.put(placed)
+        for name in newest:
+            if name not in placed.images and PLUS not in name:
+                self._pass_on(name, link)
+
+    def _on_gone(self, link: _Link) -> None:
+        node_id = link.placed.id
+        if self._links.get(node_id) is not link:
+            return
+        del self._links[node_id]
+        link.gone.set()
+        self._placer.drop(node_id)
+        for other in self._links.values():
+            self._place(other)  # what was the newest image may be gone with it
+        if self._group is not None:
+            self._start_soon(self._give_up, node_id)
+
+    async def _give_up(self, node_id: str) -> None:
+        """Give a lost node time to come back, then give its sessions up."""
+        await anyio.sleep(self._lost_s)
+        if node_id in self._links:
+            return
+        for held in [one for one in self._held.values() if one.node == node_id]:
+            held.lose(f"its node {self._names.get(node_id, '')} is lost".replace("  ", " "))
+
+    # -- images ------------------------------------------------------------------------------
+
+    def _images(self) -> dict[str, ImageFacts]:
+        """Return the newest image of each name, of all nodes that are ready."""
+        newest: dict[str, ImageFacts] = {}
+        for link in self._links.values():
+            if link.report is not None and link.report.is_ready:
+                for name, image in link.report.images.items():
+                    if name not in newest or image.created > newest[name].created:
+                        newest[name] = image
+        return newest
+
+    async def _find(self, image: str) -> ImageFacts:
+        """Return an image that a node has. Wait a bounded time for a node if there is none.
+
+        Raises:
+            SandboxUnavailable: no node has it, or there is no node.
+        """
+        found = self._images().get(image)
+        if found is None:
+            with anyio.move_on_after(self._terms.settings.container.queue_seconds):
+                while not self.status.is_ready and self._is_hopeful:
+                    await self._until_change()
+            if await self._ask_all("find_image", image):
+                with anyio.move_on_after(2 * LOOK_S):
+                    while (found := self._images().get(image)) is None:
+                        await self._until_change()
+        if found is None:
+            if not self.status.is_ready:
+                raise try_later(f"Containers are unavailable; nothing ran. {self.status.remedy}")
+            raise _image_missing(image)
+        return found
+
+    def _pass_on(self, image: str, to: _Link) -> None:
+        """Copy the newest image of a name to a node, in the background, from one that has it."""
+        key = (to.placed.id, image)
+        source = next((one for one in self._links.values() if image in one.placed.images), None)
+        if source is not None and key not in self._syncing and self._group is not None:
+            self._syncing.add(key)
+            self._start_soon(self._copy, image, source, to)
+
+    async def _copy(self, image: str, source: _Link, to: _Link) -> None:
+        values: JsonObject = {"image": image, "from": source.placed.name, "to": to.placed.name}
+        try:
+            await source.port.copy_image(source.ticket, image, to.port, to.ticket)
+            self._on_event("node.image_copied", values)
+        except (NodeGone, EngineError) as error:
+            self._on_event("node.image_not_copied", {**values, "why": str(error)})
+            await anyio.sleep(AGAIN_S)
+        finally:
+            self._syncing.discard((to.placed.id, image))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _until_change(self) -> None:
+        with anyio.move_on_after(LOOK_S):
+            await self._has_come.wait()
+
+    async def _ask_all(self, method: str, *arguments: Any) -> int:
+        """Call a method of all nodes; return how many did not refuse."""
+        links = list(self._links.values())
+        asked = [self._quietly(self._ask(link, method, *arguments)) for link in links]
+        return sum(await asyncio.gather(*asked))
+
+    async def _quietly(self, asked: Coroutine[Any, Any, Any]) -> bool:
+        with suppress(EngineError, NodeGone):
+            await asked
+            return True
+        return False
+
+    def _start_soon(self, task: Callable[..., Any], *arguments: object) -> None:
+        if self._group is not None:
+            self._group.start_soon(task, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLease:
+    """A slot on a node, for one run."""
+
+    wall: ClusterWall
+    node_id: str
+    order: RunOrder
+    queue_ms: float
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """Run one program there."""
+        order = replace(self.order, program=program, arguments=arguments, limits=limits)
+        ending = await self.wall.run(self.node_id, order, sinks)
+        isolation = "container_per_call" if order.fresh else "call"
+        return replace(ending, isolation=isolation)
+
+
+class RemoteContainer:
+    """The container of a session on a node, as the node last reported it."""
+
+    def __init__(
+        self,
+        wall: ClusterWall,
+        node: str,
+        record: SessionRecord,
+        epoch: int,
+        state: HeldState,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._wall = wall
+        self.node = node
+        self.record = record
+        self.session_id = record.id
+        self.copies: set[str] = set()
+        """Copies of its disk on the node."""
+        self._epoch = epoch
+        self._state = state
+        self._on_lost = on_lost
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return self._state.languages
+
+    @property
+    def lock(self) -> str:
+        return self._state.lock
+
+    @property
+    def lost(self) -> str | None:
+        return self._state.lost
+
+    @property
+    def is_paused(self) -> bool:
+        return self._state.is_paused
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._state.is_stopped
+
+    def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
+        """Return what the node needs to take it over, the more recent the higher `join`."""
+        state, now = self._state, SessionStatus.ACTIVE
+        if state.is_stopped or state.is_paused:
+            now = SessionStatus.STOPPED if state.is_stopped else SessionStatus.PAUSED
+        record = self.record.model_copy(update={"state": now, "languages": state.languages})
+        epoch = self._epoch * JOINS + join
+        return record, SessionHome(state.name, epoch, 0.0, 0.0, state.lock, self.node)
+
+    def apply(self, state: HeldState) -> None:
+        """Take over what the node reports, and tell the session of its end or stop."""
+        if self.lost is not None:
+            return
+        before, self._state = self._state, state
+        self._wall.count(self)
+        if state.lost is not None or (state.is_stopped and not before.is_stopped):
+            self._on_lost()
+
+    def lose(self, why: str) -> None:
+        """Give it up."""
+        self.apply(replace(self._state, lost=why, is_stopped=False))
+
+    async def facts(self) -> JsonObject:
+        facts: JsonObject = await self._do("facts")
+        return facts
+
+    async def pause(self) -> None:
+        await self._do("pause")
+
+    async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
+        if not unless():
+            await self._do("stop")
+
+    async def restore(self, copy: str) -> None:
+        await self._do("restore", copy)
+
+    async def until_free(self) -> None:
+        """Let it continue. That it is clean after the last run, its node awaits before the next."""
+        if self.lost is None and (self.is_paused or self.is_stopped):
+            await self._do("until_free")
+
+    @asynccontextmanager
+    async def copy_disk(self, copy: str) -> AsyncIterator[int]:
+        size: int = await self._wall.ask(self.node, "copy_disk", self.session_id, copy)
+        self.copies.add(copy)
+        try:
+            yield size
+        finally:
+            self._wall.sweep_soon()
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> RunEnding:
+        if self.lost is not None:
+            return RunEnding(EndedBy.SANDBOX_LOST, "session")
+        domain = TrustDomain("", None, self.session_id)
+        order = RunOrder("", program, arguments, limits, domain, session_id=self.session_id)
+        return await self._wall.run(self.node, order, sinks)
+
+    def end(self, why: str) -> None:
+        if self.lost is None:
+            self._wall.tell(self.node, "end", self.session_id, why)
+            self.lose(why)
+        self._wall.let_go(self)
+
+    async def until_gone(self) -> None:
+        with suppress(SandboxUnavailable):
+            await self._wall.ask(self.node, "in_session", self.session_id, "until_gone")
+
+    async def _do(self, operation: str, *arguments: Any) -> Any:
+        asked = self._wall.ask(self.node, "in_session", self.session_id, operation, *arguments)
+        result, state = await asked
+        self.apply(state)
+        return result
+
+
+class _Receiver:
+    """Passes a run's events from its node to their receivers."""
+
+    def __init__(self, link: _Link, order: RunOrder, sinks: RunSinks) -> None:
+        self._link = link
+        self._order = order
+        self._sinks = sinks
+        self.is_mute = False
+        """Whether files, progress and tool calls are dropped from now on."""
+
+    async def read(self) -> RunEnding:
+        """Read until the ending. Raises NodeGone, or the node's refusal."""
+        async for piece in self._link.port.run(self._link.ticket, self._order):
+            for name, *values in piece:
+                if name == "ending":
+                    ending: RunEnding = values[0]
+                    return ending
+                if name == "refused":
+                    raise values[0]
+                self._pass(name, values)
+        raise NodeGone("its stream ended")
+
+    def _pass(self, name: str, values: list[Any]) -> None:
+        sinks = self._sinks
+        if self.is_mute and name != "output":
+            return
+        try:
+            if name == "output" and sinks.output is not None:
+                sinks.output(*values)
+            elif name == "progress" and sinks.progress is not None:
+                sinks.progress(*values)
+            elif name == "file" and sinks.files is not None:
+                sinks.files.start(*values)
+            elif name == "data" and sinks.files is not None:
+                sinks.files.write(*values)
+            elif name == "call" and sinks.call is not None:
+                number, tool, arguments = values
+                sinks.call(number, tool, arguments, self)
+        except Exception:  # a failing receiver is not called again; the run continues
+            without: dict[str, Any] = {_SINK[name]: None}
+            self._sinks = replace(sinks, **without)
+
+    def answer(self, answer: bytes) -> None:
+        """Send the answer to the program's tool call."""
+        self._link.port.tell("answer", self._link.ticket, self._order.id, answer)
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Pause the run's clock, or let it go on."""
+        self._link.port.tell("pause", self._link.ticket, self._order.id, is_paused)
+
+    def cut_off(self, isolation: str, node: str | None) -> RunEnding:
+        """Return the ending of a run whose node was lost."""
+        return RunEnding(EndedBy.SANDBOX_LOST, isolation, node=node, is_node_lost=True)
+
+
+_SINK = {
+    "output": "output", "progress": "progress", "file": "files", "data": "files", "call": "call"
+}  # fmt: skip
+
+_NO_LIMITS = Limits(0, 0, None, 0)
+
+
+def _why_refused(its_version: str, clock: float) -> str | None:
+    if its_version != version("fumehood"):
+        return f"it has fumehood {its_version}, and the engine {version('fumehood')}"
+    skew = clock - time.time()
+    if abs(skew) > MAX_SKEW_S:
+        return f"its clock is {skew:+.0f} s off"
+    return None
+
+
+def _image_missing(name: str) -> ImageMissing:
+    remedy = f"Build it on one: fumehood images build {name}."
+    return ImageMissing.of(name, "is on no node", remedy)
+
+
+def _pins(lock: str) -> list[str]:
+    return [line.split()[0] for line in lock.splitlines() if "==" in line]
+
+
+def _record(link: _Link) -> NodeRecord:
+    report, placed = link.report, link.placed
+    state, why = NodeState.JOINED, None
+    if report is not None and report.is_drained:
+        state = NodeState.DRAINED
+    elif report is None or not report.is_ready:
+        state = NodeState.UNREADY
+        why = "; ".join(report.faults if report else ()) or "it has not reported yet"
+    return NodeRecord(
+        name=placed.name,
+        state=state,
+        why=why,
+        id=placed.id,
+        slots=placed.slots,
+        used=placed.used + placed.others,
+        sessions=len(link.promised_mb),
+        memory_mb=report.host.memory_mb if report else 0,
+        enforced=tuple(sorted(report.seen)) if report else (),
+        images={name: image.id for name, image in report.images.items()} if report else {},
+    )

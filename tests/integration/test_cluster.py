@@ -1,0 +1,153 @@
+"""An engine and its nodes in a real Ray cluster: started by their commands, killed with `kill -9`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.client import Client, ControlClient
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.sandbox.cluster import ray_membership
+from fumehood.sandbox.cluster.ray_membership import RayMembership
+from support.ray_cluster import Cluster, running_cluster
+from support.wait import wait_until
+from tests.conftest import Daemon, SocketClient, StartDaemon, make_first_approver
+
+pytestmark = [
+    pytest.mark.row("B10"), pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
+]  # fmt: skip
+
+AGAIN_S = 5.0
+"""Seconds until calls run again after a node or an engine was killed."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(nodes=2, slots=3) as made:
+        yield made
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon, home: Path, cluster: Cluster) -> Daemon:
+    credential = make_first_approver(home)
+    made = start_daemon(home, variables=cluster.environment, cluster__address=cluster.address)
+    made.credential = credential
+    wait_until(lambda: joined(made) == 2, 40)
+    return made
+
+
+def nodes(daemon: Daemon) -> list[Any]:
+    with ControlClient(daemon.control, credential=daemon.credential) as control:
+        return list(control.nodes.list())
+
+
+def joined(daemon: Daemon) -> int:
+    return sum(node.state == "joined" for node in nodes(daemon))
+
+
+def run(client: SocketClient, code: str, **options: Any) -> Any:
+    return client.call("run_python", {"code": code}, **options).body
+
+
+def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
+    daemon: Daemon, start_daemon: StartDaemon, home: Path, cluster: Cluster
+) -> None:
+    client = daemon.client()
+    answer = run(client, "print('hello'); 40 + 2")
+    assert (answer["data"]["value"], answer["data"]["stdout"]) == (42, "hello\n")
+    assert answer["metadata"]["sandbox"]["node"] in {node.name for node in nodes(daemon)}
+    with Client(daemon.socket) as one:
+        made = one.create_session(memory_mb=128).id
+    assert run(client, "x = 7", session_id=made)["success"]
+    with ThreadPoolExecutor() as threads:
+        lost = threads.submit(run, daemon.client(), "import time; time.sleep(30)")
+        time.sleep(1)
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(timeout=30)
+        assert lost.exception(timeout=30) is not None
+    again = start_daemon(home, variables=cluster.environment, cluster__address=cluster.address)
+    again.credential = daemon.credential
+    wait_until(lambda: joined(again) == 2, 40)
+    assert run(again.client(), "x + 1", session_id=made)["data"]["value"] == 8
+    assert run(again.client(), "1")["success"]
+
+
+def test_drained_node_is_left_alone_until_it_is_resumed(daemon: Daemon) -> None:
+    name = nodes(daemon)[0].name
+    with ControlClient(daemon.control, credential=daemon.credential) as control:
+        assert control.nodes.drain(name).state == "drained"
+        client = daemon.client()
+        used = {run(client, "1")["metadata"]["sandbox"]["node"] for _ in range(5)}
+        assert name not in used
+        assert control.nodes.resume(name).state == "joined"
+
+
+def test_node_killed_in_a_call_ends_it_once_and_another_serves(
+    daemon: Daemon, cluster: Cluster
+) -> None:
+    """Last in this module, because it kills nodes. The call log says what the answers said."""
+    with ThreadPoolExecutor() as threads:
+        running = [
+            threads.submit(run, daemon.client(), "import time; time.sleep(8)") for _ in range(3)
+        ]
+        time.sleep(1.5)
+        cluster.kill(cluster.processes[-1])
+        killed = time.monotonic()
+        wait_until(lambda: run(daemon.client(), "1")["success"], 20)
+        assert time.monotonic() - killed < AGAIN_S
+        answers = [one.result(timeout=40) for one in running]
+    lost = [one for one in answers if not one["success"]]
+    assert 1 <= len(lost) <= 2
+    assert {one["metadata"]["sandbox"]["ended_by"] for one in lost} == {"sandbox_lost"}
+    assert "of the node" in lost[0]["error"]["message"]
+    assert {one["metadata"]["sandbox"]["node"] for one in lost} <= {n.name for n in nodes(daemon)}
+    for one in answers:
+        call_id = one["metadata"]["call_id"]
+        (record,) = [
+            row
+            for row in daemon.client().get("/v1/calls?limit=50").body["data"]["items"]
+            if row["call_id"] == call_id
+        ]
+        assert (record["code"] == "OK") == one["success"]
+    cluster.add()
+    wait_until(lambda: joined(daemon) == 2, 40)
+
+
+def test_attack_cluster_without_token_is_refused_unless_it_is_on_loopback(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    """Without a token, whoever reaches the head could run code on every node."""
+    with running_cluster(nodes=1, environment={"RAY_AUTH_MODE": "disabled"}) as open_to_all:
+        membership = RayMembership(open_to_all.address, allow_unauthenticated=False)
+        assert ray_membership._probed(open_to_all.address, mode="disabled") == (
+            open_to_all.address,
+            False,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray_membership, "_is_loopback", lambda address: False)
+            with pytest.raises(SandboxUnavailable, match="no token authentication"):
+                membership._connect()
+        control = start_daemon(
+            home, variables=open_to_all.environment, cluster__address=open_to_all.address
+        )
+        assert run(control.client(), "1")["success"]
+
+
+def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, start_daemon: StartDaemon, home: Path
+) -> None:
+    """Twin: every other test of this module has the token."""
+    assert ray_membership._probed(cluster.address, mode="disabled") == (cluster.address, True)
+    for token in ({}, {"RAY_AUTH_TOKEN": "0" * 64}):
+        without = {**cluster.environment, "RAY_AUTH_TOKEN": "", "HOME": str(home), **token}
+        (home / "state").mkdir(mode=0o700, exist_ok=True)
+        stranger = start_daemon(home, variables=without, cluster__address=cluster.address)
+        refused = run(stranger.client(), "1")
+        assert refused["error"]["code"] == "SANDBOX_UNAVAILABLE"
+        stranger.stop()

@@ -1,0 +1,327 @@
+"""Nodes that come, are lost, are drained and obey: real nodes and containers, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
+from fumehood.core.status import NodeState
+from fumehood.sandbox.cluster import wall as cluster_module
+from fumehood.sandbox.cluster.model import NodeFacts, Ticket
+from fumehood.sandbox.cluster.node import Fenced
+from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from support.nodes import LocalMembership, LocalPort, make_cluster, wall_settings
+
+pytestmark = [
+    pytest.mark.anyio, pytest.mark.row("B10"), pytest.mark.needs("docker"),
+    pytest.mark.usefixtures("python_image"),
+]  # fmt: skip
+
+MEMORY_MB = 128
+LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=MEMORY_MB, output_bytes=64 * MB)
+ME = TrustDomain("uid:1")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def program(code: str) -> JsonObject:
+    return {"code": code, "stdin": None, "files": []}
+
+
+async def run(wall: ClusterWall, code: str, sinks: RunSinks = NO_SINKS) -> RunEnding:
+    async with wall.lease(ME, fresh=False, memory_mb=MEMORY_MB) as lease:
+        return await lease.run("python", program(code), LIMITS, sinks)
+
+
+async def run_in(place: RemoteContainer, code: str) -> object:
+    await place.until_free()
+    ending = await place.run("python", program(code), LIMITS, NO_SINKS)
+    assert ending.ended_by is EndedBy.OK, ending
+    return (ending.result or {})["value"]
+
+
+async def hold(wall: ClusterWall, name: str, lost: list[str] | None = None) -> RemoteContainer:
+    return await wall.hold(
+        TrustDomain("uid:1", None, name), image="python-data", memory_mb=MEMORY_MB,
+        on_lost=lambda: lost.append(name) if lost is not None else None,
+    )  # fmt: skip
+
+
+def states(wall: ClusterWall) -> dict[str, NodeState]:
+    return {node.name: node.state for node in wall.nodes()}
+
+
+@pytest.fixture
+async def members(tmp_path: Path) -> AsyncIterator[LocalMembership]:
+    made = LocalMembership(tmp_path)
+    yield made
+    for port in made.found:
+        await port.node.close()
+
+
+async def wait_until(condition: Callable[[], object], deadline_s: float = 30) -> None:
+    with anyio.fail_after(deadline_s):
+        while not condition():
+            await anyio.sleep(0.02)
+
+
+async def joined(wall: ClusterWall, count: int) -> None:
+    await wait_until(
+        lambda: sum(state is NodeState.JOINED for state in states(wall).values()) == count
+    )
+
+
+def port_of(members: LocalMembership, name: str | None) -> LocalPort:
+    return next(port for port in members.found if port.node._home.name == name)
+
+
+async def test_calls_of_one_caller_use_all_nodes_and_name_theirs(members: LocalMembership) -> None:
+    members.add(slots=2), members.add(slots=2)
+    async with make_cluster(members) as wall:
+        await joined(wall, 2)
+        many = [run(wall, "import time; time.sleep(0.3)") for _ in range(3)]
+        endings = await asyncio.gather(*many)
+        assert len({ending.node for ending in endings}) == 2
+        assert all(ending.ended_by is EndedBy.OK for ending in endings)
+
+
+async def test_run_on_a_lost_node_ends_once_as_lost_and_the_next_runs_elsewhere(
+    members: LocalMembership,
+) -> None:
+    members.add(), members.add()
+    told: list[tuple[str, JsonObject]] = []
+    async with make_cluster(members, told=told) as wall:
+        await joined(wall, 2)
+        running = asyncio.ensure_future(run(wall, "import time; time.sleep(15)"))
+        await wait_until(lambda: any(link.placed.used for link in wall._links.values()))
+        node = next(link for link in wall._links.values() if link.placed.used)
+        await asyncio.sleep(0.5)
+        await members.remove(port_of(members, node.placed.name))
+        with anyio.fail_after(5):
+            ending = await running
+        assert (ending.ended_by, ending.node) == (EndedBy.SANDBOX_LOST, node.placed.name)
+        assert states(wall)[node.placed.name] is NodeState.GONE
+        after = await run(wall, "1")
+        assert (after.ended_by, after.node != node.placed.name) == (EndedBy.OK, True)
+        assert any(event == "node.lost" for event, _ in told)
+
+
+async def test_silent_node_counts_as_lost(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "SILENT_S", 1.5)
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        running = asyncio.ensure_future(run(wall, "import time; time.sleep(15)"))
+        await wait_until(lambda: any(link.placed.used for link in wall._links.values()))
+        port.is_silent = True
+        with anyio.fail_after(5):
+            assert (await running).ended_by is EndedBy.SANDBOX_LOST
+        port.lose()
+
+
+async def test_session_continues_on_its_node_after_the_engine(members: LocalMembership) -> None:
+    members.add(), members.add()
+    owner = "a" * 32
+    async with make_cluster(members, owner=owner) as wall:
+        await joined(wall, 2)
+        place = await hold(wall, "sess_1")
+        assert await run_in(place, "x = 41\nopen('f', 'w').write('y')") == 1
+        record, home = place.stored()
+    started = time.monotonic()
+    async with make_cluster(members, owner=owner, epoch=2) as second:
+        home = cluster_module.replace(home, epoch=2)
+        again = second.resume(record, home, lambda: None)
+        await joined(second, 2)
+        await wait_until(lambda: home.node in second._links)
+        assert await run_in(again, "(x, open('f').read())") == [41, "y"]
+        assert time.monotonic() - started < 10
+        again.end("the test is over")
+        await again.until_gone()
+
+
+async def test_session_waits_for_its_node_and_goes_on_when_it_is_back(
+    members: LocalMembership,
+) -> None:
+    port = members.add()
+    lost: list[str] = []
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "sess_1", lost)
+        await run_in(place, "x = 41")
+        await members.remove(port)
+        await wait_until(lambda: NodeState.GONE in states(wall).values())
+        with pytest.raises(SandboxUnavailable) as refused:
+            await run_in(place, "x")
+        assert refused.value.may_retry
+        members.add()
+        await joined(wall, 1)
+        assert await run_in(place, "x") == 41
+        assert (place.lost, lost) == (None, [])
+        place.end("the test is over")
+        await place.until_gone()
+
+
+async def test_session_of_a_node_that_stays_away_is_lost_with_the_nodes_name(
+    members: LocalMembership,
+) -> None:
+    port = members.add()
+    lost: list[str] = []
+    async with make_cluster(members, lost_s=0.5) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "sess_1", lost)
+        await members.remove(port)
+        await wait_until(lambda: lost == ["sess_1"])
+        assert place.lost == f"its node {port.node._home.name} is lost"
+
+
+async def test_drained_node_takes_nothing_new_also_from_the_next_engine(
+    members: LocalMembership,
+) -> None:
+    members.add(), members.add()
+    owner = "b" * 32
+    async with make_cluster(members, owner=owner) as wall:
+        await joined(wall, 2)
+        name = min(states(wall))
+        assert (await wall.drain(name, is_drained=True)).state is NodeState.DRAINED
+        endings = await asyncio.gather(*[run(wall, "1") for _ in range(6)])
+        assert name not in {ending.node for ending in endings}
+    async with make_cluster(members, owner=owner, epoch=2) as second:
+        await joined(second, 1)
+        assert states(second)[name] is NodeState.DRAINED
+        assert (await second.drain(name, is_drained=False)).state is NodeState.JOINED
+
+
+async def test_node_obeys_the_newest_engine_only(members: LocalMembership) -> None:
+    port = members.add()
+    owner = "c" * 32
+    async with make_cluster(members, owner=owner, epoch=2) as newer:
+        await joined(newer, 1)
+        running = asyncio.ensure_future(run(newer, "import time; time.sleep(1); 5"))
+        async with make_cluster(members, owner=owner, epoch=1) as older:
+            await wait_until(lambda: bool(older._refused))
+            assert "obeys a newer engine" in next(iter(older._refused.values()))
+        with pytest.raises(Fenced):
+            await port.call("report", Ticket(owner, 1_000_001), 0)
+        assert (await running).ended_by is EndedBy.OK
+
+
+async def test_newer_engine_ends_the_runs_of_the_older(members: LocalMembership) -> None:
+    members.add()
+    owner = "d" * 32
+    async with make_cluster(members, owner=owner) as older:
+        await joined(older, 1)
+        running = asyncio.ensure_future(run(older, "import time; time.sleep(15)"))
+        await wait_until(lambda: any(link.placed.used for link in older._links.values()))
+        await asyncio.sleep(0.3)
+        async with make_cluster(members, owner=owner, epoch=2) as newer:
+            await joined(newer, 1)
+            with anyio.fail_after(5):
+                assert (await running).ended_by in (EndedBy.SANDBOX_LOST, EndedBy.CANCELLED)
+            assert (await run(newer, "1")).ended_by is EndedBy.OK
+
+
+async def test_two_states_share_a_node_and_its_slots(members: LocalMembership) -> None:
+    members.add(slots=2)
+    async with make_cluster(members) as one, make_cluster(members) as other:
+        await joined(one, 1)
+        await joined(other, 1)
+        running = [asyncio.ensure_future(run(one, "import time; time.sleep(3)")) for _ in "12"]
+        await wait_until(lambda: any(link.placed.others == 2 for link in other._links.values()))
+        assert next(iter(other._links.values())).placed.free == 0
+        assert [(await task).ended_by for task in running] == [EndedBy.OK] * 2
+        assert (await run(other, "1")).ended_by is EndedBy.OK
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"version": "0.0.1"}, "it has fumehood 0.0.1"),
+        ({"clock": time.time() - 3600}, "its clock is -3"),
+    ],
+)
+async def test_unfit_node_is_refused_by_name(
+    members: LocalMembership, facts: dict[str, Any], why: str
+) -> None:
+    port = members.add()
+    honest = await port.node.facts()
+
+    async def lie() -> NodeFacts:
+        return cluster_module.replace(honest, **facts)
+
+    port.node.facts = lie  # type: ignore[method-assign]
+    async with make_cluster(members) as wall:
+        await wait_until(lambda: NodeState.REFUSED in states(wall).values())
+        (record,) = wall.nodes()
+        assert record.name == honest.name
+        assert why in (record.why or "")
+
+
+async def test_node_whose_docker_is_away_is_unready_and_gets_no_call(
+    tmp_path: Path, members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.add()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    members.add()
+    async with make_cluster(members) as wall:
+        await wait_until(lambda: NodeState.UNREADY in states(wall).values())
+        monkeypatch.undo()
+
+
+async def test_large_output_stops_the_program_while_the_engine_does_not_read(
+    members: LocalMembership,
+) -> None:
+    port = members.add()
+    waiting: list[int] = []
+    received = 0
+
+    def output(stream: str, text: str) -> None:
+        nonlocal received
+        received += len(text)
+        for run in next(iter(port.node._joined.values())).runs.values():
+            waiting.append(run.events._bytes)
+        time.sleep(0.001)  # a slow engine
+
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        ending = await run(wall, "print('x' * 20_000_000)", RunSinks(output=output))
+    assert ending.ended_by is EndedBy.OK
+    assert received >= 20_000_000
+    assert max(waiting) <= 6 * MB
+
+
+async def test_image_that_a_node_lacks_comes_from_another(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.add(), members.add()
+    loaded: list[int] = []
+    lacking = members.found[1].node
+
+    async def load(ticket: Ticket, pieces: AsyncIterator[bytes]) -> None:
+        loaded.append(sum([len(piece) async for piece in pieces]))
+        lacking_wall.images_hidden = False
+
+    async with make_cluster(members, settings=wall_settings()) as wall:
+        await joined(wall, 2)
+        lacking_wall = next(iter(lacking._joined.values())).wall
+        monkeypatch.setattr(lacking, "load_image", load)
+        lacking_wall._supply.images = {}  # as if Docker had none
+        monkeypatch.setattr(lacking_wall._supply, "_by_language", {})
+        next(iter(lacking._joined.values())).on_change()
+        await wait_until(lambda: bool(loaded), 60)
+    assert loaded[0] > 10 * MB

@@ -1,0 +1,147 @@
+"""A cluster in this process: real nodes with real containers, reached without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fumehood.config import Config
+from fumehood.core.json_types import JsonObject
+from fumehood.sandbox.cluster.model import RunEvent, RunOrder, Terms, Ticket
+from fumehood.sandbox.cluster.node import MakeWall, Node, NodeHome
+from fumehood.sandbox.cluster.wall import ClusterWall, NodeGone, NodePort
+from fumehood.sandbox.settings import WallSettings
+from fumehood.sandbox.walls import container_wall
+
+
+def wall_settings(config: Config | None = None) -> WallSettings:
+    config = config or Config()
+    return WallSettings(
+        interpreter=config.interpreter, jail=config.jail, container=config.container,
+        packages=config.packages, own_images=config.own_images, longest_session_s=600,
+        longest_with_disk_s=600, orphan_s=60,
+    )  # fmt: skip
+
+
+def usual_wall(settings: WallSettings, state: Path, on_event: Any) -> Any:
+    return container_wall(settings, state, on_event, eager=True)
+
+
+class LocalPort:
+    """Reaches a node in this process. `lose` cuts it off, as a dead machine or network does."""
+
+    def __init__(self, node: Node) -> None:
+        self.key = secrets.token_hex(8)
+        self.node = node
+        self.cut = asyncio.Event()
+        self.is_silent = False
+        """Whether it swallows everything, instead of failing."""
+
+    def lose(self) -> None:
+        self.cut.set()
+
+    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        async def answer() -> Any:
+            result = getattr(self.node, method)(*arguments, **options)
+            return await result if inspect.isawaitable(result) else result
+
+        return await self._unless_cut(answer())
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        if not (self.cut.is_set() or self.is_silent):
+            result = getattr(self.node, method)(*arguments)
+            if inspect.isawaitable(result):
+                asyncio.ensure_future(result)  # noqa: RUF006
+
+    async def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
+        stream = self.node.run(ticket, order)
+        while True:
+            try:
+                piece = await self._unless_cut(anext(stream))
+            except StopAsyncIteration:
+                return
+            yield piece
+
+    async def copy_image(self, ticket: Ticket, image: str, to: NodePort, its: Ticket) -> None:
+        assert isinstance(to, LocalPort)
+        await to.node.load_image(its, self.node.save_image(ticket, image))
+
+    async def _unless_cut(self, asked: Any) -> Any:
+        answer = asyncio.ensure_future(asked)
+        cut = asyncio.ensure_future(self.cut.wait())
+        await asyncio.wait((answer, cut), return_when=asyncio.FIRST_COMPLETED)
+        if self.is_silent:
+            answer.cancel()
+            await asyncio.Event().wait()
+        if cut.done():
+            answer.cancel()
+            raise NodeGone("it was cut off")
+        cut.cancel()
+        return answer.result()
+
+
+class LocalMembership:
+    """Nodes in this process, each below a directory of its own."""
+
+    def __init__(self, directory: Path, make_wall: MakeWall = usual_wall) -> None:
+        self._directory = directory
+        self._make_wall = make_wall
+        self.found: list[LocalPort] = []
+
+    def add(self, slots: int = 2) -> LocalPort:
+        """Start a node. It takes the lowest directory that no other one uses."""
+        port = LocalPort(Node(NodeHome(self._directory / "nodes"), slots, self._make_wall))
+        self.found.append(port)
+        return port
+
+    async def remove(self, port: LocalPort, *, is_lost: bool = True) -> None:
+        """Cut a node off and end it. Its sessions' containers wait for the next."""
+        self.found.remove(port)
+        if is_lost:
+            port.lose()
+        await port.node.close()
+
+    async def open(self) -> None:
+        pass
+
+    async def ports(self) -> Sequence[NodePort]:
+        return list(self.found)
+
+    def close(self) -> None:
+        pass
+
+
+def make_cluster(
+    membership: LocalMembership,
+    *,
+    settings: WallSettings | None = None,
+    owner: str = "",
+    epoch: int = 1,
+    lost_s: float = 30,
+    told: list[tuple[str, JsonObject]] | None = None,
+) -> ClusterWall:
+    return ClusterWall(
+        Terms(settings or wall_settings()), membership, owner=owner or secrets.token_hex(16),
+        epoch=epoch, lost_s=lost_s, keeps_sessions=True, open_program=lambda: None,
+        on_event=lambda event, values: (told if told is not None else []).append((event, values)),
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def cluster_wall(
+    directory: Path, make_wall: MakeWall = usual_wall, nodes: int = 2
+) -> AsyncIterator[ClusterWall]:
+    """A wall with nodes that have joined."""
+    membership = LocalMembership(directory, make_wall)
+    for _ in range(nodes):
+        membership.add()
+    async with make_cluster(membership) as wall:
+        await wall.until_host_is_known()
+        yield wall
+    for port in membership.found:
+        await port.node.close()

@@ -1,0 +1,98 @@
+"""A Ray cluster on loopback, made of `fumehood node` processes, each as if on a machine of its own."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from support.wait import wait_until
+from tests.conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+
+START_S = 60.0
+
+IP = "127.0.0.2"
+"""On loopback; Ray replaces 127.0.0.1 by the machine's address."""
+
+
+class Cluster:
+    """The head, which is no node, and nodes."""
+
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        with socket.socket() as probe:
+            probe.bind((IP, 0))
+            self.port = probe.getsockname()[1]
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_TMPDIR": str(directory),
+            "FUMEHOOD_NODE_HOME": str(directory / "nodes"),
+            **(environment or {}),
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.head = self.start("--head", "--port", str(self.port), "--slots", "0")
+
+    @property
+    def address(self) -> str:
+        return f"{IP}:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def add(self, slots: int = 2) -> subprocess.Popen[bytes]:
+        return self.start("--address", self.address, "--slots", str(slots))
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        with (self.directory / "log").open("ab") as log:
+            before = log.tell()
+            process = subprocess.Popen(
+                [str(FUMEHOOD), "node", "--ip", IP, *options], env={**CLEAN_ENVIRONMENT, **self.environment},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        wait_until(
+            lambda: "Ray runtime started" in self.log[before:] or process.poll() is not None,
+            START_S,
+        )
+        assert process.poll() is None, self.log[before:]
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a machine with all its processes at once."""
+        with suppress(psutil.NoSuchProcess):
+            for one in [*psutil.Process(process.pid).children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGKILL)
+        process.kill()
+        process.wait(timeout=30)
+        self.processes.remove(process)
+
+    def close(self) -> None:
+        for process in list(self.processes):
+            self.kill(process)
+
+
+@contextmanager
+def running_cluster(
+    nodes: int, slots: int = 2, environment: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    directory = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
+    directory.chmod(0o700)
+    cluster = Cluster(directory, environment)
+    try:
+        for _ in range(nodes):
+            cluster.add(slots)
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(directory, ignore_errors=True)
