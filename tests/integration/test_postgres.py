@@ -10,19 +10,30 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import anyio
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, delete, insert, make_url, select, text, update
+from sqlalchemy import (
+    Connection,
+    create_engine,
+    delete,
+    insert,
+    make_url,
+    select,
+    text,
+    update,
+)
 
 from fumehood import Config, Engine
 from fumehood.core.errors import ResourceNotFound
 from fumehood.http.server import STANDBY_PAUSE_S
+from fumehood.storage import postgres as postgres_module
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
 from fumehood.storage.errors import (
@@ -37,6 +48,7 @@ from fumehood.storage.errors import (
     WriteUnavailable,
 )
 from fumehood.storage.postgres import FENCE
+from fumehood.storage.postgres_connection import PatientConnection
 from fumehood.storage.schema import CHANGES
 from fumehood.storage.settings import FileSettings
 from support.postgres import Server, running_postgres
@@ -240,6 +252,35 @@ def test_restarted_server_is_used_again(home: Path) -> None:
             assert subjects(database) == ["s", "s"]
         finally:
             database.close()
+
+
+@pytest.mark.anyio
+async def test_hung_server_delays_promises_and_a_stop_only_for_a_while(
+    server: Server, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts connections and bytes, and answers nothing."""
+    monkeypatch.setattr(PatientConnection, "answer_s", 0.5)
+    monkeypatch.setattr(postgres_module, "CONNECT_S", 2)
+    with closing(open_database(home / "state.db", url=url)) as database, ExitStack() as hanging:
+        async with Engine(config=Config(home=home), database=database) as engine:
+
+            async def code(**options: Any) -> str | None:
+                answer = await engine.call("calculator", {"expression": "6 * 7"}, **options)
+                assert answer.error is None or answer.error.retryable
+                return answer.error and answer.error.code
+
+            with anyio.fail_after(20):
+                with server.hung():
+                    assert await code() is None
+                    assert await code(idempotency_key="k") == "STATE_UNAVAILABLE"
+                    with pytest.raises(ReadUnavailable):
+                        await engine.calls()
+                while await code(idempotency_key="k") is not None:
+                    await anyio.sleep(0.1)
+                hanging.enter_context(server.hung())
+        begun = time.monotonic()
+        database.close()
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.anyio

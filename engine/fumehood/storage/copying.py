@@ -7,9 +7,11 @@ and is compared with the source before its commit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Integer, Table, func, select
 from sqlalchemy.exc import DatabaseError
@@ -85,8 +87,10 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
 
 
 def _let_wait(connection: Connection) -> None:
-    """Let a transaction in PostgreSQL wait while the other database works."""
+    """Let a transaction in PostgreSQL wait while the other database works, and let it work long."""
     if connection.dialect.name == "postgresql":
+        raw: Any = connection.connection.driver_connection
+        raw.answer_s = math.inf
         connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
 
 
