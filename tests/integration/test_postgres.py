@@ -385,6 +385,23 @@ def test_state_is_copied_to_postgresql_and_back(home: Path, url: str) -> None:
         copy_state(str(home / "none"), url)
 
 
+def test_text_with_a_nul_is_refused_and_results_with_one_are_kept(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    client = start_daemon(home, state__url=url).client()
+    refused = client.calculate("2 + 3", idempotency_key="a\0b")
+    assert (refused.code, refused.status) == ("INVALID_PARAMS", 400)
+    assert client.get("/v1/calls?tool=a%00b").code == "INVALID_PARAMS"
+    assert client.get("/v1/calls/a%00b").code == "RESOURCE_NOT_FOUND"
+    assert client.call("a%00b").code == "TOOL_NOT_FOUND"
+    for _ in range(2):
+        kept = client.call("run_restricted_python", {"code": "'a' + chr(0)"}, idempotency_key="k")
+        assert kept.body["data"]["value"] == "a\0"
+    assert kept.body["metadata"]["idempotent_replay"]
+    tools = [call["tool_name"] for call in client.get("/v1/calls").body["data"]["items"]]
+    assert sorted(tools)[:1] == ["a\ufffdb"]
+
+
 # -- daemons --------------------------------------------------------------------------------
 
 

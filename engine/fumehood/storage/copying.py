@@ -8,7 +8,7 @@ and is compared with the source before its commit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,18 @@ def _copy(table: Table, reading: Connection, writing: Connection) -> int:
     found = reading.execute(select(table).order_by(*table.primary_key.columns))
     count = 0
     for part in found.mappings().partitions(AT_ONCE):
-        writing.execute(table.insert(), [dict(row) for row in part])
+        writing.execute(table.insert(), [_without_nul(row) for row in part])
         count += len(part)
     _continue_numbers(table, writing)
     return count
+
+
+def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a row to insert. Early engines accepted NUL characters in text."""
+    return {
+        key: value.replace("\0", "\ufffd") if isinstance(value, str) else value
+        for key, value in row.items()
+    }
 
 
 def _continue_numbers(table: Table, connection: Connection) -> None:
