@@ -21,6 +21,7 @@ import psycopg
 import pytest
 from sqlalchemy import (
     Connection,
+    TypeDecorator,
     create_engine,
     delete,
     insert,
@@ -33,6 +34,7 @@ from sqlalchemy import (
 from fumehood import Config, Engine
 from fumehood.core.errors import ResourceNotFound
 from fumehood.http.server import STANDBY_PAUSE_S
+from fumehood.storage import copying as copying_module
 from fumehood.storage import postgres as postgres_module
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
@@ -49,7 +51,7 @@ from fumehood.storage.errors import (
 )
 from fumehood.storage.postgres import FENCE
 from fumehood.storage.postgres_connection import PatientConnection
-from fumehood.storage.schema import CHANGES
+from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
 from support.postgres import Server, running_postgres
 from support.wait import wait_until
@@ -383,6 +385,45 @@ def test_state_is_copied_to_postgresql_and_back(home: Path, url: str) -> None:
         copy_state(str(home), url)
     with pytest.raises(StoreError, match="There is no database"):
         copy_state(str(home / "none"), url)
+
+
+def test_copy_keeps_nulls_and_replaces_nul_characters_of_early_engines(
+    home: Path, url: str
+) -> None:
+    session = {
+        column.name: "2026" if isinstance(column.type, TypeDecorator) else 1
+        for column in SESSIONS.columns if not column.nullable
+    }  # fmt: skip
+    with closing(open_database(home / "state.db")) as database:
+        database.write_now(lambda c: c.execute(insert(SESSIONS), session))
+        database.write_now(lambda c: c.execute(text("UPDATE sessions SET image = 'a' || char(0)")))
+    copy_state(str(home), url)
+    with reading(home, url) as connection:
+        (row,) = connection.execute(text("SELECT * FROM sessions")).mappings()
+        assert [row["home"], row["packages"], row["snapshots"]] == [None] * 3
+        found = text("SELECT count(*) FROM sessions WHERE home IS NULL AND snapshots IS NULL")
+        assert connection.execute(found).scalar() == 1
+        assert row["image"] == "a\ufffd"
+
+
+def test_copy_is_of_one_moment(
+    opened: Any, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine could become active meanwhile, if the lock is lost."""
+    opened().close()
+    copy = copying_module._copy
+
+    def change_meanwhile(table: Any, *connections: Connection) -> int:
+        count = copy(table, *connections)
+        if table is TABLES[0]:
+            sql(url, insert(CHANGES).values(ROW))
+        return count
+
+    monkeypatch.setattr(copying_module, "_copy", change_meanwhile)
+    back = home / "back"
+    back.mkdir()
+    assert TABLES[0] is not CHANGES
+    assert copy_state(url, str(back / "state.db"))["changes"] == 0
 
 
 def test_text_with_a_nul_is_refused_and_results_with_one_are_kept(

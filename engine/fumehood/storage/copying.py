@@ -48,6 +48,7 @@ def copy_state(source: str, target: str) -> dict[str, int]:
             ):
                 for one in (reading, writing):
                     _let_wait(one)
+                _read_at_one_moment(reading)
                 _require_empty(writing)
                 counts = {table.name: _copy(table, reading, writing) for table in TABLES}
                 _compare(reading, writing)
@@ -92,6 +93,12 @@ def _let_wait(connection: Connection) -> None:
         raw: Any = connection.connection.driver_connection
         raw.answer_s = math.inf
         connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
+
+
+def _read_at_one_moment(connection: Connection) -> None:
+    """Let all that a transaction reads be from one moment. In SQLite it is so by itself."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 def _require_empty(connection: Connection) -> None:

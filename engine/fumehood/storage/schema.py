@@ -226,11 +226,11 @@ SESSIONS = Table(
     Column("expires_at", _TEXT, nullable=False),
     Column("finished_at", _TEXT),
     Column("calls", _WHOLE, nullable=False),
-    Column("home", JSON),
+    Column("home", JSON(none_as_null=True)),
     Column("name", _TEXT),
     Column("disk_mb", _WHOLE),
-    Column("packages", JSON),
-    Column("snapshots", JSON),
+    Column("packages", JSON(none_as_null=True)),
+    Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
