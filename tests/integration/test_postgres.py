@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from sqlalchemy import (
 
 from fumehood import Config, Engine
 from fumehood.core.errors import ResourceNotFound
-from fumehood.http.server import STANDBY_PAUSE_S
+from fumehood.http.server import STANDBY_PAUSE_S, STANDBY_RETRY_MS
 from fumehood.storage import copying as copying_module
 from fumehood.storage import postgres as postgres_module
 from fumehood.storage.copying import TABLES, copy_state
@@ -49,7 +49,7 @@ from fumehood.storage.errors import (
     WriteFailed,
     WriteUnavailable,
 )
-from fumehood.storage.postgres import FENCE
+from fumehood.storage.postgres import FENCE, open_postgres
 from fumehood.storage.postgres_connection import PatientConnection
 from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
@@ -254,6 +254,63 @@ def test_restarted_server_is_used_again(home: Path) -> None:
             assert subjects(database) == ["s", "s"]
         finally:
             database.close()
+
+
+@contextmanager
+def read_only(server: Server) -> Iterator[None]:
+    """Let all transactions only read, as on a replica."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            connection.execute("SELECT pg_reload_conf()")
+
+
+def test_database_that_can_only_be_read_refuses_changes_until_it_can_be_written(
+    server: Server, opened: Any, home: Path
+) -> None:
+    database, another = opened(), server.state_url(home / "another")
+    database.write_now(add)
+    with read_only(server):
+        wait_until(lambda: not _is_written(database))
+        with pytest.raises(WriteUnavailable, match="read-only transaction"):
+            database.write_now(add)
+        seen = subjects(database)
+        with pytest.raises(StoreError, match=r"cannot be opened: .* read-only transaction"):
+            open_postgres(another)
+    wait_until(lambda: _is_written(database))
+    assert subjects(database) == [*seen, "s"]
+
+
+def _is_written(database: Database) -> bool:
+    with suppress(WriteUnavailable):
+        database.write_now(add)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "slow"])
+def test_full_database_refuses_changes_and_slow_one_is_waited_for(
+    opened: Any, url: str, is_full: bool
+) -> None:
+    database = opened()
+    what, when = "PERFORM pg_sleep(2)", "DEFERRABLE INITIALLY DEFERRED"  # at each commit
+    if is_full:
+        what, when = "RAISE 'could not extend file' USING ERRCODE = 'disk_full'", ""
+    sql(url, text(f"""
+        CREATE FUNCTION suffer() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN {what}; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER suffer AFTER INSERT ON changes {when}
+            FOR EACH ROW EXECUTE FUNCTION suffer()"""))  # fmt: skip
+    if is_full:
+        with pytest.raises(WriteUnavailable, match="could not extend file"):
+            database.write_now(add)
+        sql(url, text("DROP TRIGGER suffer ON changes"))
+    database.write_now(add)
+    assert subjects(database) == ["s"]
 
 
 @pytest.mark.anyio
@@ -462,6 +519,11 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     refused = second.client().calculate("2 + 3", idempotency_key="once").body
     assert refused["error"]["code"] == "SHUTTING_DOWN"
     assert refused["error"]["retryable"]
+    assert refused["error"]["retry_after_ms"] == STANDBY_RETRY_MS
+    # A token counts on the active one only: the standby does not know who was revoked.
+    token = {"authorization": "Bearer fht_0123456789abcdef_" + "A" * 43}
+    assert first.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
+    assert second.client().request("GET", "/v1/tools", headers=token).code == "SHUTTING_DOWN"
     begun = time.monotonic()
     first.process.send_signal(signal.SIGKILL)
     wait_until(lambda: second.client().get("/v1/ready").status == 200)
