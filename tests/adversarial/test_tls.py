@@ -5,13 +5,15 @@ The loopback address without TLS is attacked in `test_mcp`.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import select
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,21 @@ import pytest
 
 from conftest import StartDaemon, make_first_approver
 from fumehood.config import TlsSettings
-from fumehood.http.peer import LOOK_S
+from fumehood.core.fair_share import FairShare
+from fumehood.http.listen import CountingListener
+from fumehood.http.peer import LOOK_S, MAX_CONNECTIONS
 from fumehood.http.server import HANDSHAKE_S, context_of
 from fumehood.protocol.sockets import ConfigError
 from support.authority import Authority
 from support.certificates import make_certificate
+from support.wait import wait_until
 
 pytestmark = pytest.mark.row("B10", "D3")
 
 NAME = "engine.example"
+FEW = 4
+"""Connections of one address."""
+
 CALL = "/v1/tools/calculator/call"
 BODY = json.dumps({"arguments": {"expression": "6 * 7"}}).encode()
 
@@ -119,6 +127,55 @@ def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls
         assert tls.ask("/v1/tools", {"authorization": f"Bearer {tls.token}"}, "GET")[0] == 200
         assert silent.recv(1) == b""  # the handshake's time is over
         assert time.monotonic() - begun < HANDSHAKE_S + 5
+    with ExitStack() as held:
+        many = [held.enter_context(tls.connect()) for _ in range(MAX_CONNECTIONS // 2 + 1)]
+        wait_until(lambda: select.select(many[-1:], [], [], 0)[0], HANDSHAKE_S - 1)
+
+
+@pytest.mark.parametrize("is_counted", [True, False], ids=["attack", "control"])
+def test_attack_silent_handshakes_are_bounded_and_twin_of_another_address_is_served(
+    tmp_path: Path, is_counted: bool
+) -> None:
+    certificate = make_certificate(tmp_path / "cert.pem", NAME)
+    (tmp_path / "cert.key").chmod(0o600)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    shares = FairShare(FEW + 1, FEW)
+    served = CountingListener(listener, shares) if is_counted else listener
+    context = ssl.create_default_context(cafile=str(certificate))
+
+    def connect(source: str) -> socket.socket:
+        return socket.create_connection(address, timeout=30, source_address=(source, 0))
+
+    def require_served(source: str) -> ssl.SSLSocket:
+        secure = context.wrap_socket(connect(source), server_hostname=NAME)
+        secure.sendall(b"x")
+        assert secure.recv(1) == b"x"
+        return secure
+
+    def attack() -> None:
+        with ExitStack() as held:
+            silent = [held.enter_context(connect("127.0.0.1")) for _ in range(3 * FEW)]
+            closed = 2 * FEW if is_counted else 0
+            wait_until(lambda: len(select.select(silent, [], [], 0)[0]) == closed)
+            held.enter_context(require_served("127.0.0.2"))
+            one_more = held.enter_context(connect("127.0.0.3"))  # too many in all
+            assert bool(select.select([one_more], [], [], 0.5)[0]) is is_counted
+        wait_until(lambda: shares.total == 0)
+        require_served("127.0.0.1").close()
+
+    async def serve() -> None:
+        tls = context_of(TlsSettings(cert=certificate, key=tmp_path / "cert.key"))
+        async with await asyncio.start_server(_echo, sock=served, ssl=tls):
+            await asyncio.to_thread(attack)
+
+    asyncio.run(serve())
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(await reader.read(1))
+    await reader.read()
+    writer.close()
 
 
 def test_attack_connections_without_a_request_are_closed_and_twin_is_not(tls: Site) -> None:

@@ -10,19 +10,32 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import anyio
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, delete, insert, make_url, select, text, update
+from sqlalchemy import (
+    Connection,
+    TypeDecorator,
+    create_engine,
+    delete,
+    insert,
+    make_url,
+    select,
+    text,
+    update,
+)
 
 from fumehood import Config, Engine
 from fumehood.core.errors import ResourceNotFound
-from fumehood.http.server import STANDBY_PAUSE_S
+from fumehood.http.server import STANDBY_PAUSE_S, STANDBY_RETRY_MS
+from fumehood.storage import copying as copying_module
+from fumehood.storage import postgres as postgres_module
 from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
 from fumehood.storage.errors import (
@@ -36,8 +49,9 @@ from fumehood.storage.errors import (
     WriteFailed,
     WriteUnavailable,
 )
-from fumehood.storage.postgres import FENCE
-from fumehood.storage.schema import CHANGES
+from fumehood.storage.postgres import FENCE, open_postgres
+from fumehood.storage.postgres_connection import PatientConnection
+from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
 from support.postgres import Server, running_postgres
 from support.wait import wait_until
@@ -242,6 +256,92 @@ def test_restarted_server_is_used_again(home: Path) -> None:
             database.close()
 
 
+@contextmanager
+def read_only(server: Server) -> Iterator[None]:
+    """Let all transactions only read, as on a replica."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            connection.execute("SELECT pg_reload_conf()")
+
+
+def test_database_that_can_only_be_read_refuses_changes_until_it_can_be_written(
+    server: Server, opened: Any, home: Path
+) -> None:
+    database, another = opened(), server.state_url(home / "another")
+    database.write_now(add)
+    with read_only(server):
+        wait_until(lambda: not _is_written(database))
+        with pytest.raises(WriteUnavailable, match="read-only transaction"):
+            database.write_now(add)
+        seen = subjects(database)
+        with pytest.raises(StoreError, match=r"cannot be opened: .* read-only transaction"):
+            open_postgres(another)
+    wait_until(lambda: _is_written(database))
+    assert subjects(database) == [*seen, "s"]
+
+
+def _is_written(database: Database) -> bool:
+    with suppress(WriteUnavailable):
+        database.write_now(add)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "slow"])
+def test_full_database_refuses_changes_and_slow_one_is_waited_for(
+    opened: Any, url: str, is_full: bool
+) -> None:
+    database = opened()
+    what, when = "PERFORM pg_sleep(2)", "DEFERRABLE INITIALLY DEFERRED"  # at each commit
+    if is_full:
+        what, when = "RAISE 'could not extend file' USING ERRCODE = 'disk_full'", ""
+    sql(url, text(f"""
+        CREATE FUNCTION suffer() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN {what}; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER suffer AFTER INSERT ON changes {when}
+            FOR EACH ROW EXECUTE FUNCTION suffer()"""))  # fmt: skip
+    if is_full:
+        with pytest.raises(WriteUnavailable, match="could not extend file"):
+            database.write_now(add)
+        sql(url, text("DROP TRIGGER suffer ON changes"))
+    database.write_now(add)
+    assert subjects(database) == ["s"]
+
+
+@pytest.mark.anyio
+async def test_hung_server_delays_promises_and_a_stop_only_for_a_while(
+    server: Server, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts connections and bytes, and answers nothing."""
+    monkeypatch.setattr(PatientConnection, "answer_s", 0.5)
+    monkeypatch.setattr(postgres_module, "CONNECT_S", 2)
+    with closing(open_database(home / "state.db", url=url)) as database, ExitStack() as hanging:
+        async with Engine(config=Config(home=home), database=database) as engine:
+
+            async def code(**options: Any) -> str | None:
+                answer = await engine.call("calculator", {"expression": "6 * 7"}, **options)
+                assert answer.error is None or answer.error.retryable
+                return answer.error and answer.error.code
+
+            with anyio.fail_after(20):
+                with server.hung():
+                    assert await code() is None
+                    assert await code(idempotency_key="k") == "STATE_UNAVAILABLE"
+                    with pytest.raises(ReadUnavailable):
+                        await engine.calls()
+                while await code(idempotency_key="k") is not None:
+                    await anyio.sleep(0.1)
+                hanging.enter_context(server.hung())
+        begun = time.monotonic()
+        database.close()
+    assert time.monotonic() - begun < 20
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_blob_of_the_engine_before_is_found_in_shared_files_only(
@@ -344,6 +444,62 @@ def test_state_is_copied_to_postgresql_and_back(home: Path, url: str) -> None:
         copy_state(str(home / "none"), url)
 
 
+def test_copy_keeps_nulls_and_replaces_nul_characters_of_early_engines(
+    home: Path, url: str
+) -> None:
+    session = {
+        column.name: "2026" if isinstance(column.type, TypeDecorator) else 1
+        for column in SESSIONS.columns if not column.nullable
+    }  # fmt: skip
+    with closing(open_database(home / "state.db")) as database:
+        database.write_now(lambda c: c.execute(insert(SESSIONS), session))
+        database.write_now(lambda c: c.execute(text("UPDATE sessions SET image = 'a' || char(0)")))
+    copy_state(str(home), url)
+    with reading(home, url) as connection:
+        (row,) = connection.execute(text("SELECT * FROM sessions")).mappings()
+        assert [row["home"], row["packages"], row["snapshots"]] == [None] * 3
+        found = text("SELECT count(*) FROM sessions WHERE home IS NULL AND snapshots IS NULL")
+        assert connection.execute(found).scalar() == 1
+        assert row["image"] == "a\ufffd"
+
+
+def test_copy_is_of_one_moment(
+    opened: Any, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine could become active meanwhile, if the lock is lost."""
+    opened().close()
+    copy = copying_module._copy
+
+    def change_meanwhile(table: Any, *connections: Connection) -> int:
+        count = copy(table, *connections)
+        if table is TABLES[0]:
+            sql(url, insert(CHANGES).values(ROW))
+        return count
+
+    monkeypatch.setattr(copying_module, "_copy", change_meanwhile)
+    back = home / "back"
+    back.mkdir()
+    assert TABLES[0] is not CHANGES
+    assert copy_state(url, str(back / "state.db"))["changes"] == 0
+
+
+def test_text_with_a_nul_is_refused_and_results_with_one_are_kept(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    client = start_daemon(home, state__url=url).client()
+    refused = client.calculate("2 + 3", idempotency_key="a\0b")
+    assert (refused.code, refused.status) == ("INVALID_PARAMS", 400)
+    assert client.get("/v1/calls?tool=a%00b").code == "INVALID_PARAMS"
+    assert client.get("/v1/calls/a%00b").code == "RESOURCE_NOT_FOUND"
+    assert client.call("a%00b").code == "TOOL_NOT_FOUND"
+    for _ in range(2):
+        kept = client.call("run_restricted_python", {"code": "'a' + chr(0)"}, idempotency_key="k")
+        assert kept.body["data"]["value"] == "a\0"
+    assert kept.body["metadata"]["idempotent_replay"]
+    tools = [call["tool_name"] for call in client.get("/v1/calls").body["data"]["items"]]
+    assert sorted(tools)[:1] == ["a\ufffdb"]
+
+
 # -- daemons --------------------------------------------------------------------------------
 
 
@@ -363,6 +519,11 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     refused = second.client().calculate("2 + 3", idempotency_key="once").body
     assert refused["error"]["code"] == "SHUTTING_DOWN"
     assert refused["error"]["retryable"]
+    assert refused["error"]["retry_after_ms"] == STANDBY_RETRY_MS
+    # A token counts on the active one only: the standby does not know who was revoked.
+    token = {"authorization": "Bearer fht_0123456789abcdef_" + "A" * 43}
+    assert first.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
+    assert second.client().request("GET", "/v1/tools", headers=token).code == "SHUTTING_DOWN"
     begun = time.monotonic()
     first.process.send_signal(signal.SIGKILL)
     wait_until(lambda: second.client().get("/v1/ready").status == 200)

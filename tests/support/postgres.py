@@ -9,10 +9,11 @@ import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 
@@ -55,6 +56,22 @@ class Server:
     def stop(self) -> None:
         """Stop it at once, as a crash does."""
         self.run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Stop all of its processes within the context: they accept bytes and answer nothing."""
+        first = psutil.Process(int((self._home / "data" / "postmaster.pid").read_text().split()[0]))
+        stopped = [first]
+        first.suspend()
+        for process in first.children():
+            process.suspend()
+            stopped.append(process)
+        try:
+            yield
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def state_url(self, path: Path) -> str:
         return state_url(self.url, path)

@@ -32,7 +32,7 @@ from fumehood.approvals.preview import (
     edited,
     with_action,
 )
-from fumehood.approvals.requests import ApprovedRun
+from fumehood.approvals.requests import RETRY_S, ApprovedRun
 from fumehood.approvals.store import Waiting
 from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.core.errors import (
@@ -62,7 +62,7 @@ from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.run import cancelled_ending, hidden_fault, permit, run_approved
 from fumehood.policy.model import Verdict
 from fumehood.storage.changes import stamp
-from fumehood.storage.errors import ReadFailed, WriteFailed
+from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable
 
 LOOK_S = 2.0
 """The pause between two rounds while calls wait."""
@@ -207,6 +207,8 @@ class ApprovalScheduler:
         except (*_LATER, IdempotencyConflict) as fault:
             # The database has the truth; a call that is still approved is found again.
             requests.log.warning("approval.not_carried_out", reason=str(fault))
+            if isinstance(fault, WriteUnavailable):
+                await self._interrupt(approval_id)
         except Exception as fault:  # other approvals must not end with this task
             requests.log_fault(approval_id, fault)
             await self._interrupt(approval_id)
@@ -232,15 +234,25 @@ class ApprovalScheduler:
                 call.release()
 
     async def _interrupt(self, approval_id: str) -> None:
-        """End a call as interrupted if it has started and its row can be read."""
+        """End a call as interrupted if its start was stored and its row can be read.
+
+        Waits while the database is away, because its last commit may have stored the start.
+        """
         try:
-            stored = await self._requests.table.get(approval_id)
+            stored = await self._settled(approval_id)
             if stored.approval.state is ApprovalState.STARTED:
                 interrupted = refusals.interrupted(stored.approval)
                 with suppress(IdempotencyConflict):
                     await self.calls.end(stored, interrupted, steps.interrupted)
         except Exception as fault:
             self._requests.log_fault(approval_id, fault)
+
+    async def _settled(self, approval_id: str) -> StoredApproval:
+        while True:
+            try:
+                return await self._requests.table.settled(approval_id)
+            except WriteUnavailable:
+                await anyio.sleep(RETRY_S)
 
     async def _ending(self, stored: StoredApproval, call: CallContext) -> Outcome | EngineError:
         try:

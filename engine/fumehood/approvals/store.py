@@ -322,6 +322,15 @@ class ApprovalTable:
         """Return an approval. Raises ResourceNotFound, or ReadFailed if it cannot be read."""
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
+    async def settled(self, approval_id: str) -> StoredApproval:
+        """Return an approval after all earlier changes, also those whose commit got no answer.
+
+        Raises:
+            ResourceNotFound: there is no such approval.
+            WriteFailed: the database cannot tell now.
+        """
+        return await self._database.write(lambda connection: _get(connection, approval_id))
+
     async def of_call(self, call_id: str) -> StoredApproval | None:
         """Return the newest approval of a call, or None."""
         return await self._newest(APPROVALS.c.call_id == call_id)

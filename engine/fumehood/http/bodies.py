@@ -128,6 +128,8 @@ def parse_query(model: type[M], request: Request) -> M:
     query = dict(given)
     if len(query) != len(given):
         raise InvalidParams("A parameter of the query is given twice.")
+    if any("\0" in value for value in query.values()):
+        raise InvalidParams("A parameter of the query has a NUL character.")
     return parsed(model, query, "query")
 
 

@@ -32,12 +32,13 @@ from starlette.types import Receive, Scope, Send
 
 from fumehood.config import Config, ConfigError, TlsSettings
 from fumehood.core.errors import EngineError, ShuttingDown
+from fumehood.core.fair_share import FairShare
 from fumehood.core.json_types import JsonObject
 from fumehood.core.status import Health, Readiness, StateReadiness
 from fumehood.engine import Engine, Tool
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
-from fumehood.http.listen import Listeners, listening, listening_on_tcp
+from fumehood.http.listen import CountingListener, Listeners, listening, listening_on_tcp
 from fumehood.http.peer import MAX_HEADER_BYTES, Shares, make_protocol, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
@@ -124,7 +125,10 @@ async def serve(
             if context is None:
                 sockets += tcp
             else:
-                server.use_tls(tcp[0], context)
+                most = most_connections()
+                # In all and of one address: a quarter of the files at least stays free.
+                shares = FairShare(most * 3 // 2, most // 2)
+                server.use_tls(CountingListener(tcp[0], shares), context)
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, signals, server, engine, manager, on_draining)

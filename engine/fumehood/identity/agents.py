@@ -35,13 +35,8 @@ class Agents:
         self.changes = 0
         """Counter that grows with every change, so that others can notice changes."""
         self._database = database
-        self._changing = OneChange()
-        self._agents = {agent.id: agent for agent in database.read_now(_all_agents)}
-        self._bindings: dict[str, dict[str, Binding]] = {}
-        for agent_id, binding in database.read_now(_all_bindings):
-            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
-        self._spoken_for: dict[str, frozenset[str]] = {}
-        self._index_speakers()
+        self._changing = OneChange(self._reload)
+        self._load(*database.read_now(_all_rows))
 
     def spoken_for_by(self, principal_id: str) -> frozenset[str]:
         """Return the ids of the agents that this principal may act for."""
@@ -148,6 +143,16 @@ class Agents:
             del self._bindings[agent_id][tool_name]
             self.changes += 1
 
+    async def _reload(self) -> None:
+        self._load(*await self._database.write(_all_rows))
+
+    def _load(self, agents: list[Agent], bindings: list[tuple[str, Binding]]) -> None:
+        self._agents = {agent.id: agent for agent in agents}
+        self._bindings: dict[str, dict[str, Binding]] = {}
+        for agent_id, binding in bindings:
+            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
+        self._index_speakers()
+
     async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
         await self._write(
             lambda connection: _put_agent(connection, agent, stamp(now)),
@@ -174,7 +179,9 @@ class Agents:
         for agent in self._agents.values():
             for principal_id in agent.principals:
                 speakers.setdefault(principal_id, set()).add(agent.id)
-        self._spoken_for = {who: frozenset(agents) for who, agents in speakers.items()}
+        self._spoken_for: dict[str, frozenset[str]] = {
+            who: frozenset(agents) for who, agents in speakers.items()
+        }
         self.changes += 1
 
 
@@ -215,6 +222,10 @@ def _with_default(schema: object, name: str, binding: Binding) -> object:
 
 
 # -- rows ----------------------------------------------------------------------------------
+
+
+def _all_rows(connection: Connection) -> tuple[list[Agent], list[tuple[str, Binding]]]:
+    return _all_agents(connection), _all_bindings(connection)
 
 
 def _all_agents(connection: Connection) -> list[Agent]:

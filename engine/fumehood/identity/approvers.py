@@ -104,7 +104,7 @@ class Approvers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._changing = OneChange()
+        self._changing = OneChange(self._reload)
         self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._right = CredentialCache()
         self._approvers = database.read_now(all_approvers)
@@ -182,7 +182,7 @@ class Approvers:
                     details={"scopes": sorted(granted)},
                 )
             )
-            self._approvers = await self._database.read(all_approvers)
+            await self._reload()
         return self._approvers[row["id"]], text
 
     async def remove(self, name: str, *, by: Principal, now: datetime) -> Approver:
@@ -204,8 +204,11 @@ class Approvers:
                     subject=name,
                 )
             )
-            self._approvers = await self._database.read(all_approvers)
+            await self._reload()
         return self._approvers[found.id]
+
+    async def _reload(self) -> None:
+        self._approvers = await self._database.write(all_approvers)
 
     def _removable(self, name: str) -> Approver:
         """Return the approver with this name, unless no other approver has `admin`.

@@ -73,7 +73,7 @@ class Tokens:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._changing = OneChange()
+        self._changing = OneChange(self._reload)
         self._tokens = database.read_now(all_tokens)
         made = [token.created_at for token in self._tokens.values()]
         self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
@@ -178,8 +178,11 @@ class Tokens:
             if token_id not in self._tokens:
                 raise ResourceNotFound(f"There is no token {token_id[:40]!r}.")
             await self._database.write(job)
-            self._tokens = await self._database.read(all_tokens)
+            await self._reload()
         return self._tokens[token_id]
+
+    async def _reload(self) -> None:
+        self._tokens = await self._database.write(all_tokens)
 
 
 def _refuse_unsound(

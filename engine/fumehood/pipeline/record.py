@@ -185,7 +185,7 @@ def _row(
     metadata, options = envelope.metadata, request.options
     tool, version = metadata.tool_name, metadata.tool_version
     if version is None:  # the tool was not found, so the requested name and version are logged
-        tool, _, version = request.tool.partition("@")
+        tool, _, version = request.tool.replace("\0", "\ufffd").partition("@")
         version = version[:MAX_TOOL_CHARACTERS] or None
     usage = metadata.usage
     return {

@@ -30,15 +30,8 @@ class Registrations:
     def __init__(self, index: ToolIndex, database: Database) -> None:
         self._index = index
         self._database = database
-        self._changing = OneChange()
-        self.load_faults: list[InvalidDefinition] = []
-        for document in database.read_now(all_definitions):
-            try:
-                index.put(self._checked(document))
-            except InvalidDefinition as fault:
-                self.load_faults.append(fault)
-        self._switches = database.read_now(all_switches)
-        self.apply_switches()
+        self._changing = OneChange(self._reload)
+        self._load(*database.read_now(_all_rows))
 
     def apply_switches(self) -> None:
         """Restore every stored on/off switch. Needed after a source was reloaded."""
@@ -124,6 +117,21 @@ class Registrations:
                 self._index.switch(name, each, is_active=is_active)
             return [tool for each in chosen if (tool := self._index.find(name, each)) is not None]
 
+    async def _reload(self) -> None:
+        stored = await self._database.write(_all_rows)
+        self._index.replace_source(Source.API, ())
+        self._load(*stored)
+
+    def _load(self, documents: list[JsonObject], switches: dict[tuple[str, str], bool]) -> None:
+        self.load_faults: list[InvalidDefinition] = []
+        for document in documents:
+            try:
+                self._index.put(self._checked(document))
+            except InvalidDefinition as fault:
+                self.load_faults.append(fault)
+        self._switches = switches
+        self.apply_switches()
+
     async def _put(
         self,
         tool: RegisteredTool,
@@ -168,6 +176,12 @@ class Registrations:
         await self._database.write(
             recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
         )
+
+
+def _all_rows(
+    connection: Connection,
+) -> tuple[list[JsonObject], dict[tuple[str, str], bool]]:
+    return all_definitions(connection), all_switches(connection)
 
 
 def all_definitions(connection: Connection) -> list[JsonObject]:

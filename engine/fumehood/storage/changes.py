@@ -5,7 +5,8 @@ Each change is recorded twice: as a row for administrators, and in the audit cha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -14,25 +15,48 @@ import anyio
 from sqlalchemy import Connection, insert, select
 
 from fumehood.audit.chain import chain_of
+from fumehood.core.errors import StateUnavailable
 from fumehood.core.json_types import JsonObject
+from fumehood.storage.errors import RETRY_AFTER_MS, StoreError
 from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
     """A lock for changes of one kind of row: one change at a time, shielded from cancellation.
 
-    What a change has read stays valid until it is written, and a cancelled caller cannot leave
-    memory and database inconsistent.
+    What a change has read stays valid until it is written, and neither a cancelled caller nor a
+    commit whose answer was lost leaves memory and database inconsistent. After the latter, `reload`
+    is called until the database is back. It reads with `Database.write`, so it sees what became of
+    the commit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
         self._lock = anyio.Lock()
+        self._reload = reload
+        self._reloading: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[None]:
         async with self._lock:
             with anyio.CancelScope(shield=True):
-                yield
+                try:
+                    yield
+                except StateUnavailable:
+                    if self._reloading is None or self._reloading.done():
+                        self._reloading = asyncio.create_task(self._reload_when_back())
+                    raise
+
+    async def _reload_when_back(self) -> None:
+        while True:
+            await anyio.sleep(RETRY_AFTER_MS / 1000)
+            async with self._lock:
+                try:
+                    await self._reload()
+                except StateUnavailable:
+                    continue
+                except StoreError:
+                    pass  # the engine stops
+                return
 
 
 def stamp(moment: datetime) -> str:

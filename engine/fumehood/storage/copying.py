@@ -7,9 +7,11 @@ and is compared with the source before its commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, Integer, Table, func, select
 from sqlalchemy.exc import DatabaseError
@@ -46,6 +48,7 @@ def copy_state(source: str, target: str) -> dict[str, int]:
             ):
                 for one in (reading, writing):
                     _let_wait(one)
+                _read_at_one_moment(reading)
                 _require_empty(writing)
                 counts = {table.name: _copy(table, reading, writing) for table in TABLES}
                 _compare(reading, writing)
@@ -85,9 +88,17 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
 
 
 def _let_wait(connection: Connection) -> None:
-    """Let a transaction in PostgreSQL wait while the other database works."""
+    """Let a transaction in PostgreSQL wait while the other database works, and let it work long."""
     if connection.dialect.name == "postgresql":
+        raw: Any = connection.connection.driver_connection
+        raw.answer_s = math.inf
         connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
+
+
+def _read_at_one_moment(connection: Connection) -> None:
+    """Let all that a transaction reads be from one moment. In SQLite it is so by itself."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 def _require_empty(connection: Connection) -> None:
@@ -101,10 +112,18 @@ def _copy(table: Table, reading: Connection, writing: Connection) -> int:
     found = reading.execute(select(table).order_by(*table.primary_key.columns))
     count = 0
     for part in found.mappings().partitions(AT_ONCE):
-        writing.execute(table.insert(), [dict(row) for row in part])
+        writing.execute(table.insert(), [_without_nul(row) for row in part])
         count += len(part)
     _continue_numbers(table, writing)
     return count
+
+
+def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a row to insert. Early engines accepted NUL characters in text."""
+    return {
+        key: value.replace("\0", "\ufffd") if isinstance(value, str) else value
+        for key, value in row.items()
+    }
 
 
 def _continue_numbers(table: Table, connection: Connection) -> None:

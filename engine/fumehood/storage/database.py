@@ -24,8 +24,10 @@ from fumehood.audit.chain import (
     key_id_after,
 )
 from fumehood.audit.keys import new_key, open_key
+from fumehood.core.errors import ResourceNotFound
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
+from fumehood.storage.schema import UnstorableText
 from fumehood.storage.sqlite import in_words, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
@@ -111,10 +113,15 @@ class Database:
 
         Raises:
             ReadFailed: the database cannot be read.
+            ResourceNotFound: the query looks for a text that cannot be stored.
         """
-        if not self._backend.has_readers:  # a database in memory has only the writer's connection
-            return await asyncio.wrap_future(self._writer.submit(query, durable=False))
-        return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
+        try:
+            # A database in memory has only the writer's connection.
+            if not self._backend.has_readers:
+                return await asyncio.wrap_future(self._writer.submit(query, durable=False))
+            return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
+        except UnstorableText:
+            raise ResourceNotFound("Nothing has a NUL character in its name.") from None
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
         """Run a query in this thread, which it blocks. For the engine's start."""

@@ -42,7 +42,7 @@ from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import DELETED_AT_ONCE
 from fumehood.storage.errors import StoreError
-from fumehood.storage.schema import IDEMPOTENCY
+from fumehood.storage.schema import IDEMPOTENCY, storable
 
 KEY_LIFETIME = timedelta(hours=24)
 """How long a key is kept (mission P3). The key of a running or waiting call never expires."""
@@ -150,7 +150,11 @@ def take(
 
     `is_held` tells whether this engine is still running the call with an id. A key whose call is
     stored as running but is not held belongs to a lost call.
+
+    Raises:
+        UnstorableText: the key has a NUL character.
     """
+    storable(call.key)  # the statements here are compiled without the types of columns
     if _insert(connection, call, now):
         return None
     found = _find(connection, call.principal_id, call.key)

@@ -1,11 +1,12 @@
 """The state in a PostgreSQL database, which one engine at a time writes.
 
-Host side, used by `storage/database`; psycopg is imported only here. A state is one schema of a
-database: the first in the connection's `search_path`. An engine that gets the advisory lock becomes
-the active one. Invariant: each of its commits proves, in the same transaction, that no other engine
-has become active since and that none of its own commits is missing (as after a failover). The lock
-alone does not prove it: it is lost with its connection, unnoticed. The proof is a row, the fence,
-with the number of the active engine's start and that of its last durable commit.
+Host side, used by `storage/database`; only this and `postgres_connection` import psycopg. A state
+is one schema of a database: the first in the connection's `search_path`. An engine that gets the
+advisory lock becomes the active one. Invariant: each of its commits proves, in the same
+transaction, that no other engine has become active since and that none of its own commits is
+missing (as after a failover). The lock alone does not prove it: it is lost with its connection,
+unnoticed. The proof is a row, the fence, with the number of the active engine's start and that of
+its last durable commit.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     create_engine,
+    event,
     inspect,
     make_url,
     select,
@@ -254,6 +256,8 @@ def in_words(error: BaseException) -> str:
 
 def _engine(url: URL, **pool: Any) -> Engine:
     """Return a source of connections on which both ends soon notice that the other one is gone."""
+    from fumehood.storage.postgres_connection import Connector
+
     silence_s = SILENCE_MS // 1000
     options = {
         "tcp_user_timeout": SILENCE_MS,
@@ -261,13 +265,15 @@ def _engine(url: URL, **pool: Any) -> Engine:
         "tcp_keepalives_interval": 1,
         "tcp_keepalives_count": silence_s // 2,
         "idle_in_transaction_session_timeout": SILENCE_MS,
+        # Ends a statement that was given up. Unlike statement_timeout, it cuts off no slow one.
+        "client_connection_check_interval": SILENCE_MS,
         "lock_timeout": FENCE_WAIT_MS,
         "synchronous_commit": "on",
     }
     given = url.query.get("options", "")
     words = [*([given] if isinstance(given, str) else given)]
     words += [f"-c {name}={value}" for name, value in options.items()]
-    return create_engine(
+    engine = create_engine(
         url.difference_update_query(["options"]),
         connect_args={
             "connect_timeout": CONNECT_S,
@@ -280,6 +286,8 @@ def _engine(url: URL, **pool: Any) -> Engine:
         },
         **pool,
     )
+    event.listen(engine, "do_connect", Connector().connect)
+    return engine
 
 
 def _reading_engine(url: URL) -> Engine:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
+    Dialect,
     Float,
     Index,
     Integer,
@@ -25,14 +26,50 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    TypeDecorator,
     UniqueConstraint,
     text,
 )
+from sqlalchemy.exc import DontWrapMixin
+from sqlalchemy.types import TypeEngine
+
+from fumehood.core.errors import InvalidParams
 
 METADATA = MetaData()
 
-_TEXT = String().with_variant(String(collation="C"), "postgresql")
-"""Text that is compared byte by byte, as SQLite does."""
+
+class UnstorableText(InvalidParams, DontWrapMixin):
+    """A text has a NUL character, which PostgreSQL cannot store.
+
+    It is refused for SQLite also, so that a state can be copied. JSON escapes NUL, so arguments and
+    results can contain it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("A NUL character cannot be stored here. Send the text without it.")
+
+
+def storable(value: str | None) -> str | None:
+    """Return a value of a column of text. Raises UnstorableText."""
+    if value is not None and "\0" in value:
+        raise UnstorableText
+    return value
+
+
+class _Text(TypeDecorator[str]):
+    """Text that is compared byte by byte, as SQLite does, and has no NUL character."""
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[str]:
+        return String(collation="C" if dialect.name == "postgresql" else None)
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return storable(value)
+
+
+_TEXT = _Text()
 
 _WHOLE = Integer().with_variant(BigInteger(), "postgresql")
 """An integer of 64 bits, as SQLite's are."""
@@ -189,11 +226,11 @@ SESSIONS = Table(
     Column("expires_at", _TEXT, nullable=False),
     Column("finished_at", _TEXT),
     Column("calls", _WHOLE, nullable=False),
-    Column("home", JSON),
+    Column("home", JSON(none_as_null=True)),
     Column("name", _TEXT),
     Column("disk_mb", _WHOLE),
-    Column("packages", JSON),
-    Column("snapshots", JSON),
+    Column("packages", JSON(none_as_null=True)),
+    Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""

@@ -136,7 +136,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Write pending changes and end the thread."""
+        """Write pending changes and end the thread. Drops them if the database is away."""
         with self._lock:
             self._closing = True
         self._wake.set()
@@ -170,8 +170,8 @@ class Writer:
             flushing, self._flushing = self._flushing, []
             owed = len(self._posts) if flushing or self._posts_are_due() else 0
         self._write_jobs()
-        while owed > 0:
-            owed -= self._write_posts(min(owed, MAX_GROUP))
+        while owed > 0 and self._posts:
+            owed -= self._write_posts(min(owed, len(self._posts), MAX_GROUP))
             self._write_jobs()
         if self._dropped > self._told_dropped:
             self._told_dropped = self._dropped
@@ -206,6 +206,8 @@ class Writer:
             return
         except Exception as error:
             self._note_failure(error)
+            if self._closing and self._backend.is_away(_first_cause(error)):
+                group = [*group, *self._drop_pending()]
             for waiting in group:
                 if not waiting.future.done():
                     waiting.future.set_exception(self._failure(error))
@@ -214,6 +216,15 @@ class Writer:
             self._note_success()
         for future, result in done:
             future.set_result(result)
+
+    def _drop_pending(self) -> list[_Waiting[Any]]:
+        """Drop the rest at the close: each attempt on a database that is away takes seconds."""
+        with self._lock:
+            jobs = list(self._waiting)
+            self._waiting.clear()
+        self._lost += len(self._posts)
+        self._posts.clear()
+        return jobs
 
     def _try(
         self,

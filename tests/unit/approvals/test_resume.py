@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,8 +15,10 @@ import pytest
 from fumehood import Engine
 from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision, Resolution
 from fumehood.approvals.settings import ApprovalSettings
+from fumehood.approvals.store import ApprovalTable, Step
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.model import Agent, Binding
+from fumehood.storage.errors import WriteUnavailable
 from fumehood.testing import ManualClock
 from support.asking import ALICE, CALLER, NO, YES, Asking, Deeds, asking
 
@@ -64,6 +68,28 @@ async def test_resolved_interrupted_call_replays_the_resolution(tmp_path: Path) 
         assert again.success
         assert again.data["resolution"]["note"] == "The file is gone."
     assert deeds.done == []
+
+
+async def test_call_whose_start_was_stored_without_an_answer_ends_as_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    change, lost = ApprovalTable.change, []
+
+    async def lose_answer(table: ApprovalTable, steps: Sequence[tuple[str, Step]]) -> Any:
+        after = await change(table, steps)
+        if steps[0][1].to is ApprovalState.STARTED:
+            lost.append(True)
+            raise WriteUnavailable("no answer")
+        return after
+
+    monkeypatch.setattr(ApprovalTable, "change", lose_answer)
+    deeds = Deeds()
+    async with asking(deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+    assert lost
+    assert (answer.error.code, deeds.done) == ("OUTCOME_UNKNOWN", [])
 
 
 @pytest.mark.parametrize("how", ["denied", "expired", "cancelled"])
