@@ -77,6 +77,8 @@ from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
+from fumehood.storage.file_room import FileRoom
+from fumehood.storage.files import Bucket, open_bucket
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
@@ -244,7 +246,9 @@ def compose(
         make_cluster=make_cluster,
     )
     shared = files if files is None else config.files.directory or files
-    state = _read_state(config, database, shared, clock)
+    # Without a state it is opened as well: a standby needs s3fs before it is active.
+    bucket = open_bucket(config.files.bucket) if config.files.bucket is not None else None
+    state = _read_state(config, database, shared, bucket if files is not None else None, clock)
     for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
         log.warning("budget.covers_no_tool", budget=name)
     for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):
@@ -341,9 +345,9 @@ def _read_registrations(registry: ToolIndex, database: Database, log: Logger) ->
 
 
 def _read_state(
-    config: Config, database: Database, directory: Path | None, clock: Clock
+    config: Config, database: Database, directory: Path | None, bucket: Bucket | None, clock: Clock
 ) -> EngineState:
-    """Create the stores. Files are kept in `directory`, or not at all if it is None.
+    """Create the stores. Files are kept in `directory` or `bucket`, or not at all without both.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -371,6 +375,7 @@ def _read_state(
             max_bytes=config.blobs_kept_mb * MB,
             lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
             now=clock.now,
+            bucket=bucket,
         ),
         keys=Keys(database),
         cache=ResultCache(config.cache, clock.monotonic),
@@ -379,6 +384,7 @@ def _read_state(
             max_bytes=config.streams_mb * MB,
             kept_s=config.streams_kept_minutes * 60,
             now=clock.now,
+            bucket=bucket,
         ),
     )
 
@@ -526,8 +532,8 @@ class EngineLife:
         if made.upstreams.mcp is not None:
             await enter(made.upstreams.mcp.run())
         self._stack.push_async_callback(made.upstreams.close)
-        self._stack.callback(made.state.blobs.room.close)
-        self._stack.callback(made.state.recordings.room.close)
+        self._stack.push_async_callback(_close, made.state.blobs.room)
+        self._stack.push_async_callback(_close, made.state.recordings.room)
         # If it fails, amounts that are reserved in advance count as spent.
         self._stack.push_async_callback(self._try, "budgets", made.state.budgets.close)
         self._stack.callback(made.state.rates.write)
@@ -575,8 +581,9 @@ class EngineLife:
     async def _open_stores(self) -> None:
         """Open the stores of files. If one fails, the engine starts, and answers say what is
         lost."""
-        await self._try("blobs", self._made.state.blobs.open)
-        await self._try("streams", self._made.state.recordings.open)
+        async with anyio.create_task_group() as group:  # each may wait for its bucket
+            group.start_soon(self._try, "blobs", self._made.state.blobs.open)
+            group.start_soon(self._try, "streams", self._made.state.recordings.open)
 
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, now and then periodically."""
@@ -622,3 +629,10 @@ class EngineLife:
         except StoreError as fault:
             self._log.error(f"{name}.unavailable", reason=str(fault))
             return None
+
+
+async def _close(room: FileRoom) -> None:
+    """Close a room, which can wait for its bucket, beside the event loop."""
+    with anyio.CancelScope(shield=True):
+        await room.drained()  # so that recordings that have just ended are copied
+        await anyio.to_thread.run_sync(room.close)

@@ -28,6 +28,7 @@ same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP s
 the tools of these servers |
 | `alerts` | the five thresholds of the mission | the same | these thresholds |
 | `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
+| `files.url` | blobs and recordings are in the state directory | – | they are in this place |
 | `webhook` | no messages about approvals | – | messages to this URL; `may_decide`: decisions |
 """
 

@@ -691,13 +691,14 @@ class Engine:
             ValueError: this is not the address of a blob.
             ResourceNotFound: the blob is unknown or no longer kept.
             ReadFailed: the state cannot be read.
+            FilesAway: the bucket with the blobs cannot be used now.
         """
         link = parse_blob_url(url)
         _, file = await self.blobs.open_blob(
             link.blob_id, self.owner.id, link.expires, link.signature
         )
         with file:
-            return await anyio.to_thread.run_sync(file.read)
+            return await self.blobs.read(file)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
         """Return the full text of an answer's field, such as `stdout`, also if the answer is cut.
@@ -706,7 +707,7 @@ class Engine:
 
         Raises:
             ValueError: the field is missing, or the whole text was not kept.
-            ResourceNotFound, ReadFailed: as `blob`.
+            ResourceNotFound, ReadFailed, FilesAway: as `blob`.
         """
         url = envelope.shortened(field)
         if url is None:

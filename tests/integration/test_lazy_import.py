@@ -1,5 +1,5 @@
 """What is loaded: by `import fumehood` no submodule, because guests import it as well; by an engine
-with a state in SQLite nothing of PostgreSQL.
+with a state in SQLite nothing of PostgreSQL, and with files in a directory nothing of S3.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ def test_importing_the_package_loads_only_itself_and_the_standard_library() -> N
 DAEMON = """
 import json, pathlib, sys
 import fumehood.cli.serve, fumehood.http.server
+from fumehood import Config, Engine
 from fumehood.storage.database import open_database
-open_database(pathlib.Path(sys.argv[1])).close()
+path = pathlib.Path(sys.argv[1])
+database = open_database(path)
+Engine(config=Config(files={"url": str(path.parent / "files")}), database=database)
+database.close()
 print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_engine_with_a_state_in_sqlite_loads_nothing_of_postgresql(home: Path) -> None:
+def test_local_engine_loads_nothing_of_postgresql_and_s3(home: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DAEMON, home / "state.db"],
         capture_output=True, check=True, timeout=60, text=True,
@@ -43,3 +47,4 @@ def test_engine_with_a_state_in_sqlite_loads_nothing_of_postgresql(home: Path) -
     loaded = json.loads(done.stdout)
     assert "sqlalchemy.dialects.sqlite" in loaded
     assert [name for name in loaded if "psycopg" in name or "postgres" in name] == []
+    assert {"s3fs", "fsspec", "botocore", "aiobotocore"}.isdisjoint(loaded)

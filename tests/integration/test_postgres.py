@@ -31,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 
-from fumehood import Config, Engine
+from fumehood import Client, Config, Engine
 from fumehood.core.errors import ResourceNotFound
 from fumehood.http.server import STANDBY_PAUSE_S, STANDBY_RETRY_MS
 from fumehood.storage import copying as copying_module
@@ -54,6 +54,7 @@ from fumehood.storage.postgres_connection import PatientConnection
 from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
 from support.postgres import Server, running_postgres
+from support.s3 import running_s3
 from support.wait import wait_until
 from tests.conftest import FUMEHOOD, StartDaemon
 
@@ -532,6 +533,34 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     assert replayed["data"] == promised["data"]
     assert replayed["metadata"]["idempotent_replay"]
     assert replayed["metadata"]["call_id"] == promised["metadata"]["call_id"]
+
+
+def test_standby_writes_nothing_to_the_bucket_and_serves_it_after_kill_9(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    other = home / "other"
+    other.mkdir(mode=0o700)
+    with running_s3() as s3:
+        s3.client.create_bucket(Bucket="files")
+        options: dict[str, Any] = {"variables": s3.variables, "files__url": "s3://files/cell"}
+        first = start_daemon(home, state__url=url, **options)
+        arguments = {"code": "print('x' * 60_000)"}
+        with Client(first.socket) as client:
+            answer = client.call("run_restricted_python", arguments, max_length=1000)
+            events = list(client.stream("run_restricted_python", arguments))
+        call_id = events[0].metadata.call_id
+        wait_until(lambda: f"cell/spool/{call_id}" in s3.keys("files"))
+        shutil.copy(home / "audit.key", other)
+        kept = s3.keys("files")
+        second = start_daemon(other, state__url=url, **options)
+        assert second.client().get("/v1/ready").body["status"] == "standby"
+        assert s3.keys("files") == kept
+        first.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: second.client().get("/v1/ready").status == 200)
+        with Client(second.socket) as client:
+            assert client.whole(answer, "stdout") == "x" * 60_000 + "\n"
+            assert [event.id for event in client.follow(call_id)] == [event.id for event in events]
+        assert second.stop() == 0
 
 
 def test_engine_that_was_replaced_promises_nothing_and_stops(

@@ -50,7 +50,10 @@ def serve(
     ] = None,
     files: Annotated[
         str | None,
-        typer.Option(help="A directory for blobs and recordings that a standby shares."),
+        typer.Option(
+            help="A directory, or s3://BUCKET/PREFIX, for blobs and recordings that a standby "
+            "shares."
+        ),
     ] = None,
     cluster: Annotated[
         str | None,

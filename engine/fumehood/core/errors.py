@@ -289,7 +289,7 @@ class SandboxUnavailable(HostError):
 
 
 class StateUnavailable(HostError):
-    """The engine's database cannot be reached now, so the engine can promise nothing."""
+    """The engine's database, or the bucket with its files, cannot be reached now."""
 
     code = "STATE_UNAVAILABLE"
     http_status = 503

@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import anyio
-import anyio.to_thread
 
 from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody
@@ -433,7 +432,7 @@ class McpServer:
             if blob.size > MAX_BODY_BYTES:
                 words = f"The resource is over {MAX_BODY_BYTES >> 20} MB. Fetch it over HTTP: "
                 raise RpcError(INVALID_PARAMS, words + blob.url)
-            content = await anyio.to_thread.run_sync(file.read)
+            content = await self._engine.blobs.read(file)
         read: JsonObject = {"uri": uri, "mimeType": blob.content_type}
         try:
             is_text = blob.content_type.startswith(("text/", "application/json"))

@@ -128,12 +128,16 @@ class Calls:
         task.add_done_callback(self.streamed.discard)
         return call
 
-    def follow(self, call_id: str, principal: Principal, after: str | None) -> RecordingReader:
+    async def follow(
+        self, call_id: str, principal: Principal, after: str | None
+    ) -> RecordingReader:
         """Return a reader of a recorded call's events that begins after the event `after`.
 
         Raises:
             ResourceNotFound: the principal has no such call, or its events are not kept.
+            FilesAway: the bucket with its events cannot be used now.
         """
+        await self._recordings.fetch(call_id, principal.id)
         reader = self._recordings.find(call_id, principal.id, after)
         if reader is None:
             raise ResourceNotFound(

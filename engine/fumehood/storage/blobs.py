@@ -3,9 +3,10 @@
 Host side, in a `file_room`. Written by the executors and `pipeline/result`, read by the public
 interfaces. A blob belongs to one principal; other principals cannot tell that it exists. It is
 removed with its session, at its expiry, or when a newer blob needs its space. Invariants: a file is
-complete before its row is inserted; the next start removes files without a row and rows without a
-file. A blob is not kept if the disk is too slow. A signed URL proves that this engine made it for
-this blob, principal and expiry; the key is in a file beside the database.
+complete before its row is inserted, in the bucket if there is one; the next start removes files
+without a row and rows without a file. A blob is not kept if the disk is too slow. A signed URL
+proves that this engine made it for this blob, principal and expiry; the key is in a file beside the
+blobs.
 """
 
 from __future__ import annotations
@@ -13,34 +14,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import os
+import re
 import secrets
-import stat
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import anyio.to_thread
 from sqlalchemy import ColumnElement, insert, select, true
 
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import SessionStatus
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
-from fumehood.storage.directory import random_file
-from fumehood.storage.errors import StoreError
-from fumehood.storage.file_room import CLOSED, FileRoom, RoomFile
+from fumehood.storage.errors import FilesAway, StoreError
+from fumehood.storage.file_room import CLOSED, START_S, FileRoom, RoomFile
+from fumehood.storage.files import Bucket, Directory
 from fumehood.storage.schema import BLOBS, SESSIONS
 from fumehood.storage.writer import Job
 
 DIRECTORY_NAME = "blobs"
+DRAFTS_NAME = "uploads"
+"""Name of the directory of blobs that are not yet in the bucket."""
+
+BLOB_ID = re.compile("blob_[0-9a-f]{32}")
 KEY_NAME = "blobs.key"
 KEY_BYTES = 32
 NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
+GIVEN_UP = "it was given up"
 EXPIRED = (
     "This blob has expired and is no longer there: its time is over, its session has ended, or "
     "newer ones took its place. Make the call again to get a new one."
@@ -90,7 +94,7 @@ class Draft:
 
     def discard(self) -> None:
         """Drop the draft and remove its file. Never waits."""
-        self._file.fault = self.fault or "it was given up"
+        self._file.fault = self.fault or GIVEN_UP
         self._room.submit(self._remove)
 
     def finish(self) -> str | None:
@@ -102,6 +106,11 @@ class Draft:
         self._file.keep()
         self._file.size = 0  # the room counts it now
         return None
+
+    def upload(self) -> None:
+        """Move the finished file to the bucket. Blocks. Raises OSError."""
+        self._room.put(self.id)
+        self._room.unlink(self.id)
 
     def _write(self, parts: list[bytes]) -> None:
         self._file.append(b"".join(parts))
@@ -127,30 +136,45 @@ class BlobStore:
         max_bytes: int,
         lifetime_s: int,
         now: Callable[[], datetime],
+        bucket: Bucket | None = None,
     ) -> None:
-        self.room = FileRoom(state, DIRECTORY_NAME, max_bytes, self._has_gone)
+        blobs = None if bucket is None else bucket.below(DIRECTORY_NAME, BLOB_ID)
+        name = DIRECTORY_NAME if blobs is None else DRAFTS_NAME
+        self.room = FileRoom(state, name, max_bytes, self._has_gone, bucket=blobs)
         self.overdue = asyncio.Event()
         self._database = database
         self._state = state
+        self._bucket = bucket
+        self._is_open = False
         self._lifetime_s = lifetime_s
         self._now = now
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
         self._replaced: deque[str] = deque()
         """Ids of blobs whose files were evicted but whose rows still exist."""
 
-    async def open(self) -> None:
+    async def open(self, patience_s: float | None = START_S) -> None:
         """Prepare the directory and remove the leftovers of a crash.
 
+        `patience_s` is how many seconds each step waits for a bucket; None is as long as it takes.
+
         Raises:
-            StoreError: the directory is not private, or cannot be used.
+            StoreError: the directory is not private, or cannot be used; or the bucket cannot be
+                used now, and `prune` tries again.
         """
         try:
             if self.room.prepare() and self._state is not None:
-                self._links = BlobLinks(random_file(self._state / KEY_NAME, KEY_BYTES)[0])
-                await self._sweep()
+                keys = self._bucket or Directory(self._state)
+                key = await self.room.with_files(
+                    keys.secret, KEY_NAME, KEY_BYTES, patience_s=patience_s
+                )
+                self._links = BlobLinks(key)
+                await self._sweep(patience_s)
+        except FilesAway as error:
+            raise StoreError(f"The blobs cannot be kept: {error}") from None
         except OSError as error:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
         self.room.open()
+        self._is_open = True
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
         """Return a new draft of a principal or session.
@@ -169,8 +193,11 @@ class BlobStore:
         """
         finished = self.room.submit(draft.finish)
         if finished is None:
+            self.overdue.set()  # a bucket may be there again
             raise NotKept(CLOSED)
         fault = await asyncio.wrap_future(finished)
+        if fault is None and self._bucket is not None:
+            fault = await self._upload(draft)
         if fault is not None:
             self.overdue.set()
             raise NotKept(fault)
@@ -200,7 +227,11 @@ class BlobStore:
         Raises:
             ResourceNotFound: this principal has no such blob, or it has expired.
             ReadFailed: the database cannot be read.
+            FilesAway: the bucket cannot be used now.
         """
+        if self._bucket is not None and not self._is_open:
+            self.overdue.set()
+            raise FilesAway("since the start")  # and with them the key of signatures
         is_number = expires.isascii() and expires.isdigit() and len(expires) <= 12
         if not is_number or not self._links.is_genuine(
             blob_id, principal_id, int(expires), signature
@@ -213,18 +244,26 @@ class BlobStore:
         try:
             if not rows:
                 raise FileNotFoundError
-            path, size = self.room.directory / blob_id, rows[0]["size"]
-            file = await anyio.to_thread.run_sync(_open_to_read, path, size)
+            file = await self.room.with_files(self.room.files.open, blob_id, rows[0]["size"])
+        except FilesAway:
+            raise
         except OSError:  # it was just evicted, or the disk lost it
             raise ResourceNotFound(EXPIRED) from None
         return self._blob(rows[0]), file
+
+    async def read(self, file: BinaryIO, size: int = -1) -> bytes:
+        """Read so many bytes of a blob's open file, or the rest. Raises OSError."""
+        return await self.room.with_files(file.read, size)
 
     async def prune(self, now: datetime) -> int:
         """Remove blobs that have expired or whose session has ended; return their number.
 
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
+            StoreError, FilesAway: the same, of the bucket.
         """
+        if self._bucket is not None and not self._is_open:
+            await self.open(None)
         over = [state.value for state in SessionStatus if state.is_over]
         lives = select(SESSIONS.c.id).where(SESSIONS.c.state.not_in(over))
         replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
@@ -237,8 +276,22 @@ class BlobStore:
         for row in rows:  # files first: if that is interrupted, the next run finds the row again
             self.room.submit(partial(self.room.remove, row["principal_id"], row["id"]))
         await self.room.drained()
+        if self._bucket is not None:
+            await self.room.with_files(self.room.delete_gone)
         await self._database.delete(BLOBS.c.id, [row["id"] for row in rows])
         return len(rows)
+
+    async def _upload(self, draft: Draft) -> str | None:
+        """Move a finished draft to the bucket, or return why that is impossible."""
+        try:
+            await self.room.with_files(draft.upload)
+        except FilesAway as error:
+            draft.discard()
+            return f"the engine's files cannot be reached ({error.reason})"
+        except OSError:  # it was evicted
+            draft.discard()
+            return GIVEN_UP
+        return None
 
     def _has_gone(self, blob_id: str) -> None:
         """Record that a blob was evicted. Runs in the thread."""
@@ -247,20 +300,21 @@ class BlobStore:
 
     # -- rows and files ------------------------------------------------------------------
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, patience_s: float | None) -> None:
         """Remove leftovers of a crash: files without a row, rows without a file, and drafts."""
+        room, files = self.room, self.room.files
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
-        found = await anyio.to_thread.run_sync(_files_below, self.room.directory)
-        lost = [row["id"] for row in rows.values() if found.get(row["id"]) != row["size"]]
+        found = await room.with_files(files.found, patience_s=patience_s)
+        sizes = {name: one.size for name, one in found.items()}
+        lost = [row["id"] for row in rows.values() if sizes.get(row["id"]) != row["size"]]
         await self._database.delete(BLOBS.c.id, lost)
         kept = rows.keys() - set(lost)
-        await anyio.to_thread.run_sync(self._unlink, found.keys() - kept)
+        await room.with_files(files.delete, found.keys() - kept, patience_s=patience_s)
+        if self._bucket is not None:
+            drafts = Directory(room.directory)
+            drafts.delete(drafts.found())
         for row in sorted((rows[blob_id] for blob_id in kept), key=lambda row: row["created_at"]):
-            self.room.restore(row["principal_id"], row["id"], row["size"])
-
-    def _unlink(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.room.unlink(name)
+            room.restore(row["principal_id"], row["id"], row["size"])
 
     def _blob(self, row: dict[str, Any]) -> Blob:
         return Blob(
@@ -280,24 +334,6 @@ def _matching(wanted: ColumnElement[bool]) -> Job[list[dict[str, Any]]]:
 
 def _insertion(row: dict[str, Any]) -> Job[int]:
     return lambda connection: connection.execute(insert(BLOBS), row).rowcount
-
-
-def _files_below(directory: Path) -> dict[str, int]:
-    """Return the name and size of every directory entry; -1 if it is not a file."""
-    found = {}
-    for path in directory.iterdir():
-        status = path.lstat()
-        found[path.name] = status.st_size if stat.S_ISREG(status.st_mode) else -1
-    return found
-
-
-def _open_to_read(path: Path, size: int) -> BinaryIO:
-    """Open a file of this size. Raises OSError, also if the file does not have this size."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    if os.fstat(descriptor).st_size != size:
-        os.close(descriptor)
-        raise FileNotFoundError
-    return os.fdopen(descriptor, "rb")
 
 
 # -- signed URLs ---------------------------------------------------------------------------

@@ -136,8 +136,13 @@ def write_private(path: Path, content: bytes) -> None:
     finally:
         os.close(descriptor)
     draft.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -6,6 +6,7 @@
     ├── Fenced                                    while the engine runs; it stops
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
                                                   with `…Unavailable` if a retry may help
+    FilesAway                                     the same, of files in a bucket
 
 Messages may quote the database, which names tables and columns, never values.
 """
@@ -95,6 +96,18 @@ class WriteUnavailable(_Away, WriteFailed):
 
 class ReadUnavailable(_Away, ReadFailed):
     """The database cannot be reached now."""
+
+
+class FilesAway(StateUnavailable, OSError):
+    """The bucket with the engine's files cannot be used now. An OSError, as of a failing disk."""
+
+    def __init__(self, reason: str) -> None:
+        EngineError.__init__(
+            self,
+            f"The engine's files cannot be reached now ({reason}). Try again later.",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+        self.reason = reason
 
 
 @contextmanager

@@ -4,6 +4,10 @@ Host side, used by `blobs` and `recordings`. The event loop never writes to the 
 reserved before they are written, so the limit is never exceeded; one principal may have half of it.
 If there are too many bytes or files, the oldest kept file of the principal that has most is
 evicted. Only complete files (see `keep`) that are not held are evicted.
+
+With a bucket, complete files are copied there (see `put`), by other threads, so that a slow bucket
+holds up neither the disk nor the event loop. Removed files are deleted there before the next copy,
+so that the limit holds there as well.
 """
 
 from __future__ import annotations
@@ -20,13 +24,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import anyio
+import anyio.to_thread
+
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.storage.directory import PRIVATE_FILE, private_directory
+from fumehood.storage.errors import FilesAway
+from fumehood.storage.files import Directory, Files
 
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
 """Bytes of disk space that are left free for the engine's database."""
+
+BUCKET_THREADS = 8
+"""Threads of a room that wait for its bucket."""
+
+START_S = 2.0
+"""Seconds that the engine's start waits for a bucket, so that a takeover does not wait longer."""
 
 MAX_WAITING_BYTES = 128 << 20
 """Bytes that may wait in memory for the thread; half of it for one principal."""
@@ -52,7 +67,8 @@ class FileRoom:
     """A directory of files, used by its thread and by the event loop.
 
     Without a `state` directory the files are in a temporary one, which `close` removes.
-    `on_evicted` is called in the thread, with the name of each evicted file.
+    `on_evicted` is called in the thread, with the name of each evicted file. `bucket` is where
+    complete files are copied, or None.
     """
 
     def __init__(
@@ -63,11 +79,13 @@ class FileRoom:
         on_evicted: Callable[[str], object],
         *,
         max_files: int = sys.maxsize,
+        bucket: Files | None = None,
     ) -> None:
         self.share = FairShare(max_bytes, max_bytes // 2)
         self.directory = Path()
         self._state = state
         self._name = name
+        self.bucket = bucket
         self._max_files = max_files
         self._on_evicted = on_evicted
         self._lock = threading.Lock()
@@ -78,6 +96,12 @@ class FileRoom:
         self._thread: ThreadPoolExecutor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._copiers = ThreadPoolExecutor(BUCKET_THREADS, f"{name}-bucket")
+        self._copied: set[str] = set()
+        """Names of files that are being copied to the bucket."""
+        self._gone: dict[str, None] = {}
+        """Names of removed files that the bucket may still have."""
+        self._deleting = threading.Lock()
 
     @property
     def taken(self) -> int:
@@ -100,10 +124,11 @@ class FileRoom:
         self._thread = ThreadPoolExecutor(1, self._name)
 
     def close(self) -> None:
-        """Finish pending work and remove a temporary directory."""
+        """Finish pending work and remove a temporary directory. Blocks."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
+        self._copiers.shutdown()
         if self._own is not None:
             self._own.cleanup()
             self._own = None
@@ -113,6 +138,69 @@ class FileRoom:
         with suppress(RuntimeError):
             return None if self._thread is None else self._thread.submit(work)
         return None
+
+    @property
+    def files(self) -> Files:
+        """Where complete files are."""
+        return self.bucket or Directory(self.directory)
+
+    async def with_files(
+        self, work: Callable[..., T], *given: Any, patience_s: float | None = None
+    ) -> T:
+        """Call a function that reads or changes `files`, in a thread.
+
+        Raises:
+            FilesAway: the bucket has not answered in this time, or the room is closed.
+        """
+        if self.bucket is None:
+            return await anyio.to_thread.run_sync(work, *given)
+        try:
+            done = asyncio.wrap_future(self._copiers.submit(work, *given))
+        except RuntimeError:
+            raise FilesAway(CLOSED) from None
+        try:
+            with anyio.CancelScope(shield=True):  # closing a file would wait for its reader
+                await asyncio.wait([done], timeout=patience_s)
+            if not done.done():
+                raise FilesAway("no answer yet")
+            return done.result()
+        finally:
+            done.cancel()
+
+    def copy(self, work: Callable[[], object]) -> None:
+        """Call a function in a thread that may wait for the bucket, unless the room is closed."""
+        with suppress(RuntimeError):
+            self._copiers.submit(work)
+
+    def put(self, name: str) -> None:
+        """Copy a complete file to the bucket. Blocks.
+
+        Raises:
+            FilesAway: the bucket cannot be used now.
+            OSError: the file cannot be read, or was removed.
+        """
+        assert self.bucket is not None
+        self._copied.add(name)
+        try:
+            self.delete_gone()
+            self.bucket.put(name, self.directory / name)
+        finally:
+            self._copied.discard(name)
+        if name in self._gone:
+            self.delete_gone()
+
+    def delete_gone(self) -> None:
+        """Delete removed files from the bucket. Blocks.
+
+        Raises:
+            FilesAway: the bucket cannot be used now. The rest is deleted the next time.
+        """
+        with self._deleting:
+            gone = [name for name in tuple(self._gone) if name not in self._copied]
+            if self.bucket is not None and gone:
+                self.bucket.delete(gone)
+                for name in gone:
+                    del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
         """Have the thread write an item of `size` bytes; return why it will not, or None.
@@ -153,9 +241,7 @@ class FileRoom:
             OSError: the file system's free space cannot be read.
         """
         while True:
-            disk = os.statvfs(self._directory())
-            if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
-                raise NoRoom("the engine's disk is full")
+            self.require_disk(size)
             with self._lock:
                 lack = self.share.take(principal_id, size)
                 if lack is None:
@@ -165,6 +251,12 @@ class FileRoom:
                     whose = max(self._kept, key=self.share.of, default=principal_id)
             if not self._evict(whose):
                 raise NoRoom(USED_UP[lack])
+
+    def require_disk(self, size: int) -> None:
+        """Raise NoRoom if the disk has no space for so many bytes, or OSError."""
+        disk = os.statvfs(self._directory())
+        if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
+            raise NoRoom("the engine's disk is full")
 
     def keep(self, principal_id: str, name: str, size: int) -> None:
         """Register a complete file, whose bytes are already reserved, as the newest one."""
@@ -197,6 +289,8 @@ class FileRoom:
         size = self.hold(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
+            if self.bucket is not None:
+                self._gone[name] = None
         return size is not None
 
     def discard(self, principal_id: str, name: str, size: int) -> None:
@@ -257,8 +351,8 @@ class RoomFile:
         """Bytes reserved for the file."""
         self.fault: str | None = None
         """Why the file is not complete, or None."""
+        self.principal_id = principal_id
         self._room = room
-        self._principal_id = principal_id
         self._name = name
         self._file: BinaryIO | None = None
 
@@ -266,7 +360,7 @@ class RoomFile:
         """Write bytes behind the others; return False after a fault."""
         if self.fault is None:
             try:
-                self._room.take(self._principal_id, len(data))
+                self._room.take(self.principal_id, len(data))
                 self.size += len(data)
                 if self._file is None:
                     self._file = self._room.open_file(self._name, os.O_WRONLY | os.O_CREAT)
@@ -287,12 +381,12 @@ class RoomFile:
 
     def keep(self) -> None:
         """Register the file in its room, as the newest one."""
-        self._room.keep(self._principal_id, self._name, self.size)
+        self._room.keep(self.principal_id, self._name, self.size)
 
     def remove(self) -> None:
         """Remove the file, which is not kept."""
         self.close()
-        self._room.discard(self._principal_id, self._name, self.size)
+        self._room.discard(self.principal_id, self._name, self.size)
         self.size = 0
 
 

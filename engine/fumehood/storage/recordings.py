@@ -7,6 +7,9 @@ events, from the beginning or after any event; a file's first line names the one
 it; a file with readers is not removed. Recording never fails a call: events that cannot be written
 are omitted, one event reports that, and the last event is always delivered, from memory if
 necessary. A crash can leave an incomplete last line, which the next start removes.
+
+With a bucket, a recording is copied there when its call ends. The next engine lists the recordings
+of another one, and fetches one when its owner requests it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import json
 import mmap
 import os
 import re
+import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -29,12 +35,20 @@ from pydantic_core import PydanticSerializationError, to_json
 from fumehood.core.events import LAST_KINDS
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-from fumehood.storage.errors import StoreError
-from fumehood.storage.file_room import FileRoom, NoRoom, RoomFile
+from fumehood.storage.errors import FilesAway, StoreError
+from fumehood.storage.file_room import START_S, FileRoom, NoRoom, RoomFile
+from fumehood.storage.files import Bucket, Directory
 
 DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000
 """Recordings of ended calls that are kept. Needed because a size limit allows many small files."""
+
+CALL_ID = re.compile("call_[0-9a-f]{24}")
+ELSEWHERE = "another engine"
+"""Whose share the recordings of other engines use; their owners are not known before a fetch."""
+
+MAX_FIRST_LINE = 4096
+"""Bytes of a recording's first line, of which ids and names are a few hundred."""
 
 READ_BYTES = 64 * 1024
 """Bytes that a reader reads at once; a longer line is read completely. As many bytes of the newest
@@ -184,6 +198,7 @@ class Recording:
             self.tail.append(Record(kind, place, data))
         if is_last:
             self.is_over = True
+            self._store.share(self)
             self.leave()
         else:
             self.wake()
@@ -291,6 +306,16 @@ class RecordingReader:
             self._source.leave()
 
 
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A recording of another engine, in the bucket."""
+
+    size: int
+    ended_at: float
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is fetched."""
+
+
 class RecordingStore:
     """The recordings of one engine. Call `open` before the first and `room.close` after the last.
 
@@ -298,11 +323,22 @@ class RecordingStore:
     """
 
     def __init__(
-        self, state: Path | None, *, max_bytes: int, kept_s: float, now: Callable[[], datetime]
+        self,
+        state: Path | None,
+        *,
+        max_bytes: int,
+        kept_s: float,
+        now: Callable[[], datetime],
+        bucket: Bucket | None = None,
     ) -> None:
         self._all: dict[str, Recording] = {}
         """Recordings of running calls, recordings with readers, and kept recordings, by call id."""
-        self.room = FileRoom(state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT)
+        self._bucket = bucket.below(DIRECTORY_NAME, CALL_ID) if bucket and kept_s > 0 else None
+        self._elsewhere: dict[str, _Elsewhere] = {}
+        self._is_listed = False
+        self.room = FileRoom(
+            state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT, bucket=self._bucket
+        )
         self.now = now
         self._kept_s = kept_s
         self._lost: list[Recording] = []
@@ -311,7 +347,8 @@ class RecordingStore:
         """Prepare the directory, and find the recordings of the previous engine.
 
         Raises:
-            StoreError: the directory is not private, or cannot be used.
+            StoreError: the directory is not private, or cannot be used; or the bucket cannot be
+                used now, and `prune` tries again.
         """
         try:
             if self.room.prepare():
@@ -319,6 +356,10 @@ class RecordingStore:
         except OSError as error:
             raise StoreError(f"Calls cannot be recorded: {error.strerror}.") from None
         self.room.open()
+        try:
+            await self._list(START_S)
+        except FilesAway as error:
+            raise StoreError(f"Earlier recordings cannot be found: {error}") from None
 
     async def end_lost(
         self, last_event: Callable[[RecordedCall], Awaitable[tuple[str, bytes]]]
@@ -339,6 +380,19 @@ class RecordingStore:
         recording = self._all[call.call_id] = Recording(self, call, notice)
         return recording
 
+    async def fetch(self, call_id: str, principal_id: str) -> None:
+        """Bring this principal's recording here if only the bucket has it.
+
+        Raises:
+            FilesAway: the bucket cannot be used now.
+        """
+        place = self._elsewhere.get(call_id)
+        if place is not None:
+            async with place.turn:
+                if call_id in self._elsewhere:
+                    fetch = self.room.with_files
+                    await fetch(self._fetch, call_id, principal_id, place)
+
     def find(
         self, call_id: str, principal_id: str, after: str | None = None
     ) -> RecordingReader | None:
@@ -348,18 +402,28 @@ class RecordingStore:
             return None
         if found.is_over and found.ended_at <= self._oldest(self.now()):
             return None
-        if not found.holders and self.room.hold(principal_id, call_id) is None:
+        if not found.holders and self.room.hold(found.file.principal_id, call_id) is None:
             return None  # it was just evicted
         return found.reader(after)
 
     async def prune(self, now: datetime) -> int:
-        """Delete expired recordings; return their number."""
+        """Delete expired recordings; return their number.
+
+        Raises:
+            FilesAway: the bucket cannot be used now; the rest stays there until the next run.
+        """
         oldest = self._oldest(now)
-        kept = [one for one in list(self._all.values()) if not one.holders]
-        old = [one.call for one in kept if one.ended_at <= oldest]
-        for call in old:
-            self._forget(call.call_id)
-            self.room.submit(partial(self.room.remove, call.principal_id, call.call_id))
+        kept = [(name, one) for name, one in list(self._all.items()) if not one.holders]
+        old = [(one.file.principal_id, name) for name, one in kept if one.ended_at <= oldest]
+        others = list(self._elsewhere.items())
+        old += [(ELSEWHERE, name) for name, one in others if one.ended_at <= oldest]
+        for whose, name in old:
+            self._forget(name)
+            self.room.submit(partial(self.room.remove, whose, name))
+        if self._bucket is not None:
+            await self.room.drained()
+            await self.room.with_files(self.room.delete_gone)
+            await self._list(None)
         return len(old)
 
     def put_away(self, recording: Recording) -> None:
@@ -370,16 +434,26 @@ class RecordingStore:
             self._forget(recording.call.call_id)
             self.room.submit(recording.file.remove)
 
+    def share(self, recording: Recording) -> None:
+        """Copy an ended recording to the bucket, if there is one. Never waits."""
+        if self._bucket is not None and not recording.tail:
+            self.room.copy(partial(self._copy, recording.call.call_id))
+
+    def _copy(self, call_id: str) -> None:
+        with suppress(OSError):  # the bucket is away, or the recording was evicted
+            self.room.put(call_id)
+
     def _forget(self, call_id: str) -> None:
         self._all.pop(call_id, None)
+        self._elsewhere.pop(call_id, None)
 
     def _oldest(self, now: datetime) -> float:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
     def _find(self) -> None:
         """Take over the previous engine's files, oldest first. Runs before the thread exists."""
-        paths = [(path.lstat().st_mtime, path.name) for path in self.room.directory.iterdir()]
-        for ended_at, name in sorted(paths):
+        found = Directory(self.room.directory).found().items()
+        for ended_at, name in sorted((one.changed_at, name) for name, one in found):
             try:
                 if self._kept_s <= 0:
                     raise NoRoom
@@ -387,8 +461,60 @@ class RecordingStore:
             except (NoRoom, OSError, TypeError, ValueError):
                 self.room.unlink(name)
 
-    def _take_over(self, name: str, ended_at: float) -> None:
+    async def _list(self, patience_s: float | None) -> None:
+        """Find the recordings of other engines in the bucket, once. Raises FilesAway."""
+        if self._bucket is None or self._is_listed:
+            return
+        found = await self.room.with_files(self._bucket.found, patience_s=patience_s)
+        lost = {recording.call.call_id for recording in self._lost}
+        for name, one in sorted(found.items(), key=lambda item: item[1].changed_at):
+            if name not in self._all and name not in lost:
+                self._elsewhere[name] = _Elsewhere(one.size, one.changed_at)
+                self.room.restore(ELSEWHERE, name, one.size)
+        self._is_listed = True
+
+    def _fetch(self, call_id: str, principal_id: str, place: _Elsewhere) -> None:
+        """Bring a recording here, or forget it if the bucket has lost it. Runs in a thread."""
+        room = self.room
+        if room.hold(ELSEWHERE, call_id) is None:
+            return  # it was just evicted
+        try:
+            self._download(call_id, principal_id, place)
+            self._take_over(call_id, place.ended_at, fetched=place.size)
+            self._elsewhere.pop(call_id, None)
+        except (FileNotFoundError, TypeError, ValueError):
+            room.keep(ELSEWHERE, call_id, place.size)
+            room.remove(ELSEWHERE, call_id)
+            self._forget(call_id)
+        except (NoRoom, OSError) as error:
+            room.unlink(call_id)
+            room.keep(ELSEWHERE, call_id, place.size)
+            if isinstance(error, FilesAway):
+                raise
+
+    def _download(self, call_id: str, principal_id: str, place: _Elsewhere) -> None:
+        """Copy a recording of this principal from the bucket.
+
+        Raises:
+            PermissionError: it is another principal's.
+            NoRoom: the disk has no space for it.
+            OSError, TypeError, ValueError: it cannot be read, or is not a recording.
+        """
+        assert self._bucket is not None
+        with self._bucket.open(call_id, place.size) as source:
+            first = source.readline(MAX_FIRST_LINE)
+            if RecordedCall(**strict_json.loads(first)).principal_id != principal_id:
+                raise PermissionError
+            self.room.require_disk(place.size)
+            with self.room.open_file(call_id, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                file.write(first)
+                shutil.copyfileobj(source, file)
+        os.utime(self.room.directory / call_id, (place.ended_at, place.ended_at))
+
+    def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
         """Keep a file of the previous engine, without an incomplete last line.
+
+        If it was just fetched, its size was reserved as one of ELSEWHERE.
 
         Raises:
             NoRoom: the room has no space for it.
@@ -403,8 +529,13 @@ class RecordingStore:
                 last = content[content.rfind(b"\n", 0, size - 1) + 1 : size]
             kind, number, _ = strict_json.loads(last) if size > start else ("", -1, None)
             file.truncate(size)
-        self.room.take(call.principal_id, size)
         found = Recording(self, call, size=size, count=number + 1)
+        if fetched is None:
+            self.room.take(call.principal_id, size)
+        elif size != fetched or kind not in LAST_KINDS:
+            raise ValueError("not complete")
+        else:
+            found.file = RoomFile(self.room, ELSEWHERE, name, size)
         if kind in LAST_KINDS:
             found.is_over, found.ended_at, found.holders = True, ended_at, 0
             self._all[name] = found

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
+
+BUCKET_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\w[\w.-]*)*", re.ASCII)
+"""A bucket with an optional prefix, of which no part begins with a dot."""
 
 
 class StateSettings(BaseModel):
@@ -28,16 +32,23 @@ class FileSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str | None = None
-    """A directory that the engines of one state share, or None for the state directory."""
+    """A directory or a bucket (`s3://BUCKET/PREFIX`) that the engines of one state share, or None
+    for the state directory."""
 
     @field_validator("url")
     @classmethod
-    def _require_directory(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be the absolute path of a directory")
-        return value
+    def _require_place(cls, value: str | None) -> str | None:
+        if value is None or value.startswith("/") or BUCKET_URL.fullmatch(value):
+            return value
+        raise ValueError("must be the absolute path of a directory, or s3://BUCKET/PREFIX")
 
     @property
     def directory(self) -> Path | None:
         """The directory, or None."""
-        return Path(self.url) if self.url is not None else None
+        return Path(self.url) if self.url is not None and self.bucket is None else None
+
+    @property
+    def bucket(self) -> str | None:
+        """The bucket with its prefix, `BUCKET/PREFIX`, or None."""
+        is_bucket = self.url is not None and self.url.startswith("s3://")
+        return self.url.removeprefix("s3://") if self.url is not None and is_bucket else None

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Annotated, BinaryIO
 
 import anyio
-import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -269,15 +268,15 @@ def sent_blob(request: Request, blob: Blob, file: BinaryIO) -> Response:
     if request.method == "HEAD":
         file.close()
         return Response(headers=headers)
-    log = engine_of(request).log
+    engine = engine_of(request)
     return FileBody(
-        _chunks(file), headers, OSError,
-        lambda why: log.warning("blob.download_broke_off", why=why[:200]), file.close,
+        _chunks(engine, file), headers, OSError,
+        lambda why: engine.log.warning("blob.download_broke_off", why=why[:200]), file.close,
     )  # fmt: skip
 
 
-async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
-    while chunk := await anyio.to_thread.run_sync(file.read, CHUNK_BYTES):
+async def _chunks(engine: Engine, file: BinaryIO) -> AsyncIterator[bytes]:
+    while chunk := await engine.blobs.read(file, CHUNK_BYTES):
         yield chunk
 
 

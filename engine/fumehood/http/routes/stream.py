@@ -124,7 +124,7 @@ async def follow_call(
     follow. Disconnecting never stops the call.
     """
     after = request.headers.get("last-event-id") or query.last_event_id or None
-    reader = engine.runs.follow(call_id, caller, after)
+    reader = await engine.runs.follow(call_id, caller, after)
     if request.method == "HEAD":
         reader.close()
         return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
