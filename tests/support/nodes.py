@@ -12,7 +12,7 @@ from typing import Any
 
 from fumehood.config import Config
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.cluster.model import RunEvent, RunOrder, Terms, Ticket
+from fumehood.sandbox.cluster.model import Terms, Ticket
 from fumehood.sandbox.cluster.node import MakeWall, Node, NodeHome
 from fumehood.sandbox.cluster.wall import ClusterWall, NodeGone, NodePort
 from fumehood.sandbox.settings import WallSettings
@@ -58,18 +58,8 @@ class LocalPort:
             if inspect.isawaitable(result):
                 asyncio.ensure_future(result)  # noqa: RUF006
 
-    async def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
-        stream = self.node.run(ticket, order)
-        while True:
-            try:
-                piece = await self._unless_cut(anext(stream))
-            except StopAsyncIteration:
-                return
-            yield piece
-
-    async def copy_image(self, ticket: Ticket, image: str, to: NodePort, its: Ticket) -> None:
-        assert isinstance(to, LocalPort)
-        await to.node.load_image(its, self.node.save_image(ticket, image))
+    async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
+        await to.call("write_image", its, transfer, await self.call("read_image", ticket, transfer))
 
     async def _unless_cut(self, asked: Any) -> Any:
         answer = asyncio.ensure_future(asked)

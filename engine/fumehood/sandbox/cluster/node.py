@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -18,9 +19,10 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import anyio
+import anyio.to_thread
 
 from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
@@ -48,7 +50,11 @@ REPORT_S = 1.0
 """Seconds that a report waits for a change."""
 
 PIECE_BYTES = 1 << 20
-"""Bytes of events in one piece. While as many wait to be sent, the program's stream is not read."""
+"""Bytes of events, or of an image, in one piece. While as many bytes of events wait to be fetched,
+the program's stream is not read."""
+
+MAX_IMAGE_BYTES = 16 << 30
+"""Largest image that is passed on, in bytes."""
 
 MAX_NODES = 64
 """Maximum number of nodes on one machine, each with a directory of its own."""
@@ -205,6 +211,8 @@ class Node:
         self._joined: dict[str, _Joined] = {}
         self._newest: dict[str, int] = {}
         """Owner → the highest number that was seen."""
+        self._transfers: dict[str, IO[bytes]] = {}
+        """Images on their way from or to another node."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._joining = anyio.Lock()
 
@@ -321,38 +329,64 @@ class Node:
         name = await wall.with_packages(image, packages, principal_id)
         return name, wall.lock_text(name)
 
-    async def save_image(self, ticket: Ticket, image: str) -> AsyncIterator[bytes]:
-        """Yield an image in pieces, for another node."""
-        async with self._of(ticket).wall.saved_image(image) as pieces:
-            async for piece in pieces:
-                yield piece
+    async def save_image(self, ticket: Ticket, transfer: str, image: str) -> int:
+        """Save an image for another node, in a file; return the number of its pieces."""
+        file = self._transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
+        await self._of(ticket).wall.save_image(image, file)
+        size = file.tell()
+        file.seek(0)
+        return -(-size // PIECE_BYTES)
 
-    async def load_image(self, ticket: Ticket, pieces: AsyncIterator[bytes]) -> None:
-        """Add an image that another node has saved. Raises SandboxUnavailable."""
-        await self._of(ticket).wall.load_image(pieces)
+    async def read_image(self, ticket: Ticket, transfer: str) -> bytes:
+        """Return the next piece of a saved image."""
+        self._of(ticket)
+        return await anyio.to_thread.run_sync(self._transfers[transfer].read, PIECE_BYTES)
+
+    async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> None:
+        """Add a piece to an image of another node. Raises SandboxUnavailable."""
+        self._of(ticket)
+        if transfer not in self._transfers:
+            self._transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
+        file = self._transfers[transfer]
+        if file.tell() + len(piece) > MAX_IMAGE_BYTES:
+            raise SandboxUnavailable("An image of another node is too large.", retryable=False)
+        await anyio.to_thread.run_sync(file.write, piece)
+
+    async def load_image(self, ticket: Ticket, transfer: str) -> None:
+        """Load an image whose pieces were written. Raises SandboxUnavailable."""
+        file = self._transfers[transfer]
+        file.seek(0)
+        await self._of(ticket).wall.load_image(file)
         await self.look_again(ticket)
+
+    def end_transfer(self, ticket: Ticket, transfer: str) -> None:
+        """Remove the file of an image."""
+        file = self._transfers.pop(transfer, None)
+        if file is not None:
+            file.close()
 
     # -- runs ------------------------------------------------------------------------------
 
-    async def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
-        """Run a program. Yields its events; the last one is `ending`, or `refused`."""
+    async def run(self, ticket: Ticket, order: RunOrder) -> list[RunEvent]:
+        """Run a program, and return its first events. `more` returns the next ones, until one is
+        `ending` or `refused`.
+        """
         joined = self._of(ticket)
         if order.id in joined.cancelled:
             joined.cancelled.discard(order.id)
-            yield [("ending", RunEnding(EndedBy.CANCELLED, "call"))]
-            return
+            return [("ending", RunEnding(EndedBy.CANCELLED, "call"))]
         events = Events()
-        run = _Run(asyncio.ensure_future(self._run(joined, order, events)), events)
-        joined.runs[order.id] = run
-        try:
-            while True:
-                piece = await events.next()
-                yield piece
-                if piece[-1][0] in ("ending", "refused"):
-                    return
-        finally:
-            joined.runs.pop(order.id, None)
-            run.task.cancel()
+        task = asyncio.ensure_future(self._run(joined, order, events))
+        joined.runs[order.id] = _Run(task, events)
+        return await self.more(ticket, order.id)
+
+    async def more(self, ticket: Ticket, run_id: str) -> list[RunEvent]:
+        """Wait for more events of a run."""
+        joined = self._of(ticket)
+        piece = await joined.runs[run_id].events.next()
+        if piece[-1][0] in ("ending", "refused"):
+            joined.runs.pop(run_id, None)
+        return piece
 
     def cancel(self, ticket: Ticket, run_id: str) -> None:
         """End a run; its stream ends with its ending."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fumehood.core.errors import EngineError, InternalError
-from fumehood.sandbox.cluster.model import Refused, RunEvent, RunOrder, Ticket
+from fumehood.sandbox.cluster.model import Refused, Ticket
 from fumehood.sandbox.cluster.node import Node, NodeHome
 from fumehood.sandbox.cluster.wall import NodeGone, NodePort
 from fumehood.sandbox.walls import container_wall
@@ -34,9 +33,6 @@ DIRECTORY_VARIABLE = "FUMEHOOD_NODE_HOME"
 MAX_CALLS = 10_000
 """Maximum number of calls in a node at once."""
 
-PIECES_AHEAD = 4
-"""Pieces of a stream that are sent before the first of them was read."""
-
 
 class NodeActor:
     """A node as an actor: its methods return the errors that are the engine's own as values."""
@@ -45,7 +41,6 @@ class NodeActor:
         base = os.environ.get(DIRECTORY_VARIABLE) or Path.home() / ".fumehood" / "nodes"
         make_wall = partial(container_wall, eager=True)
         self._node = Node(NodeHome(Path(base)), slots, make_wall)
-        self._loading: dict[str, asyncio.Queue[bytes | None]] = {}
 
     async def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call a method of the node."""
@@ -55,42 +50,11 @@ class NodeActor:
         except EngineError as error:
             return Refused(error)
 
-    async def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
-        """Yield the events of a run."""
-        try:
-            async for piece in self._node.run(ticket, order):
-                yield piece
-        except EngineError as error:
-            yield [("refused", error)]
-
-    async def save_image(self, ticket: Ticket, image: str) -> AsyncIterator[bytes]:
-        """Yield an image in pieces."""
-        async for piece in self._node.save_image(ticket, image):
-            yield piece
-
-    async def load_image(self, ticket: Ticket, transfer: str) -> Any:
-        """Load an image, whose pieces come by `load_piece` until an empty one."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(PIECES_AHEAD)
-        self._loading[transfer] = queue
-
-        async def pieces() -> AsyncIterator[bytes]:
-            while piece := await queue.get():
-                yield piece
-
-        try:
-            return await self._node.load_image(ticket, pieces())
-        except EngineError as error:
-            return Refused(error)
-        finally:
-            del self._loading[transfer]
-
-    async def load_piece(self, transfer: str, piece: bytes) -> bool:
-        """Add a piece. False: the image is not being loaded (any more)."""
-        queue = self._loading.get(transfer)
-        if queue is None:
-            return False
-        await queue.put(piece)
-        return True
+    async def write_image(self, ticket: Ticket, transfer: str, piece: Any) -> Any:
+        """Add a piece, which comes from its node, to an image."""
+        if isinstance(piece, Refused):
+            return piece
+        return await self.call("write_image", (ticket, transfer, piece), {})
 
 
 class RayPort:
@@ -108,36 +72,11 @@ class RayPort:
         """Call a method of the node without waiting."""
         self._actor.call.remote(method, arguments, {})
 
-    async def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
-        """Yield the events of a run."""
-        async for reference in self._stream("run", ticket, order):
-            yield await _awaited(reference)
-
-    async def copy_image(self, ticket: Ticket, image: str, to: NodePort, its: Ticket) -> None:
-        """Copy an image to another node. The pieces do not pass this process."""
+    async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
+        """Pass a piece of an image on to another node. It does not come to this process."""
         assert isinstance(to, RayPort)
-        transfer = f"{self.key}/{image}"
-        loading: Any = to._actor.load_image.remote(its, transfer)
-        async for reference in self._stream("save_image", ticket, image):
-            if not await _awaited(to._actor.load_piece.remote(transfer, reference)):
-                break
-        else:
-            await _awaited(to._actor.load_piece.remote(transfer, b""))
-        _opened(await _awaited(loading))
-
-    async def _stream(self, method: str, *arguments: Any) -> AsyncIterator[Any]:
-        called = getattr(self._actor, method).options(
-            num_returns="streaming", _generator_backpressure_num_objects=PIECES_AHEAD
-        )
-        stream = called.remote(*arguments)
-        while True:
-            try:
-                reference = await stream.__anext__()
-            except StopAsyncIteration:
-                return
-            except RayError as error:
-                raise NodeGone(first_line(error)) from None
-            yield reference
+        piece = self._actor.call.remote("read_image", (ticket, transfer), {})
+        _opened(await _awaited(to._actor.write_image.remote(its, transfer, piece)))
 
 
 async def _awaited(reference: Any) -> Any:

@@ -105,12 +105,8 @@ class NodePort(Protocol):
         """Call a method of the node, in order, without waiting for its end."""
         ...
 
-    def run(self, ticket: Ticket, order: RunOrder) -> AsyncIterator[list[RunEvent]]:
-        """Run a program there."""
-        ...
-
-    async def copy_image(self, ticket: Ticket, image: str, to: NodePort, its: Ticket) -> None:
-        """Copy an image to another node."""
+    async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
+        """Pass a piece of an image on to another node."""
         ...
 
 
@@ -756,14 +752,20 @@ class ClusterWall(HasImages):
             self._start_soon(self._copy, image, source, to)
 
     async def _copy(self, image: str, source: _Link, to: _Link) -> None:
+        transfer = secrets.token_hex(8)
         values: JsonObject = {"image": image, "from": source.placed.name, "to": to.placed.name}
         try:
-            await source.port.copy_image(source.ticket, image, to.port, to.ticket)
+            pieces = await source.port.call("save_image", source.ticket, transfer, image)
+            for _ in range(pieces):
+                await source.port.pass_piece(source.ticket, transfer, to.port, to.ticket)
+            await to.port.call("load_image", to.ticket, transfer)
             self._on_event("node.image_copied", values)
         except (NodeGone, EngineError) as error:
             self._on_event("node.image_not_copied", {**values, "why": str(error)})
             await anyio.sleep(AGAIN_S)
         finally:
+            for link in (source, to):
+                link.port.tell("end_transfer", link.ticket, transfer)
             self._syncing.discard((to.placed.id, image))
 
     # -- inside ------------------------------------------------------------------------------
@@ -946,7 +948,9 @@ class _Receiver:
 
     async def read(self) -> RunEnding:
         """Read until the ending. Raises NodeGone, or the node's refusal."""
-        async for piece in self._link.port.run(self._link.ticket, self._order):
+        port, ticket, order = self._link.port, self._link.ticket, self._order
+        piece: list[RunEvent] = await port.call("run", ticket, order)
+        while True:
             for name, *values in piece:
                 if name == "ending":
                     ending: RunEnding = values[0]
@@ -954,7 +958,7 @@ class _Receiver:
                 if name == "refused":
                     raise values[0]
                 self._pass(name, values)
-        raise NodeGone("its stream ended")
+            piece = await port.call("more", ticket, order.id)
 
     def _pass(self, name: str, values: list[Any]) -> None:
         sinks = self._sinks

@@ -22,14 +22,13 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
     suppress,
 )
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 
@@ -59,7 +58,6 @@ from fumehood.sandbox.container.supply import (
     for_callers,
     unavailable,
 )
-from fumehood.sandbox.container.transfer import load_image, saved_image
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, PackageSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -92,6 +90,9 @@ RESTART_S = 30.0
 
 RESTART_PAUSE_S = 0.1
 """Seconds between two tries to use a disk that another container still uses."""
+
+TRANSFER_S = 600.0
+"""Seconds for saving or loading an image."""
 
 NEW = ".new"
 """Ending of the name of a copy that is to replace a disk."""
@@ -234,14 +235,21 @@ class ContainerWall(HasImages):
         """Register the packages in an image's name, from their lock."""
         self._layers.add_text(image.partition(PLUS)[0], lock)
 
-    def saved_image(self, image: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Read an image from Docker in pieces, as `saved_image`."""
-        return saved_image(self._docker, self._supply.images[image])
+    async def save_image(self, image: str, file: IO[bytes]) -> None:
+        """Write an image with its tag to a file, for another Docker. Raises SandboxUnavailable."""
 
-    async def load_image(self, pieces: AsyncIterator[bytes]) -> None:
-        """Add an image to Docker, as `load_image`. Raises SandboxUnavailable."""
+        def save(client: Any) -> None:
+            tags = client.inspect_image(found.id).get("RepoTags") or [found.id]
+            file.writelines(client.get_image(tags[0]))
+
+        found = await self._find(image)
         with for_callers():
-            await load_image(self._docker, pieces)
+            await self._docker.ask(save, TRANSFER_S)
+
+    async def load_image(self, file: IO[bytes]) -> None:
+        """Add an image that was saved. Raises SandboxUnavailable."""
+        with for_callers():
+            await self._docker.ask(lambda client: list(client.load_image(file)), TRANSFER_S)
 
     async def until_host_is_known(self) -> None:
         """Query Docker, unless it was queried. Raises SandboxUnavailable."""
