@@ -10,10 +10,13 @@ FRAMEWORKS := $(VENV)/frameworks
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo test lint bench soak docker image lock clean frameworks
+.PHONY: demo cluster-demo test lint bench soak docker image lock clean frameworks
 
 demo: $(STAMP) docker
 	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
+
+cluster-demo: $(STAMP) docker
+	@PYTHONPATH=tests:. $(BIN)/python scripts/cluster_demo.py
 
 test: $(STAMP) docker
 	@scripts/test $(BIN) $(PYTEST_ARGS)

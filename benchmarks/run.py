@@ -24,6 +24,7 @@ from benchmarks.bench_budgets import budget_lines
 from benchmarks.bench_cache import cache_lines
 from benchmarks.bench_calls import call_log
 from benchmarks.bench_cli import cli_lines
+from benchmarks.bench_cluster import cluster_lines
 from benchmarks.bench_code_mode import code_mode_lines
 from benchmarks.bench_containers import container_lines, small_image_lines
 from benchmarks.bench_daemon import (
@@ -107,6 +108,7 @@ def measure() -> Iterator[Line]:
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from small_image_lines(daemon)
     yield from session_lines()
+    yield from cluster_lines()
     with run_daemon(bench_streams.SETTINGS) as daemon:
         yield from bench_streams.stream_lines(daemon)
     yield from bench_streams.open_stream_lines()

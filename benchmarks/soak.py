@@ -24,6 +24,7 @@ import psutil
 from benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
 from benchmarks.run import Footprint, footprint
 from benchmarks.soak_approvals import report_approvals
+from benchmarks.soak_cluster import report_cluster
 from benchmarks.soak_containers import report_containers
 from benchmarks.soak_crashes import report_crashes
 from benchmarks.soak_killed import report_killed
@@ -90,7 +91,7 @@ def main() -> int:
     sessions_are_sound = report_sessions(chance) & report_living(chance) & report_killed(chance)
     parts = (
         is_sound, crashes_are_sound, approvals_are_sound, containers_are_sound,
-        sessions_are_sound, report_standby(chance),
+        sessions_are_sound, report_standby(chance), report_cluster(chance),
     )  # fmt: skip
     return 0 if all(parts) else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import secrets
 import shutil
 import signal
@@ -67,6 +68,18 @@ class Cluster:
         assert process.poll() is None, self.log[before:]
         return process
 
+    def nodes_by_name(self) -> dict[str, subprocess.Popen[bytes]]:
+        """The nodes by their names. Each has locked its directory."""
+        found = {}
+        for path in sorted((self.directory / "nodes").glob("node-*/node.lock")):
+            number = path.parent.name.removeprefix("node-")
+            name = platform.node() if number == "0" else f"{platform.node()}-{number}"
+            for process in self.processes:
+                children = psutil.Process(process.pid).children(recursive=True)
+                if any(_has_open(child, path) for child in children):
+                    found[name] = process
+        return found
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """End a machine with all its processes at once."""
         with suppress(psutil.NoSuchProcess):
@@ -80,6 +93,12 @@ class Cluster:
     def close(self) -> None:
         for process in list(self.processes):
             self.kill(process)
+
+
+def _has_open(process: psutil.Process, path: Path) -> bool:
+    with suppress(psutil.Error):
+        return any(file.path == str(path) for file in process.open_files())
+    return False
 
 
 @contextmanager

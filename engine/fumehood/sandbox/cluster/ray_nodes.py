@@ -7,12 +7,14 @@ cluster asks for, because Ray reads its mode once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -103,6 +105,9 @@ def connect(address: str) -> None:
     """Connect this process to a cluster. Not to be called in the main thread, where Ray would
     replace handlers of signals.
     """
+    # It would print what nodes report into the engine's log.
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    worker.print_to_stdstream = lambda *_, **__: None
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
 
 

@@ -1,0 +1,325 @@
+"""Two engines on one state and four nodes, all of which are killed again and again.
+
+Callers run programs, with keys and in sessions, and make calls that wait for approval. Each program
+in a session appends its number to a file there, so that one that ran twice is seen. What was
+answered must be there at the end: the same answer for the same key, in the call log what the caller
+was told, every number of a successful call in its session's file, and none twice.
+
+Usage: `python -m benchmarks.soak_cluster [SECONDS]`: for an hour, a node is killed every minute and
+the active engine every five. `make soak` runs it faster: 50 nodes are killed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.bench_daemon import FUMEHOOD, SMALLEST_IMAGE, Running, run_daemon
+from fumehood.client import Client, ControlClient
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import FumehoodError
+from support.postgres import running_postgres
+from support.ray_cluster import Cluster, running_cluster
+
+NODES = 4
+SLOTS = 3
+CALLERS = 4
+KILLED_NODES = 50
+CALLS_OF_SESSION = 30
+"""Calls in one session until its caller makes another."""
+
+TAKEN_OVER_S = 5.0
+BACK_S = 60.0
+"""Seconds for all nodes to be there again at the end."""
+
+POLICY = '[[rules]]\nid = "ask"\ndecision = "ask"\ntools = ["run_restricted_python"]\n'
+
+
+@dataclass
+class Told:
+    """What callers were told."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: threading.Event = field(default_factory=threading.Event)
+    answers: dict[str, tuple[str | None, object]] = field(default_factory=dict)
+    """Key → call id and value."""
+    calls: dict[str, bool] = field(default_factory=dict)
+    """Call id → whether it was successful."""
+    written: dict[str, list[int]] = field(default_factory=dict)
+    """Session → the numbers of successful calls."""
+    tried: dict[str, list[int]] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+    codes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+class Engines:
+    """The active engine and its standby."""
+
+    def __init__(self, stack: ExitStack, root: Path, settings: dict[str, str]) -> None:
+        self._stack = stack
+        self._settings = settings
+        self.homes = [root / "a", root / "b"]
+        for home in self.homes:
+            home.mkdir(mode=0o700)
+        made = subprocess.run(
+            [str(FUMEHOOD), "approvers", "init"], check=True, capture_output=True,
+            env={**settings, "FUMEHOOD_HOME": str(self.homes[0])},
+        )  # fmt: skip
+        self.credential = made.stdout.decode().strip()
+        shutil.copy(self.homes[0] / "audit.key", self.homes[1])
+        self.active = self._started(self.homes[0])
+        self.standby = self._started(self.homes[1])
+        self.took: list[float] = []
+
+    def _started(self, home: Path) -> Running:
+        daemon = run_daemon(
+            {**self._settings, "FUMEHOOD_HOME": str(home)}, socket=home / "engine.sock"
+        )
+        return self._stack.enter_context(daemon)
+
+    @property
+    def home(self) -> Path:
+        """The state directory of the active engine."""
+        return self.active.socket.parent
+
+    def kill(self) -> None:
+        """Kill the active engine, wait for the other one, and start a new standby."""
+        dead = self.active
+        dead.process.kill()
+        killed = time.monotonic()
+        while not is_ready(self.standby.socket):
+            time.sleep(0.02)
+        self.took.append(time.monotonic() - killed)
+        self.active = self.standby
+        self.standby = self._started(dead.socket.parent)
+
+    def joined(self) -> int:
+        """The number of nodes that have joined the active engine."""
+        with (
+            suppress(FumehoodError),
+            ControlClient(self.home / "control.sock", credential=self.credential) as control,
+        ):
+            return sum(node.state == "joined" for node in control.nodes.list())
+        return 0
+
+
+def report_cluster(
+    chance: random.Random,
+    *,
+    seconds: float = 3600.0,
+    killed_nodes: int | None = KILLED_NODES,
+    node_every_s: float = 0.0,
+    engine_every_s: float = 45.0,
+) -> bool:
+    """Kill, look, and print a section of the report; whether every promise was kept. It ends after
+    so many nodes, or so many seconds.
+    """
+    begun, told, nodes_killed = time.monotonic(), Told(), 0
+    root = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    (root / "policy.toml").write_text(POLICY)
+    with running_postgres() as server, running_cluster(NODES, SLOTS) as cluster, ExitStack() as s:
+        settings = {
+            **SMALLEST_IMAGE, **cluster.environment,
+            "FUMEHOOD_STATE__URL": server.state_url(root),
+            "FUMEHOOD_FILES__URL": str(root / "files"),
+            "FUMEHOOD_CLUSTER__ADDRESS": cluster.address,
+            "FUMEHOOD_POLICY_FILE": str(root / "policy.toml"),
+        }  # fmt: skip
+        (root / "files").mkdir(mode=0o700)
+        engines = Engines(s, root, settings)
+        until(lambda: engines.joined() == NODES, BACK_S)
+        callers = [
+            threading.Thread(target=call_on, args=(engines, told, number))
+            for number in range(CALLERS)
+        ]
+        for caller in callers:
+            caller.start()
+        next_node = next_engine = time.monotonic()
+        next_engine += engine_every_s
+        while time.monotonic() - begun < seconds and nodes_killed != killed_nodes:
+            now = time.monotonic()
+            if now >= next_engine:
+                engines.kill()
+                next_engine = now + engine_every_s
+            if now >= next_node:
+                replace_node(cluster, chance)
+                nodes_killed += 1
+                next_node = now + node_every_s
+            time.sleep(chance.uniform(0.1, 1.0))
+        told.is_over.set()
+        for caller in callers:
+            caller.join()
+        until(lambda: engines.joined() == NODES, BACK_S)
+        joined = engines.joined()
+        faults = told.faults + broken(engines, told)
+        chain = subprocess.run(
+            [str(FUMEHOOD), "audit", "verify"], stdout=subprocess.DEVNULL, check=False,
+            stderr=subprocess.DEVNULL, env={**settings, "FUMEHOOD_HOME": str(engines.home)},
+        )  # fmt: skip
+    shutil.rmtree(root, ignore_errors=True)
+    took = sorted(engines.took) or [0.0]
+    print("\n## A cluster whose nodes and engines are killed\n")
+    print(
+        f"{nodes_killed} nodes and {len(engines.took)} active engines killed in "
+        f"{time.monotonic() - begun:.0f} s; {len(told.calls)} answered calls, "
+        f"{sum(told.calls.values())} of them successful, {len(told.answers)} with keys, in "
+        f"{len(told.written)} sessions; {len(told.waiting)} waiting approvals. The standby served "
+        f"after {took[len(took) // 2]:.1f} s at the median, {took[-1]:.1f} s at most. Codes: "
+        f"{', '.join(f'{code} {count}' for code, count in told.codes.most_common())}.\n"
+    )
+    verdicts = {
+        "no answer changed, none was lost, no program ran twice": not faults,
+        f"the standby served within {TAKEN_OVER_S:g} s": took[-1] <= TAKEN_OVER_S,
+        f"all {NODES} nodes were there at the end": joined == NODES,
+        "half of all calls were successful at least": sum(told.calls.values()) * 2
+        >= len(told.calls),
+        "the audit chain is intact": chain.returncode == 0,
+    }
+    for what, held in verdicts.items():
+        print(f"- {'ok' if held else 'FAILED'}: {what}")
+    for fault in faults[:10]:
+        print(f"- wrong: {fault[:300]}")
+    return all(verdicts.values())
+
+
+def replace_node(cluster: Cluster, chance: random.Random) -> None:
+    """Kill a node, and start another one in its place."""
+    cluster.kill(chance.choice([one for one in cluster.processes if one is not cluster.head]))
+    time.sleep(chance.uniform(0.0, 2.0))
+    cluster.add(SLOTS)
+
+
+def until(condition: object, seconds: float) -> None:
+    """Wait for a condition, for so long at most."""
+    last = time.monotonic() + seconds
+    while not condition() and time.monotonic() < last:  # type: ignore[operator]
+        time.sleep(0.2)
+
+
+def is_ready(socket: Path) -> bool:
+    with suppress(FumehoodError), Client(socket) as client:
+        return client.ready().status == "ready"
+    return False
+
+
+def call_on(engines: Engines, told: Told, caller: int) -> None:
+    """Make calls of all kinds on whichever engine is active, until the end."""
+    number, session = 0, None
+    while not told.is_over.is_set():
+        try:
+            with Client(engines.active.socket) as client:
+                while not told.is_over.is_set():
+                    number += 1
+                    if number % CALLS_OF_SESSION == 1 or session is None:
+                        session = client.create_session(memory_mb=128, idle_seconds=1800).id
+                    code = make_calls(client, told, f"{caller}-{number}", number, session)
+                    if code == "RESOURCE_NOT_FOUND":
+                        session = None
+                    elif code in ("DAEMON_UNAVAILABLE", "SHUTTING_DOWN"):
+                        break
+        except FumehoodError:
+            session = None
+        time.sleep(0.1)
+
+
+def make_calls(client: Client, told: Told, key: str, number: int, session: str) -> str | None:
+    """Make one call of each kind. Return the code of the last that failed."""
+    code = None
+    kept = client.call("run_python", {"code": f"{number} * 3"}, idempotency_key=key)
+    code = note(told, kept) or code
+    if kept.success:
+        with told.lock:
+            told.answers[key] = (kept.metadata.call_id, kept.data["value"])
+    program = f"open('log', 'a').write('{number}\\n')"
+    with told.lock:
+        told.tried.setdefault(session, []).append(number)
+    written = client.call("run_python", {"code": program}, session_id=session)
+    code = note(told, written) or code
+    if written.success:
+        with told.lock:
+            told.written.setdefault(session, []).append(number)
+    if number % 10 == 0:
+        asked = client.call("run_restricted_python", {"code": f"{number}"})
+        if asked.error is not None and asked.error.approval_id is not None:
+            with told.lock:
+                told.waiting.add(asked.error.approval_id)
+    return code
+
+
+def note(told: Told, answer: Envelope) -> str | None:
+    """Note what a caller was told. Return the error's code."""
+    code = answer.error.code if answer.error is not None else None
+    with told.lock:
+        told.codes[code or "OK"] += 1
+        if answer.metadata.call_id is not None and code != "DAEMON_UNAVAILABLE":
+            told.calls[answer.metadata.call_id] = answer.success
+    return code
+
+
+def broken(engines: Engines, told: Told) -> list[str]:
+    """Faults of what the active engine answers at the end."""
+    faults = []
+    with Client(engines.active.socket) as client:
+        for key, expected in told.answers.items():
+            number = int(key.partition("-")[2])
+            again = client.call("run_python", {"code": f"{number} * 3"}, idempotency_key=key)
+            found = again.metadata.call_id, again.data.get("value")
+            if found != expected or not again.metadata.idempotent_replay:
+                faults.append(f"{key}: was {expected}, is {found}: {again.error}")
+        for session, numbers in told.written.items():
+            read = client.call("run_python", {"code": "open('log').read()"}, session_id=session)
+            if not read.success:
+                continue  # it ended or was lost, as its record says
+            lines = [int(line) for line in read.data["value"].split()]
+            if len(lines) != len(set(lines)):
+                faults.append(f"{session}: a program ran twice")
+            if set(numbers) - set(lines):
+                faults.append(f"{session}: {sorted(set(numbers) - set(lines))[:5]} are missing")
+            if set(lines) - set(told.tried[session]):
+                faults.append(f"{session}: numbers that nobody sent")
+        logged, cursor = dict[str, bool](), None
+        while True:
+            page = client.calls(limit=100, cursor=cursor)
+            logged |= {one.call_id: one.code == "OK" for one in page.items}
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        # The log's row of a call that just ended may be lost with its engine.
+        different = [one for one, ok in told.calls.items() if logged.get(one, ok) != ok]
+        faults += [f"{one}: the log says the opposite of the answer" for one in different]
+        missing = sum(one not in logged for one in told.calls)
+        if missing > len(told.calls) // 10:
+            faults.append(f"{missing} of {len(told.calls)} calls are not in the log")
+        waiting: set[str] = set()
+        cursor = None
+        while True:
+            asked = client.approvals.list("pending", limit=100, cursor=cursor)
+            waiting |= {one.id for one in asked.items}
+            cursor = asked.next_cursor
+            if cursor is None:
+                break
+        faults += [f"{one} is not waiting" for one in told.waiting - waiting]
+    return faults
+
+
+def main() -> int:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 3600.0
+    held = report_cluster(
+        random.Random(1), seconds=seconds, killed_nodes=None, node_every_s=60.0,
+        engine_every_s=300.0,
+    )  # fmt: skip
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
