@@ -132,7 +132,7 @@ def test_attack_cluster_without_token_is_refused_unless_it_is_on_loopback(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray_membership, "_is_loopback", lambda address: False)
             with pytest.raises(SandboxUnavailable, match="no token authentication"):
-                membership._connect()
+                membership._checked()
         control = start_daemon(
             home, variables=open_to_all.environment, cluster__address=open_to_all.address
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
+from fumehood.core.session import SessionStatus
 from fumehood.core.status import NodeState
 from fumehood.sandbox.cluster import wall as cluster_module
 from fumehood.sandbox.cluster.model import NodeFacts, Ticket
@@ -145,7 +148,7 @@ async def test_session_continues_on_its_node_after_the_engine(members: LocalMemb
         record, home = place.stored()
     started = time.monotonic()
     async with make_cluster(members, owner=owner, epoch=2) as second:
-        home = cluster_module.replace(home, epoch=2)
+        home = replace(home, epoch=2)
         again = second.resume(record, home, lambda: None)
         await joined(second, 2)
         await wait_until(lambda: home.node in second._links)
@@ -175,6 +178,47 @@ async def test_session_waits_for_its_node_and_goes_on_when_it_is_back(
         assert (place.lost, lost) == (None, [])
         place.end("the test is over")
         await place.until_gone()
+
+
+@pytest.mark.needs("root")
+async def test_disk_and_its_copies_stay_on_their_node_while_they_are_needed(
+    members: LocalMembership, tmp_path: Path
+) -> None:
+    port = members.add()
+    needed = {"snap_1"}
+    session, other = f"sess_{secrets.token_hex(8)}", f"sess_{secrets.token_hex(8)}"
+    async with make_cluster(members) as wall:
+        wall.spare_copies(lambda: needed)
+        await joined(wall, 1)
+        place = await wall.hold(
+            TrustDomain("uid:1", None, session), image="python-data", memory_mb=MEMORY_MB,
+            disk_mb=64, on_lost=lambda: None,
+        )  # fmt: skip
+        await run_in(place, "open('f', 'w').write('first')")
+        for copy in ("snap_1", "snap_2"):
+            async with place.copy_disk(copy) as size:
+                assert size > 0
+        await run_in(place, "open('f', 'w').write('second')")
+        disks = next((tmp_path / "nodes").glob("node-0/*/disks"))
+        await wait_until(lambda: not (disks / "snap_2").exists())
+        await members.remove(port)
+        await wait_until(lambda: NodeState.GONE in states(wall).values())
+        members.add()
+        await joined(wall, 1)
+        assert await run_in(place, "open('f').read()") == "second"
+        await place.restore("snap_1")
+        assert await run_in(place, "open('f').read()") == "first"
+        record, home = place.stored()
+        async with wall.fork("snap_1", other, home) as name:
+            pass
+        forked = record.model_copy(update={"id": other, "state": SessionStatus.STOPPED})
+        fork = wall.resume(forked, replace(home, container=name, epoch=1), lambda: None)
+        assert await run_in(fork, "open('f').read()") == "first"
+        needed.clear()
+        for one in (place, fork):
+            one.end("the test is over")
+            await one.until_gone()
+        await wait_until(lambda: list(disks.iterdir()) == [])
 
 
 async def test_session_of_a_node_that_stays_away_is_lost_with_the_nodes_name(
@@ -262,7 +306,7 @@ async def test_unfit_node_is_refused_by_name(
     honest = await port.node.facts()
 
     async def lie() -> NodeFacts:
-        return cluster_module.replace(honest, **facts)
+        return replace(honest, **facts)
 
     port.node.facts = lie  # type: ignore[method-assign]
     async with make_cluster(members) as wall:

@@ -102,7 +102,7 @@ class LocalMembership:
     async def ports(self) -> Sequence[NodePort]:
         return list(self.found)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         pass
 
 

@@ -14,8 +14,8 @@ import platform
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -460,15 +460,16 @@ class Node:
             held.end(why)
 
     async def copy_disk(self, ticket: Ticket, session_id: str, copy: str) -> int:
-        """Copy a session's disk; the copy stays until `drop_copy`. Returns its bytes."""
+        """Copy a session's disk; the copy stays until `keep_copies` leaves it out."""
         held = self._held(ticket, session_id)
-        async with self._copied(ticket, copy), held.copy_disk(copy) as size:
+        self._of(ticket).copies.add(copy)
+        async with held.copy_disk(copy) as size:
             return size
 
-    async def drop_copy(self, ticket: Ticket, copy: str) -> None:
-        """Remove a copy of a disk, soon."""
+    def keep_copies(self, ticket: Ticket, copies: frozenset[str]) -> None:
+        """Remove all copies of disks but these, soon."""
         joined = self._of(ticket)
-        joined.copies.discard(copy)
+        joined.copies = set(copies)
         joined.wall.sweep_soon()
 
     async def fork(self, ticket: Ticket, copy: str, session_id: str, home: SessionHome) -> str:
@@ -479,17 +480,6 @@ class Node:
     async def unfork(self, ticket: Ticket, name: str) -> None:
         """Remove the disk of a fork that was not made."""
         self._of(ticket).wall.drop_disk(name)
-
-    @asynccontextmanager
-    async def _copied(self, ticket: Ticket, copy: str) -> AsyncIterator[None]:
-        joined = self._of(ticket)
-        joined.copies.add(copy)
-        try:
-            yield
-        except BaseException:
-            joined.copies.discard(copy)
-            joined.wall.sweep_soon()
-            raise
 
     # -- inside ----------------------------------------------------------------------------
 

@@ -7,19 +7,28 @@ them, so a cluster that others can reach without a token is refused.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
+import pickle
+import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from fumehood.core.errors import EngineError, SandboxUnavailable
-from fumehood.sandbox.bounded_threads import BoundedThreads
-from fumehood.sandbox.cluster.wall import NodePort
+import anyio
+import anyio.to_thread
+
+from fumehood.core.errors import InternalError, SandboxUnavailable
+from fumehood.sandbox.cluster.model import Refused, Ticket
+from fumehood.sandbox.cluster.wall import NodeGone, NodePort
+
+HEADER = struct.Struct("!QI")
+"""A message's number and length. A request's number is that of its answer."""
 
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Below the home directory: the cluster's token. *Source*: Ray, "Token authentication"."""
@@ -28,25 +37,70 @@ PROBE_S = 20.0
 """Seconds to find out whether the cluster asks for a token."""
 
 CONNECT_S = 60.0
-"""Seconds to connect to the cluster, and for it to answer; Ray itself tries for 40."""
+"""Seconds to connect to the cluster, and for it to answer."""
+
+
+class RayPort:
+    """A node behind its actor. `key` is Ray's id of its machine in this life of it."""
+
+    def __init__(self, membership: RayMembership, key: str) -> None:
+        self.key = key
+        self._membership = membership
+
+    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the node. Raises NodeGone, or the node's own error."""
+        asked = pickle.dumps((method, arguments, options))
+        return _opened(await self._membership.ask("call", self.key, asked))
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of the node without waiting."""
+        self._membership.send("call", self.key, pickle.dumps((method, arguments, {})))
+
+    async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
+        """Pass a piece of an image on to another node. It does not come to this process."""
+        asked = pickle.dumps(("read_image", (ticket, transfer), {}))
+        passed = self._membership.ask("pass_piece", self.key, asked, to.key, its, transfer)
+        _opened(await passed)
+
+
+def _opened(result: bytes) -> Any:
+    answer = pickle.loads(result)  # noqa: S301 - from a node
+    if isinstance(answer, Refused):
+        raise answer.error
+    return answer
 
 
 class RayMembership:
-    """The nodes of a Ray cluster."""
+    """The nodes of a Ray cluster, reached through a process of its own (`ray_bridge`)."""
 
     def __init__(self, address: str, *, allow_unauthenticated: bool) -> None:
         self._address = address
         self._allow_unauthenticated = allow_unauthenticated
-        self._threads = BoundedThreads(2, "ray")
         self._ports: dict[str, NodePort] = {}
-        self._ray: ModuleType | None = None
-        """`ray_nodes`, once it is connected."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._numbers = 0
+        self._asked: dict[int, asyncio.Future[Any]] = {}
 
     async def open(self) -> None:
-        """Connect to the cluster. Raises SandboxUnavailable."""
-        self._ray = await self._in_thread(self._connect)
+        """Connect to the cluster, unless it is connected. Raises SandboxUnavailable."""
+        if self._writer is not None:
+            return
+        address, mode = await anyio.to_thread.run_sync(self._checked, abandon_on_cancel=True)
+        await self.close()
+        own, its = socket.socketpair()
+        with its:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-m", "fumehood.sandbox.cluster.ray_bridge", address,
+                env=_environment(mode), stdin=its.fileno(), stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_connection(sock=own)
+        self._reading = asyncio.ensure_future(self._read(reader))
 
-    def _connect(self) -> ModuleType:
+    def _checked(self) -> tuple[str, str]:
+        """Return the address of the cluster's head, and Ray's mode. Raises SandboxUnavailable."""
         address, asks = _probed(self._address, mode="disabled")
         if asks and not (has_token() and not _probed(self._address, mode="token")[1]):
             raise SandboxUnavailable(
@@ -59,37 +113,82 @@ class RayMembership:
                 "on every node. Start all of it with RAY_AUTH_MODE=token, or set "
                 "cluster.allow_unauthenticated"
             )
-        os.environ["RAY_AUTH_MODE"] = "token" if asks else "disabled"
-        # Its own log would go into the engine's standard error.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        from fumehood.sandbox.cluster import ray_nodes
-
-        ray_nodes.connect(address)
-        return ray_nodes
+        return address, "token" if asks else "disabled"
 
     async def ports(self) -> Sequence[NodePort]:
         """Return the machines of the cluster that are nodes. Starts their actors."""
-        assert self._ray is not None
-        alive = await self._in_thread(self._ray.machines)
-        for key in self._ports.keys() - alive.keys():
-            del self._ports[key]
-        for key in alive.keys() - self._ports.keys():
-            self._ports[key] = await self._in_thread(self._ray.port_to, key, alive[key])
+        try:
+            with anyio.fail_after(CONNECT_S):
+                alive = await self.ask("machines")
+        except (TimeoutError, NodeGone) as error:
+            await self.close()
+            raise SandboxUnavailable(f"Ray's cluster does not answer: {error}") from None
+        self._ports = {key: self._ports.get(key) or RayPort(self, key) for key in alive}
         return list(self._ports.values())
 
-    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return await self._threads.run(partial(work, *arguments), CONNECT_S)
-        except EngineError:
-            raise
-        except Exception as error:  # what Ray raises here is not documented
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise SandboxUnavailable(f"Ray's cluster does not answer: {why}") from None
+    def send(self, *request: Any, number: int = 0) -> None:
+        """Send a request; nothing happens if it cannot be sent. 0: its result is dropped."""
+        if self._writer is not None:
+            body = pickle.dumps(request)
+            self._writer.write(HEADER.pack(number, len(body)) + body)
 
-    def close(self) -> None:
+    async def ask(self, *request: Any) -> Any:
+        """Send a request, and return its result. Raises NodeGone or InternalError."""
+        if self._writer is None:
+            raise NodeGone("Ray's cluster is not connected")
+        self._numbers += 1
+        number, answer = self._numbers, asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self.send(*request, number=number)
+            kind, result = await answer
+        finally:
+            self._asked.pop(number, None)
+        if kind == "gone":
+            raise NodeGone(result)
+        if kind == "failed":
+            raise InternalError(f"A node failed: {result}")
+        return result
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Receive answers until the process ends."""
+        try:
+            while True:
+                number, length = HEADER.unpack(await reader.readexactly(HEADER.size))
+                answer = pickle.loads(await reader.readexactly(length))  # noqa: S301 - our process
+                if number in self._asked and not self._asked[number].done():
+                    self._asked[number].set_result(answer)
+        except (asyncio.IncompleteReadError, OSError):
+            self._end()
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result(("gone", "Ray's process has ended"))
+
+    async def close(self) -> None:
         """Disconnect; the nodes stay."""
-        if self._ray is not None:
-            self._ray.disconnect()
+        self._end()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+
+def _environment(mode: str) -> dict[str, str]:
+    """Return what Ray needs of the environment, which may hold secrets of the engine."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("RAY_") or name in ("HOME", "LANG", "PATH", "TMPDIR")
+    }
+    return {**kept, "RAY_AUTH_MODE": mode, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def has_token() -> bool:
@@ -123,7 +222,7 @@ def _probed(address: str, *, mode: str) -> tuple[str, bool]:
     try:
         probe = subprocess.run(  # noqa: S603 - the address was checked
             [sys.executable, "-I", "-c", _PROBE, address],
-            env={**os.environ, "RAY_AUTH_MODE": mode}, stdin=subprocess.DEVNULL,
+            env=_environment(mode), stdin=subprocess.DEVNULL,
             capture_output=True, timeout=PROBE_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

@@ -62,6 +62,9 @@ AGAIN_S = 5.0
 FIRST_JOIN_S = 15.0
 """Seconds from the start for which calls wait for a node to join."""
 
+RESUME_S = 10.0
+"""Seconds to wait until a node that has joined takes a session over."""
+
 SILENT_S = 10.0
 """Seconds without a report after which a node counts as lost."""
 
@@ -114,7 +117,7 @@ class Membership(Protocol):
     """Knows which nodes there are."""
 
     async def open(self) -> None:
-        """Connect. Raises SandboxUnavailable."""
+        """Connect, unless it is connected. Raises SandboxUnavailable."""
         ...
 
     async def ports(self) -> Sequence[NodePort]:
@@ -123,7 +126,7 @@ class Membership(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Disconnect."""
         ...
 
@@ -197,6 +200,8 @@ class ClusterWall(HasImages):
         self._awaited: set[str] = set()
         """Ids of the nodes with sessions of an earlier engine."""
         self._copies: Callable[[], Iterable[str]] = tuple
+        self._copying: set[str] = set()
+        """Copies of disks that are being made."""
         self._locks: OrderedDict[str, str] = OrderedDict()
         """Image name with packages → their lock."""
         self._away: str | None = None
@@ -221,7 +226,8 @@ class ClusterWall(HasImages):
                 for link in self._links.values():
                     group.start_soon(self._quietly, link.port.call("leave", link.ticket))
         await self._stack.aclose()
-        self._membership.close()
+        with anyio.CancelScope(shield=True):
+            await self._membership.close()
 
     # -- for the operator --------------------------------------------------------------------
 
@@ -321,7 +327,7 @@ class ClusterWall(HasImages):
                 retryable=False,
             )
         found = self._images().get(name)
-        if found is None and self._links:
+        if found is None and self._links and not self._is_hopeful:
             raise _image_missing(name)
         if found is not None and language not in found.languages:
             raise SandboxUnavailable(
@@ -407,7 +413,7 @@ class ClusterWall(HasImages):
         link = self._links.get(node_id)
         name = self._names.get(node_id)
         if link is None:  # so it certainly has not begun
-            raise try_later(f"The node {name} was lost before the run began. Repeat the call.")
+            raise self._unreachable(node_id)
         wants = {one for one in ("progress", "files", "output", "call") if getattr(sinks, one)}
         order = replace(
             order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live
@@ -465,6 +471,7 @@ class ClusterWall(HasImages):
             languages=state.languages, state=SessionStatus.ACTIVE,
         )  # fmt: skip
         held = RemoteContainer(self, link.placed.id, record, FIRST_EPOCH, state, on_lost)
+        held.is_known.set()
         self._held[session_id] = held
         return held
 
@@ -487,13 +494,24 @@ class ClusterWall(HasImages):
         """Keep the copies of disks that `copies` returns."""
         self._copies = copies
 
+    @property
+    def _needed(self) -> frozenset[str]:
+        return frozenset(self._copies()) | self._copying
+
     def sweep_soon(self) -> None:
         """Let the nodes remove copies that are not needed any more."""
-        needed = set(self._copies())
-        for held in self._held.values():
-            for copy in held.copies - needed:
-                held.copies.discard(copy)
-                self.tell(held.node, "drop_copy", copy)
+        for node_id in self._links:
+            self.tell(node_id, "keep_copies", self._needed)
+
+    @asynccontextmanager
+    async def copied(self, copy: str) -> AsyncIterator[None]:
+        """Keep a copy during the block, and after it if it is needed."""
+        self._copying.add(copy)
+        try:
+            yield
+        finally:
+            self._copying.discard(copy)
+            self.sweep_soon()
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
@@ -521,7 +539,6 @@ class ClusterWall(HasImages):
             record.state is SessionStatus.STOPPED,
         )
         held = RemoteContainer(self, home.node, record, home.epoch, state, on_lost)
-        held.copies.update(one.id for one in record.snapshots)
         self._held[record.id] = held
         link = self._links.get(home.node)
         if link is not None:
@@ -536,8 +553,7 @@ class ClusterWall(HasImages):
         self._held.pop(held.session_id, None)
         for link in self._links.values():
             link.promised_mb.pop(held.session_id, None)
-        for copy in held.copies - set(self._copies()):
-            self.tell(held.node, "drop_copy", copy)
+        self.sweep_soon()
 
     def count(self, held: RemoteContainer) -> None:
         """Count what a session is promised of its node's memory."""
@@ -549,12 +565,29 @@ class ClusterWall(HasImages):
         else:
             link.promised_mb[held.session_id] = held.record.memory_mb
 
+    async def until_known(self, held: RemoteContainer) -> None:
+        """Wait a bounded time until its node has taken it over.
+
+        Raises:
+            SandboxUnavailable: the node cannot be reached, or takes too long.
+        """
+        if held.is_known.is_set():
+            return
+        if held.node in self._links:
+            with anyio.move_on_after(RESUME_S):
+                await held.is_known.wait()
+                return
+        raise self._unreachable(held.node)
+
+    def _unreachable(self, node_id: str) -> SandboxUnavailable:
+        name = self._names.get(node_id, "of the session")
+        return try_later(f"The node {name} cannot be reached. Repeat the call later.")
+
     async def ask(self, node_id: str, method: str, *arguments: Any) -> Any:
         """Call a method of a node. Raises SandboxUnavailable if it cannot be reached."""
         link = self._links.get(node_id)
         if link is None:
-            name = self._names.get(node_id, "of the session")
-            raise try_later(f"The node {name} cannot be reached. Repeat the call later.")
+            raise self._unreachable(node_id)
         return await self._ask(link, method, *arguments)
 
     def tell(self, node_id: str, method: str, *arguments: Any) -> None:
@@ -578,13 +611,10 @@ class ClusterWall(HasImages):
         """Join the nodes that come, until the engine stops."""
         await anyio.lowlevel.checkpoint()  # sessions are resumed first
         known: set[str] = set()
-        is_open = False
         assert self._group is not None
         while True:
             try:
-                if not is_open:
-                    await self._membership.open()
-                    is_open = True
+                await self._membership.open()
                 ports = await self._membership.ports()
                 self._away = None
             except SandboxUnavailable as error:
@@ -633,11 +663,8 @@ class ClusterWall(HasImages):
         join = self._joins[node_id] = self._joins.get(node_id, 0) + 1
         ticket = Ticket(self._owner, self._epoch * JOINS + join)
         mine = [one for one in self._held.values() if one.node == node_id and one.lost is None]
-        needed = set(self._copies())
         terms = replace(
-            self._terms,
-            sessions=tuple(one.stored() for one in mine),
-            copies=frozenset(copy for one in mine for copy in one.copies) & needed,
+            self._terms, sessions=tuple(one.stored() for one in mine), copies=self._needed
         )
         await port.call("join", ticket, terms)
         link = _Link(port, ticket, PlacedNode(node_id, name, slots, {}, is_open=False))
@@ -650,6 +677,7 @@ class ClusterWall(HasImages):
     async def _resume(self, link: _Link, held: RemoteContainer) -> None:
         record, home = held.stored(self._joins[link.placed.id])
         held.apply(await self._ask(link, "resume", record, home))
+        held.is_known.set()
         self.count(held)
 
     async def _follow_reports(self, link: _Link) -> None:
@@ -697,6 +725,9 @@ class ClusterWall(HasImages):
         del self._links[node_id]
         link.gone.set()
         self._placer.drop(node_id)
+        for held in self._held.values():
+            if held.node == node_id:
+                held.is_known.clear()
         for other in self._links.values():
             self._place(other)  # what was the newest image may be gone with it
         if self._group is not None:
@@ -830,11 +861,11 @@ class RemoteContainer:
         self.node = node
         self.record = record
         self.session_id = record.id
-        self.copies: set[str] = set()
-        """Copies of its disk on the node."""
         self._epoch = epoch
         self._state = state
         self._on_lost = on_lost
+        self.is_known = asyncio.Event()
+        """Set while its node knows it."""
 
     @property
     def name(self) -> str:
@@ -903,18 +934,16 @@ class RemoteContainer:
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        size: int = await self._wall.ask(self.node, "copy_disk", self.session_id, copy)
-        self.copies.add(copy)
-        try:
-            yield size
-        finally:
-            self._wall.sweep_soon()
+        async with self._wall.copied(copy):
+            await self._wall.until_known(self)
+            yield await self._wall.ask(self.node, "copy_disk", self.session_id, copy)
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
         if self.lost is not None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
+        await self._wall.until_known(self)
         domain = TrustDomain("", None, self.session_id)
         order = RunOrder("", program, arguments, limits, domain, session_id=self.session_id)
         return await self._wall.run(self.node, order, sinks)
@@ -930,6 +959,7 @@ class RemoteContainer:
             await self._wall.ask(self.node, "in_session", self.session_id, "until_gone")
 
     async def _do(self, operation: str, *arguments: Any) -> Any:
+        await self._wall.until_known(self)
         asked = self._wall.ask(self.node, "in_session", self.session_id, operation, *arguments)
         result, state = await asked
         self.apply(state)

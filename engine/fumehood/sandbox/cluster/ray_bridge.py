@@ -1,0 +1,108 @@
+"""The process between an engine and Ray.
+
+Ray ends its process when it loses the cluster's head for a minute, so it has one of its own, which
+the engine starts again. It gets requests on its standard input, a socket, and answers there; the
+bytes of calls and results pass through unread. It ends when the engine closes the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Awaitable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from fumehood.sandbox.cluster.ray_membership import HEADER
+from fumehood.sandbox.cluster.ray_nodes import NAMESPACE, actor_of, machines
+
+
+class Bridge:
+    """The actors by the ids of their machines."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._actors: dict[str, Any] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, number: int, request: bytes) -> None:
+        """Begin with a request: at once, so that calls of a node stay in order."""
+        name, *arguments = pickle.loads(request)  # noqa: S301 - from the engine
+        asked: Awaitable[Any]
+        try:
+            asked = getattr(self, name)(*arguments)
+        except (RayError, KeyError) as error:
+            self._answer(number, ("gone", _in_words(error)))
+            return
+        task = asyncio.ensure_future(self._finish(number, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, number: int, asked: Awaitable[Any]) -> None:
+        try:
+            answer = ("ok", await asked)
+        except RayError as error:
+            answer = ("gone", _in_words(error))
+        except Exception as error:  # what Ray raises is not documented
+            answer = ("failed", _in_words(error))
+        if number:
+            self._answer(number, answer)
+
+    def _answer(self, number: int, answer: tuple[str, Any]) -> None:
+        body = pickle.dumps(answer)
+        self._writer.write(HEADER.pack(number, len(body)) + body)
+
+    # -- requests --------------------------------------------------------------------------
+
+    def call(self, key: str, asked: bytes) -> Any:
+        """Call a node."""
+        return self._actors[key].call.remote(asked)
+
+    def pass_piece(self, key: str, asked: bytes, to: str, its: Any, transfer: str) -> Any:
+        """Pass the result of a call on to another node. It does not come here."""
+        piece = self._actors[key].call.remote(asked)
+        return self._actors[to].write_image.remote(its, transfer, piece)
+
+    async def machines(self) -> list[str]:
+        """Return the machines that are nodes, and start their actors."""
+        alive = await asyncio.to_thread(machines)
+        for key in self._actors.keys() - alive.keys():
+            del self._actors[key]
+        for key in alive.keys() - self._actors.keys():
+            self._actors[key] = await asyncio.to_thread(actor_of, key, alive[key])
+        return list(alive)
+
+
+def _in_words(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+async def _serve(connection: socket.socket, address: str) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+    await asyncio.to_thread(
+        lambda: ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False
+        )
+    )
+    bridge = Bridge(writer)
+    try:
+        while True:
+            number, length = HEADER.unpack(await reader.readexactly(HEADER.size))
+            bridge.begin(number, await reader.readexactly(length))
+            await writer.drain()
+    except (asyncio.IncompleteReadError, OSError):
+        os._exit(0)  # the engine is gone; Ray's own end may take seconds
+
+
+def main() -> None:
+    connection = socket.socket(fileno=os.dup(0))
+    asyncio.run(_serve(connection, sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
