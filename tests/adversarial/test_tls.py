@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 
 from conftest import StartDaemon, make_first_approver
+from fumehood.client import AsyncClient, Client
 from fumehood.config import TlsSettings
+from fumehood.core.errors import FumehoodError
 from fumehood.core.fair_share import FairShare
 from fumehood.http.listen import CountingListener
 from fumehood.http.peer import LOOK_S, MAX_CONNECTIONS
@@ -109,6 +111,25 @@ def test_twin_request_with_a_token_is_answered_under_every_name_of_the_server(si
     for host in (NAME, "10.1.2.3:8443"):
         status, answer = site.ask(CALL, {"authorization": f"Bearer {site.token}", "host": host})
         assert (status, answer["data"]["value"]) == (200, 42)
+
+
+@pytest.mark.anyio
+async def test_clients_reach_the_engine_over_tls_only_if_they_trust_its_certificate(
+    tls: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"https://localhost:{tls.port}"
+    with Client(address, credential=tls.token) as stranger:
+        with pytest.raises(FumehoodError, match="No engine answers on https://localhost"):
+            stranger.tools()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.certificate))
+    with Client(address, credential=tls.token) as client:
+        assert client.call("calculator", {"expression": "6 * 7"}).data["value"] == 42
+        assert "calculator" in {tool.name for tool in client.tools()}
+    async with AsyncClient(address, credential=tls.token) as client:
+        assert (await client.call("calculator", {"expression": "6 * 7"})).success
+    for wrong, credential in ((address, None), (address.replace("https", "http"), tls.token)):
+        with pytest.raises(ValueError, match="needs a token|begins with https"):
+            Client(wrong, credential=credential)
 
 
 def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls: Site) -> None:

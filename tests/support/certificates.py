@@ -11,7 +11,7 @@ def make_certificate(file: Path, name: str = "localhost") -> Path:
     key = file.with_suffix(".key")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
+         "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name},DNS:localhost",
          "-keyout", str(key), "-out", str(file)],
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip

@@ -43,7 +43,7 @@ from fumehood.client.exchange import (
     Write,
     answer_without_events,
     follow_request,
-    found_socket,
+    place_of,
 )
 from fumehood.client.files import (
     Source,
@@ -97,15 +97,17 @@ class AsyncBaseClient(AsyncCommonOperations):
     ) -> None:
         """Make a client. Nothing is sent yet.
 
-        The default `socket_path` is that of the command line. `credential` is a token, or on the
+        The default `socket_path` is that of the command line; it can also be the address of an
+        engine on another machine, `https://HOST:PORT`, whose certificate is checked against the
+        system's authorities or those in `SSL_CERT_FILE`. `credential` is a token, or on the
         control socket an approver's credential. The client waits for an answer as long as the
         engine may work on it, and `grace_s` more.
 
         Raises:
-            ValueError: the credential or a time is invalid.
+            ValueError: the address, the credential or a time is invalid.
             ConfigError: no path is given, and the configuration is wrong.
         """
-        path = found_socket(control=self._is_control) if socket_path is None else Path(socket_path)
+        path = place_of(socket_path, control=self._is_control)
         endpoint = Endpoint(path, credential, connect_timeout_s, grace_s)
         self._transport = AsyncTransport(endpoint)
 

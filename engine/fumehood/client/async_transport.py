@@ -1,4 +1,4 @@
-"""`AsyncTransport`: sends an `ApiRequest` over one Unix socket and returns its answer.
+"""`AsyncTransport`: sends an `ApiRequest` over one Unix socket, or TLS, and returns its answer.
 
 Client side. Connections are kept and reused; the daemon may have closed one meanwhile. Invariant:
 a request is sent a second time only if `may_send_again` allows it, and never a third time; a
@@ -36,6 +36,10 @@ class AsyncTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        if isinstance(endpoint.path, str):
+            trusted = ssl.create_default_context()
+            self._http = httpx2.AsyncClient(verify=trusted, base_url=endpoint.path)
+            return
         # A Unix socket has no TLS: reading the host's certificate authorities would take 22 ms.
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         transport = httpx2.AsyncHTTPTransport(uds=str(endpoint.path), verify=no_tls)

@@ -51,9 +51,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A socket, the credential to send there, and how long to wait."""
+    """A socket, or the address of an engine on another machine, `https://HOST:PORT`; the credential
+    to send there, and how long to wait.
+    """
 
-    path: Path
+    path: Path | str
     credential: str | None = field(repr=False)
     connect_timeout_s: float
     grace_s: float
@@ -61,6 +63,8 @@ class Endpoint:
     def __post_init__(self) -> None:
         """Refuse credentials that cannot be sent, and times that are not positive and finite."""
         credential = self.credential
+        if isinstance(self.path, str) and credential is None:
+            raise ValueError("An engine on another machine needs a token as credential.")
         if credential is not None and not (
             credential.strip() and credential.isascii() and credential.isprintable()
         ):
@@ -88,6 +92,22 @@ class Endpoint:
     def timeout(self, request: ApiRequest[Any]) -> httpx2.Timeout:
         """Return the time limits for the connection and for the answer."""
         return httpx2.Timeout(request.work_s + self.grace_s, connect=self.connect_timeout_s)
+
+
+def place_of(given: Path | str | None, *, control: bool) -> Path | str:
+    """Return the socket that was given or is configured, or the address of another machine.
+
+    Raises:
+        ValueError: it is an address without TLS.
+        ConfigError: nothing was given, and the configuration is wrong.
+    """
+    if given is None:
+        return found_socket(control=control)
+    if isinstance(given, str) and "://" in given:
+        if not given.startswith("https://"):
+            raise ValueError("The address of an engine on another machine begins with https://.")
+        return given
+    return Path(given)
 
 
 def found_socket(*, control: bool) -> Path:
@@ -247,7 +267,7 @@ def read_answer(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:
         raise no_engine(request, endpoint.path) from None
 
 
-def no_engine(request: ApiRequest[Any], path: Path) -> DaemonUnavailable:
+def no_engine(request: ApiRequest[Any], path: Path | str) -> DaemonUnavailable:
     """Make the error for an answer that is not an engine's."""
     return DaemonUnavailable(
         f"The server on {path} is not a fumehood engine of this version.",
@@ -265,7 +285,7 @@ def unavailable(
 
 
 def no_answer(
-    request: ApiRequest[Any], path: Path, error: Exception, *, was_sent: bool = True
+    request: ApiRequest[Any], path: Path | str, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
     """Make the error for a connection without an answer."""
     may_have_acted = was_sent and request.method not in CHANGES_NOTHING
@@ -277,7 +297,9 @@ def no_answer(
     )
 
 
-def not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
+def not_reached(path: Path | str, error: BaseException) -> DaemonUnavailable:
+    if isinstance(path, str):
+        return DaemonUnavailable(f"No engine answers on {path}: {error}.")
     if _is_forbidden(error):
         return DaemonUnavailable(
             f"Permission denied: {path}. If the engine is a service, your user must be "
