@@ -167,29 +167,37 @@ class FairQueue(Generic[W]):
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, request: W) -> bool:
-        """Add a request after the others of its domain; False if too many wait already."""
+        """Add a request after the others of its domain; False if too many wait already.
+
+        No principal has more requests in the queue than there are places left, so a principal that
+        has none always finds one, however many others repeat their calls.
+        """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
-        if len(mine) >= MAX_WAITING // 4 or self._places.take(principal_id) is not None:
+        left = MAX_WAITING - self._places.total
+        if len(mine) >= MAX_WAITING // 4 or self._places.of(principal_id) >= left:
             return False
+        self._places.add(principal_id)
         mine.append(request)
         domains.setdefault(request.domain, mine)
         self._principals.setdefault(principal_id, domains)
         return True
 
-    def leave(self, request: W) -> None:
-        """Remove a request. Does nothing if it is not queued."""
+    def leave(self, request: W) -> bool:
+        """Remove a request. False if it is not queued."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
-        if request in mine:
-            mine.remove(request)
-            self._places.give_back(principal_id)
-            if not mine:
-                del domains[request.domain]
-            if not domains:
-                del self._principals[principal_id]
+        if request not in mine:
+            return False
+        mine.remove(request)
+        self._places.give_back(principal_id)
+        if not mine:
+            del domains[request.domain]
+        if not domains:
+            del self._principals[principal_id]
+        return True
 
     def pass_on(self, request: W) -> None:
         """Move the request's principal and domain to the end of the turn order."""

@@ -13,8 +13,9 @@ import pytest
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
+from fumehood.sandbox.container.pool import FairQueue, Kind, Pool, PoolEntry, PoolRequest
 from fumehood.sandbox.settings import ContainerSettings
+from fumehood.sandbox.wall import MAX_WAITING
 from support.fake_containers import FakeContainer, FakeMaker, Holder
 from support.wait import DEADLINE_S, settle
 
@@ -311,3 +312,18 @@ async def test_ended_container_cannot_be_handed_to_a_holder() -> None:
         await settle()
         assert holder.heard == []
         assert made.maker.removed == [place.container.name]
+
+
+def test_caller_finds_a_place_in_the_queue_however_many_calls_of_others_wait() -> None:
+    queue: FairQueue[PoolRequest] = FairQueue()
+
+    def join(principal_id: str, agent_id: str) -> bool:
+        loop_free: Any = None  # nobody waits for what is granted
+        domain = TrustDomain(principal_id, agent_id)
+        return queue.join(PoolRequest(domain, Kind("python", 512), False, loop_free))
+
+    counts = [sum(join("a", f"{n % 8}") for n in range(MAX_WAITING))]
+    counts += [sum(join(who, f"{n % 8}") for n in range(MAX_WAITING)) for who in "bcd"]
+    assert counts[0] == MAX_WAITING // 2
+    assert all(counts)
+    assert join("e", "0")
