@@ -701,8 +701,8 @@ class ClusterWall(HasImages):
     def _place(self, link: _Link) -> None:
         """Let calls be placed on a node as its report says."""
         report, placed = link.report, link.placed
-        if report is None:
-            return
+        if report is None or self._links.get(placed.id) is not link:
+            return  # a late report, of a node that is lost or has joined again
         newest = self._images()
         placed.images = {
             name: image.id
