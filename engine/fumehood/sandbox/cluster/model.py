@@ -94,6 +94,8 @@ class NodeReport:
     """Containers by state."""
     others: int
     """Slots that other engines use."""
+    engines: int
+    """The number of engines that have joined it."""
     changed: dict[str, HeldState]
     """Session id → state, of those that changed since the report that the engine has."""
 

@@ -294,6 +294,7 @@ class Node:
             warm=dict(wall.warm),
             counts=wall.counts,
             others=sum(len(one.runs) for one in others),
+            engines=len(others) + 1,
             changed={one: _state_of(joined.held[one]) for one in changed if one in joined.held},
         )
 

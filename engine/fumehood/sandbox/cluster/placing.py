@@ -2,9 +2,10 @@
 
 Host side, pure; `wall` drives it, and `benchmarks/simulate.py` with simulated nodes. Invariants: a
 node never has more calls at once than free slots; turns are those of the container pool's queue;
-no principal has more than three quarters of all slots, rounded up. The cost of a decision grows
-with the logarithm of the number of nodes, and a call that cannot be placed costs the others
-nothing: an engine decides hundreds of times a second, while thousands of calls may wait.
+no principal has more than three quarters of all slots, rounded up; an engine with more than its
+part of shared nodes leaves some slots to the others. The cost of a decision grows with the
+logarithm of the number of nodes, and a call that cannot be placed costs the others nothing: an
+engine decides hundreds of times a second, while thousands of calls may wait.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ MAX_COMPARED = 16
 DRAWN = 3
 """Number of nodes that are drawn to choose from, if other engines use them."""
 
+RESERVED = 16
+"""An engine with more than its part of shared nodes leaves one slot in so many unused. Fewer slots
+are not divided: one of two would be half of everything."""
+
 MAX_REMEMBERED = 100_000
 """Maximum number of containers that are remembered to be idle."""
 
@@ -42,12 +47,17 @@ class PlacedNode:
     """Unused containers at its last report, less those that were taken since."""
     others: int = 0
     """Slots that other engines use."""
+    engines: int = 1
+    """The number of engines that use it, this one included."""
     used: int = 0
     """Slots that this engine's calls use."""
     is_open: bool = True
     """Whether it takes new calls: it can be reached, enforces the limits and is not drained."""
-    counted: tuple[int, int, int, Mapping[str, str]] = field(default=(0, 0, 0, {}), repr=False)
-    """Its slots, free slots, others' slots and images as `Placer` has counted them."""
+    counted: tuple[int, int, int, float, Mapping[str, str]] = field(
+        default=(0, 0, 0, 0.0, {}), repr=False
+    )
+    """Its slots, free slots, others' slots, this engine's part of the slots, and images, as
+    `Placer` has counted them."""
     number: int = field(default=0, repr=False)
     """The number of its entries in the heaps that are valid."""
 
@@ -87,6 +97,9 @@ class Placer:
         self._free = 0
         self._others = 0
         """Slots that other engines use, of all nodes."""
+        self._part = 0.0
+        """The slots that are this engine's if all engines want as many as possible."""
+        self._used = 0
         self._shares: Counter[str] = Counter()
         """Slots by principal."""
         self._wanted: Counter[tuple[str, str]] = Counter()
@@ -131,6 +144,7 @@ class Placer:
         node = request.node
         assert node is not None
         node.used -= 1
+        self._used -= 1
         _decrease(self._shares, request.domain.principal_id)
         self._count(node)
         if self.nodes.get(node.id) is node and not request.fresh:
@@ -163,16 +177,27 @@ class Placer:
 
     def _can_grant(self) -> bool:
         """Whether a waiting call can be placed. Known without looking at every one of them."""
-        return self._free > 0 and any(
+        return self._free > self._reserve() and any(
             self._may_have_more(principal_id) and self._least_loaded(image) is not None
             for principal_id, image in self._wanted
         )
+
+    def _reserve(self) -> int:
+        """The number of free slots that are left to other engines.
+
+        An engine sees a slot that another one frees a second late, when that one has long used it
+        again. So whoever has more than its part leaves some to those that have less.
+        """
+        part = round(self._part, 6)  # of a long sum of fractions
+        has_more = part < self.slots and self._used >= part
+        return self.slots // RESERVED if has_more else 0
 
     def _may_have_more(self, principal_id: str) -> bool:
         return self._shares[principal_id] < max(1, self.slots - self.slots // 4)
 
     def _grant(self, request: PlaceRequest, node: PlacedNode) -> None:
         node.used += 1
+        self._used += 1
         if node.warm[request.kind]:
             node.warm[request.kind] -= 1
         self._shares[request.domain.principal_id] += 1
@@ -257,12 +282,13 @@ class Placer:
     def _count(self, node: PlacedNode) -> bool:
         """Count a node's slots again, and sort it in by its load. False if nothing has changed."""
         slots, others = (node.slots, node.others) if node.is_open else (0, 0)
-        counted = (slots, node.free, others, node.images)
+        counted = (slots, node.free, others, slots / node.engines, node.images)
         if counted == node.counted:
             return False
         self.slots += counted[0] - node.counted[0]
         self._free += counted[1] - node.counted[1]
         self._others += counted[2] - node.counted[2]
+        self._part += counted[3] - node.counted[3]
         node.counted = counted
         self._numbers += 1
         node.number = self._numbers  # so all its entries are outdated

@@ -711,7 +711,7 @@ class ClusterWall(HasImages):
         }
         placed.warm.clear()
         placed.warm.update(report.warm)
-        placed.others = report.others
+        placed.others, placed.engines = report.others, report.engines
         placed.is_open = report.is_ready and not report.is_drained
         self._placer.put(placed)
         for name in newest:
