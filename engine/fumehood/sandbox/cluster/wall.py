@@ -204,6 +204,8 @@ class ClusterWall(HasImages):
         """Copies of disks that are being made."""
         self._locks: OrderedDict[str, str] = OrderedDict()
         """Image name with packages → their lock."""
+        self._newest: dict[str, ImageFacts] | None = None
+        """What `_images` returns, or None if the nodes or their images have changed."""
         self._away: str | None = None
         """Why the cluster cannot be reached."""
         self._hopes_until = 0.0
@@ -669,6 +671,7 @@ class ClusterWall(HasImages):
         await port.call("join", ticket, terms)
         link = _Link(port, ticket, PlacedNode(node_id, name, slots, {}, is_open=False))
         self._links[node_id], self._names[node_id] = link, name
+        self._newest = None
         for held in mine:
             await self._resume(link, held)
         self._on_event("node.joined", {"node": name, "slots": slots, "sessions": len(mine)})
@@ -683,11 +686,14 @@ class ClusterWall(HasImages):
     async def _follow_reports(self, link: _Link) -> None:
         seen = -1
         while True:
+            before = link.report
             try:
                 with anyio.fail_after(SILENT_S):
                     report = link.report = await link.port.call("report", link.ticket, seen)
             except TimeoutError:
                 raise NodeGone(f"it has not answered for {SILENT_S:g} s") from None
+            if before is None or _offer(before) != _offer(report):
+                self._newest = None
             seen = report.number
             for session_id, state in report.changed.items():
                 held = self._held.get(session_id)
@@ -723,6 +729,7 @@ class ClusterWall(HasImages):
         if self._links.get(node_id) is not link:
             return
         del self._links[node_id]
+        self._newest = None
         link.gone.set()
         self._placer.drop(node_id)
         for held in self._held.values():
@@ -744,8 +751,13 @@ class ClusterWall(HasImages):
     # -- images ------------------------------------------------------------------------------
 
     def _images(self) -> dict[str, ImageFacts]:
-        """Return the newest image of each name, of all nodes that are ready."""
-        newest: dict[str, ImageFacts] = {}
+        """Return the newest image of each name, of all nodes that are ready.
+
+        Each call and each report asks for them, so they are not searched for each time.
+        """
+        if self._newest is not None:
+            return self._newest
+        newest = self._newest = {}
         for link in self._links.values():
             if link.report is not None and link.report.is_ready:
                 for name, image in link.report.images.items():
@@ -1037,6 +1049,10 @@ def _why_refused(its_version: str, clock: float) -> str | None:
     if abs(skew) > MAX_SKEW_S:
         return f"its clock is {skew:+.0f} s off"
     return None
+
+
+def _offer(report: NodeReport) -> tuple[bool, dict[str, ImageFacts]]:
+    return report.is_ready, report.images
 
 
 def _image_missing(name: str) -> ImageMissing:
