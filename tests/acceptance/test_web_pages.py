@@ -90,8 +90,8 @@ def test_each_page_opens_and_passes_axe_accessibility_check(
     page = person(size=size, scheme=scheme).log_in(house.console, house.daemon.credential)
     paths = [
         "/calls", f"/calls/{house.asked_call}", f"/calls/{house.kept_call}", "/tools",
-        "/tools/calculator", "/agents", "/sessions", f"/sessions/{house.session}", "/usage",
-        "/usage?days=30&by=principal", "/policy", "/health", "/calls?tool=nothing",
+        "/tools/calculator", "/agents", "/sessions", f"/sessions/{house.session}", "/nodes",
+        "/usage", "/usage?days=30&by=principal", "/policy", "/health", "/calls?tool=nothing",
     ]  # fmt: skip
     found: list[tuple[str, str]] = []
     for path in paths:

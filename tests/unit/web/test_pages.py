@@ -28,6 +28,8 @@ from fumehood.core.status import (
     CircuitState,
     CircuitStatus,
     EngineSummary,
+    NodeRecord,
+    NodeState,
     Readiness,
     StateReadiness,
 )
@@ -39,7 +41,7 @@ from fumehood.web.pages import PAGES, health
 from support.answers import envelope_bytes
 from support.approvals import NOW, approval
 from support.definitions import function_definition
-from support.web import PORT, Browser, FakeCaller, FakeControl, FakeEngine, Site, refusal
+from support.web import ALICE, PORT, Browser, FakeCaller, FakeControl, FakeEngine, Site, refusal
 
 pytestmark = pytest.mark.row("D5")
 
@@ -96,6 +98,7 @@ class Watched(FakeControl):
             download_file=self._download,
         )  # fmt: skip
         self.agents = SimpleNamespace(list=self._agents, show=self._agent)
+        self.nodes = SimpleNamespace(list=self._nodes, drain=self._drain, resume=self._resume)
         self.policy = SimpleNamespace(show=self._policy, explain=self._explain, try_rules=self._try)
 
     async def whoami(self) -> Any:
@@ -140,6 +143,15 @@ class Watched(FakeControl):
     async def _agent(self, agent_id: str) -> Any:
         bound = Binding(tool="calculator", fixed={"x": EVIL})
         return SimpleNamespace(agent=Agent(id="a", description=EVIL), tools=(bound,))
+
+    async def _nodes(self) -> tuple[NodeRecord, ...]:
+        return self.told.nodes
+
+    async def _drain(self, node: str) -> None:
+        self.told.asked.append(("drain", node))
+
+    async def _resume(self, node: str) -> None:
+        self.told.asked.append(("resume", node))
 
     async def _policy(self) -> PolicyStatus:
         rule = RuleStatus(
@@ -224,6 +236,7 @@ def told() -> SimpleNamespace:
         files=(WorkspaceEntry(path=EVIL, kind="file", size=5, modified_at="2026"),),
         scopes=(Scope.APPROVE, Scope.ADMIN), is_busy=False,
         figures={"calls": 200, "succeeded": 190, "failed": 10},
+        nodes=(NodeRecord(name=EVIL, state=NodeState.UNREADY, why=EVIL),),
     )  # fmt: skip
 
 
@@ -273,8 +286,8 @@ class _Named:
 
 ADDRESSES = [
     "/calls", "/calls/list", f"/calls/{call().call_id}", "/tools", "/tools/send", "/agents",
-    "/sessions", f"/sessions/{SESSION}", "/usage", "/usage?days=30&by=agent", "/policy",
-    "/health", "/health/live",
+    "/sessions", f"/sessions/{SESSION}", "/nodes", "/usage", "/usage?days=30&by=agent",
+    "/policy", "/health", "/health/live",
 ]  # fmt: skip
 
 
@@ -305,7 +318,7 @@ def test_every_page_is_in_the_navigation(browser: Browser) -> None:
     text = browser.get("/calls").text
     titles = re.findall(r'<a href="/[a-z]+"(?: aria-current="page")?>([A-Z][a-z]+)', text)
     assert titles == [
-        "Inbox", "Calls", "Tools", "Agents", "Sessions", "Usage", "Policy", "Health",
+        "Inbox", "Calls", "Tools", "Agents", "Sessions", "Nodes", "Usage", "Policy", "Health",
     ]  # fmt: skip
 
 
@@ -524,6 +537,34 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
     require_inert(tried.text)
     assert "at most 3 calls" in tried.text
     require_inert(browser.post("/policy/try", {"rules": "id = 7"}).text)
+
+
+def test_administrator_drains_and_resumes_nodes(browser: Browser, told: SimpleNamespace) -> None:
+    told.nodes = (
+        NodeRecord(name="worker-1", state=NodeState.JOINED, slots=4, used=3, memory_mb=2048),
+        NodeRecord(name="worker-2", state=NodeState.DRAINED, slots=4),
+        NodeRecord(name="worker-3", state=NodeState.GONE, why="It is lost."),
+    )
+    text = browser.get("/nodes").text
+    assert "3 of 4" in text
+    assert "It is lost." in text
+    actions = re.findall(r'action="/nodes/([^"]+)"', text)
+    assert actions == ["worker-1/drain", "worker-2/resume"]
+    for action in actions:
+        assert browser.get(f"/nodes/{action}").status_code == 405
+        assert browser.post(f"/nodes/{action}", csrf=False).status_code == 403
+        assert told.asked == []
+    for action in actions:
+        assert browser.post(f"/nodes/{action}").headers["location"] == "/nodes"
+    assert told.asked == [("drain", "worker-1"), ("resume", "worker-2")]
+    told.scopes = (Scope.APPROVE,)
+    browser.log_in(ALICE)
+    assert 'action="/nodes' not in browser.get("/nodes").text
+
+
+def test_engine_without_a_cluster_shows_no_nodes(browser: Browser, told: SimpleNamespace) -> None:
+    told.nodes = ()
+    assert "on its own machine" in browser.get("/nodes").text
 
 
 def test_health_page_shows_faults(browser: Browser) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fumehood.web.pages import calls, health, inbox, policy, sessions, tools, usage
+from fumehood.web.pages import calls, health, inbox, nodes, policy, sessions, tools, usage
 
 PAGES = (
-    inbox.PAGE, calls.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, usage.PAGE, policy.PAGE,
-    health.PAGE,
+    inbox.PAGE, calls.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, nodes.PAGE, usage.PAGE,
+    policy.PAGE, health.PAGE,
 )  # fmt: skip
