@@ -251,6 +251,19 @@ async def test_drained_node_takes_nothing_new_also_from_the_next_engine(
         assert (await second.drain(name, is_drained=False)).state is NodeState.JOINED
 
 
+async def test_node_that_was_drained_and_taken_away_is_forgotten_and_a_lost_one_is_not(
+    members: LocalMembership,
+) -> None:
+    drained, lost = members.add(), members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 2)
+        await wall.drain(drained.node._home.name, is_drained=True)
+        await members.remove(drained)
+        await members.remove(lost)
+        await wait_until(lambda: not wall._links)
+        assert states(wall) == {lost.node._home.name: NodeState.GONE}
+
+
 async def test_node_obeys_the_newest_engine_only(members: LocalMembership) -> None:
     port = members.add()
     owner = "c" * 32
@@ -259,7 +272,7 @@ async def test_node_obeys_the_newest_engine_only(members: LocalMembership) -> No
         running = asyncio.ensure_future(run(newer, "import time; time.sleep(1); 5"))
         async with make_cluster(members, owner=owner, epoch=1) as older:
             await wait_until(lambda: bool(older._refused))
-            assert "obeys a newer engine" in next(iter(older._refused.values()))
+            assert "obeys a newer engine" in next(iter(older._refused.values()))[1]
         with pytest.raises(Fenced):
             await port.call("report", Ticket(owner, 1_000_001), 0)
         assert (await running).ended_by is EndedBy.OK
@@ -299,7 +312,7 @@ async def test_two_states_share_a_node_and_its_slots(members: LocalMembership) -
         ({"clock": time.time() - 3600}, "its clock is -3"),
     ],
 )
-async def test_unfit_node_is_refused_by_name(
+async def test_unfit_node_is_refused_by_name_while_it_is_there(
     members: LocalMembership, facts: dict[str, Any], why: str
 ) -> None:
     port = members.add()
@@ -314,6 +327,8 @@ async def test_unfit_node_is_refused_by_name(
         (record,) = wall.nodes()
         assert record.name == honest.name
         assert why in (record.why or "")
+        await members.remove(port)
+        await wait_until(lambda: not wall.nodes())
 
 
 async def test_node_whose_docker_is_away_is_unready_and_gets_no_call(

@@ -86,6 +86,9 @@ JOINS = 1_000_000
 PROMISED = 0.75
 """Part of a node's memory that its sessions are promised."""
 
+MAX_GONE = 100
+"""Maximum number of lost nodes that are shown."""
+
 MAX_LOCKS = 1000
 """Maximum number of locks of packages that are remembered."""
 
@@ -191,9 +194,9 @@ class ClusterWall(HasImages):
         self._links: dict[str, _Link] = {}
         """Node id → the node."""
         self._names: dict[str, str] = {}
-        """Node id → name, of all nodes that have joined since the start."""
-        self._refused: dict[str, str] = {}
-        """Node name, or key → why it was refused."""
+        """Node id → name, of the nodes that have joined, and of those that are lost."""
+        self._refused: dict[str, tuple[str, str]] = {}
+        """Key of a node → its name, if it has said it, and why it was refused."""
         self._joins: dict[str, int] = {}
         self._held: dict[str, RemoteContainer] = {}
         """Session id → its container."""
@@ -236,14 +239,11 @@ class ClusterWall(HasImages):
     def nodes(self) -> list[NodeRecord]:
         """Return all nodes: those that have joined, and those that were refused or are gone."""
         found = [_record(link) for link in self._links.values()]
-        for name, why in self._refused.items():
+        for name, why in self._refused.values():
             found.append(NodeRecord(name=name, state=NodeState.REFUSED, why=why))
-        gone = [name for node_id, name in self._names.items() if node_id not in self._links]
-        found += [
-            NodeRecord(name=name, state=NodeState.GONE, why="It is lost.")
-            for name in gone
-            if name not in self._refused
-        ]
+        # A machine that is back with an empty directory has its name, and a new id.
+        gone = set(self._names.values()) - {node.name for node in found}
+        found += [NodeRecord(name=name, state=NodeState.GONE, why="It is lost.") for name in gone]
         return sorted(found, key=lambda one: one.name)
 
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
@@ -271,7 +271,7 @@ class ClusterWall(HasImages):
         ready = [one for one in reports if one.is_ready]
         faults = [fault for one in reports for fault in one.faults]
         if not ready:
-            faults += [f"{name}: {why}" for name, why in self._refused.items()]
+            faults += [f"{name}: {why}" for name, why in self._refused.values()]
             faults.append(self._away or "no node has joined")
         # At first calls wait, because nodes need a moment to join.
         is_usable = bool(ready) or self._is_hopeful
@@ -297,8 +297,8 @@ class ClusterWall(HasImages):
 
     @property
     def counts(self) -> JsonObject:
-        """The number of containers by state, of all nodes."""
-        counts: JsonObject = {"nodes": len(self._links)}
+        """The number of containers by state, of all nodes together."""
+        counts: JsonObject = {}
         for link in self._links.values():
             for name, count in (link.report.counts if link.report else {}).items():
                 counts[name] = counts.get(name, 0) + count
@@ -619,6 +619,8 @@ class ClusterWall(HasImages):
                 await self._membership.open()
                 ports = await self._membership.ports()
                 self._away = None
+                for key in self._refused.keys() - {port.key for port in ports}:
+                    del self._refused[key]
             except SandboxUnavailable as error:
                 if self._away is None:
                     self._on_event("cluster.unavailable", {"why": error.message})
@@ -639,14 +641,13 @@ class ClusterWall(HasImages):
             label = facts.name
             why = _why_refused(facts.version, facts.clock)
             if why is not None:
-                return self._refuse(label, why)
+                return self._refuse(port.key, label, why)
             link = await self._join(port, facts.id, facts.name, facts.slots)
-            self._refused.pop(label, None)
-            self._refused.pop(port.key[:12], None)
+            self._refused.pop(port.key, None)
             await self._follow_reports(link)
         except (NodeGone, EngineError) as error:
             if link is None:
-                self._refuse(label, f"it does not answer: {error}")
+                self._refuse(port.key, label, f"it does not answer: {error}")
             elif self._group is not None:
                 self._on_event("node.lost", {"node": label, "why": str(error)})
         finally:
@@ -655,10 +656,10 @@ class ClusterWall(HasImages):
             await anyio.sleep(AGAIN_S if link is None else LOOK_S)
             known.discard(port.key)
 
-    def _refuse(self, label: str, why: str) -> None:
-        if self._refused.get(label) != why:
+    def _refuse(self, key: str, label: str, why: str) -> None:
+        if self._refused.get(key) != (label, why):
             self._on_event("node.refused", {"node": label, "why": why})
-        self._refused[label] = why
+        self._refused[key] = label, why
 
     async def _join(self, port: NodePort, node_id: str, name: str, slots: int) -> _Link:
         """Join a node, and let it take its sessions over."""
@@ -735,10 +736,23 @@ class ClusterWall(HasImages):
         for held in self._held.values():
             if held.node == node_id:
                 held.is_known.clear()
+        self._forget(link)
         for other in self._links.values():
             self._place(other)  # what was the newest image may be gone with it
         if self._group is not None:
             self._start_soon(self._give_up, node_id)
+
+    def _forget(self, lost: _Link) -> None:
+        """Forget a node that was taken away as it should be: drained first, and without sessions.
+        Of the others, forget the oldest beyond `MAX_GONE`.
+        """
+        node_id = lost.placed.id
+        is_drained = lost.report is not None and lost.report.is_drained
+        if is_drained and all(one.node != node_id for one in self._held.values()):
+            del self._names[node_id]
+        gone = [one for one in self._names if one not in self._links]
+        for one in gone[:-MAX_GONE]:
+            del self._names[one]
 
     async def _give_up(self, node_id: str) -> None:
         """Give a lost node time to come back, then give its sessions up."""
