@@ -41,7 +41,7 @@ from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
-from fumehood.observe.metrics import Figure
+from fumehood.observe.metrics import Figure, node_figures
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
@@ -333,6 +333,8 @@ def _of_containers(made: Composition) -> Iterator[Figure]:
     yield Figure("container_calls_waiting", "Calls that wait for a container.", waiting)
     yield Figure("containers_dirty", "Containers that could not be cleaned, and were removed.",
                  dirty, kind="counter")  # fmt: skip
+    if made.walls.cluster is not None:
+        yield from node_figures(made.walls.cluster.nodes())
 
 
 def _of_state(made: Composition) -> Iterator[Figure]:

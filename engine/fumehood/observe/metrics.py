@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fumehood.core.status import NodeRecord, NodeState
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
@@ -37,6 +39,10 @@ MAX_TOOLS = 200
 MAX_CODES = 60
 """Maximum number of codes that are counted separately for one tool: enough for all codes of the
 engine and some of the tool."""
+
+
+MAX_NODES = 200
+"""Maximum number of nodes that have their own metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,21 @@ class Figure:
     kind: Literal["gauge", "counter"] = "gauge"
 
 
+def node_figures(nodes: Iterable[NodeRecord]) -> Iterator[Figure]:
+    """Yield the figures of a cluster's nodes. Of too many, those that are reached come first."""
+    well = (NodeState.JOINED, NodeState.DRAINED)
+    shown = sorted(nodes, key=lambda node: node.state not in (*well, NodeState.UNREADY))[:MAX_NODES]
+    up = {node.name: float(node.state in well) for node in shown}
+    yield Figure("node_up", "1 while a node serves, or is drained.", up, "node")
+    for name, words in (
+        ("slots", "Calls that a node can take at once."),
+        ("used", "Slots of a node in use, also by other engines."),
+        ("sessions", "Sessions on a node that are not stopped."),
+    ):
+        values = {node.name: float(getattr(node, name)) for node in shown}
+        yield Figure(f"node_{name}", words, values, "node")
+
+
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
     """Return all metrics as text for Prometheus, and the text's media type."""
     from prometheus_client import (
@@ -196,4 +217,4 @@ def _family(figure: Figure) -> Metric:
     return family  # type: ignore[no-any-return]
 
 
-__all__ = ["OTHER", "UNKNOWN", "CallMetrics", "EndedCall", "Figure", "exposition"]
+__all__ = ["OTHER", "UNKNOWN", "CallMetrics", "EndedCall", "Figure", "exposition", "node_figures"]

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fumehood.core.errors import ERROR_CODES
+from fumehood.core.status import NodeRecord, NodeState
 from fumehood.observe.alerts import UNDECLARED, Alerts, CallObserver
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import (
     MAX_CODES,
+    MAX_NODES,
     MAX_TOOLS,
     OTHER,
     UNKNOWN,
@@ -21,6 +23,7 @@ from fumehood.observe.metrics import (
     EndedCall,
     Figure,
     exposition,
+    node_figures,
 )
 from fumehood.observe.settings import AlertSettings
 from fumehood.testing import ManualClock
@@ -123,3 +126,29 @@ def test_figures_of_other_components_are_exported() -> None:
     assert found["fumehood_cache_hits_total", ()] == 5
     assert found["fumehood_containers", ("busy",)] == 2
     assert found["process_resident_memory_bytes", ()] > 1 << 20
+
+
+def test_nodes_have_figures_of_their_own_and_gone_ones_count_as_down() -> None:
+    nodes = [
+        NodeRecord(name="a", state=NodeState.JOINED, slots=8, used=3, sessions=2),
+        NodeRecord(name="b", state=NodeState.DRAINED, slots=8),
+        NodeRecord(name="c", state=NodeState.UNREADY, slots=8),
+        NodeRecord(name="d", state=NodeState.GONE),
+    ]
+    found = samples(CallMetrics(), *node_figures(nodes))
+    up = {node: found["fumehood_node_up", (node,)] for node in "abcd"}
+    assert up == {"a": 1, "b": 1, "c": 0, "d": 0}
+    assert found["fumehood_node_slots", ("a",)] == 8
+    assert found["fumehood_node_used", ("a",)] == 3
+    assert found["fumehood_node_sessions", ("a",)] == 2
+
+
+def test_metrics_of_nodes_are_bounded_and_keep_those_that_are_reached() -> None:
+    gone = [NodeRecord(name=f"g{one}", state=NodeState.GONE) for one in range(MAX_NODES)]
+    figures = node_figures([*gone, NodeRecord(name="here", state=NodeState.JOINED)])
+    up = {
+        labels: value
+        for (name, labels), value in samples(CallMetrics(), *figures).items()
+        if name == "fumehood_node_up"
+    }
+    assert (len(up), up["here",]) == (MAX_NODES, 1)
