@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,7 +44,7 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
-from fumehood.sandbox.settings import ContainerSettings, SessionSettings
+from fumehood.sandbox.settings import ClusterSettings, ContainerSettings, SessionSettings
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -62,6 +63,7 @@ GROUPS = {
     "Engine": ("configuration", "state directory", "daemon", "circuits"),
     "Authority": ("approvers", "policy", "webhook", "audit key"),
     "Limits": ("interpreter:", "jail:"),
+    "Cluster": ("cluster",),
     "Docker": ("docker", "docker:"),
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
@@ -135,6 +137,7 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield from authority_findings(config)
     yield from _interpreter(config)
     yield from _jail(config)
+    yield from cluster_findings(config.cluster)
     yield from docker_findings(config.container, config.sessions, config.own_images)
     yield _tools(config)
     yield from _tools_directory(config)
@@ -246,6 +249,31 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
         else:
             found = "an attack on it succeeded, or failed in an unexpected way"
             yield Finding(f"{name}: {limit}", if_not, found, status.remedy)
+
+
+def cluster_findings(settings: ClusterSettings) -> Iterator[Finding]:
+    """Check that the configured cluster can be used, and asks for a token."""
+    from fumehood.core.errors import SandboxUnavailable
+    from fumehood.sandbox.cluster.ray_membership import probe
+
+    if settings.address is None:
+        return
+    if find_spec("ray") is None:
+        found = "Ray is not installed, and no engine starts without it"
+        yield Finding("cluster", "missing", found, "pip install 'fumehood[cluster]'")
+        return
+    try:
+        found, asks = probe(settings.address, allow_unauthenticated=settings.allow_unauthenticated)
+    except SandboxUnavailable as error:
+        found, _, remedy = error.message.partition(". ")
+        yield Finding("cluster", "warning", found, f"{remedy}.")
+        return
+    if not asks and settings.allow_unauthenticated:
+        words = f"{found} asks for no token: whoever reaches it can run code on every node"
+        yield Finding("cluster", "warning", words, "Start all of Ray with RAY_AUTH_MODE=token.")
+    else:
+        means = "asks for its token" if asks else "has no token, and listens on loopback only"
+        yield Finding("cluster", "ok", f"{found} answers, and {means}")
 
 
 def _tools(config: Config) -> Finding:

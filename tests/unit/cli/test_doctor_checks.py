@@ -18,11 +18,13 @@ from fumehood.cli.doctor import (
     CHECKS,
     Finding,
     authority_findings,
+    cluster_findings,
     docker_findings,
     image_finding,
 )
 from fumehood.config import Config
 from fumehood.identity.approvers import make_first_approver
+from fumehood.sandbox.cluster import ray_membership
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     DockerNotPermitted,
@@ -32,7 +34,12 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
-from fumehood.sandbox.settings import ContainerSettings, LanguageImages, SessionSettings
+from fumehood.sandbox.settings import (
+    ClusterSettings,
+    ContainerSettings,
+    LanguageImages,
+    SessionSettings,
+)
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from support.docker_images import ListedImages, image_row, write_image_folder
 
@@ -359,3 +366,45 @@ def test_image_of_thirty_days_is_not_outdated() -> None:
         image_finding("python", images, images[0].packages_from + timedelta(days=30)).verdict
         == "ok"
     )
+
+
+HEAD = "10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(
+    ("refused", "token", "address", "allows", "verdict", "words"),
+    [
+        (("disabled",), "secret", HEAD, False, "ok", "asks for its token"),
+        (("disabled",), "", HEAD, False, "warning", "Copy it from the head"),
+        (("disabled", "token"), "wrong", HEAD, False, "warning", "Copy it from the head"),
+        ((), "", HEAD, False, "warning", "RAY_AUTH_MODE=token"),
+        ((), "", HEAD, True, "warning", "RAY_AUTH_MODE=token"),
+        ((), "", "127.0.0.1:6379", False, "ok", "loopback only"),
+        (None, "", HEAD, False, "warning", "Start it"),
+    ],
+)
+def test_doctor_says_whether_the_cluster_can_be_used_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: tuple[str, ...] | None, token: str,
+    address: str, allows: bool, verdict: str, words: str,
+) -> None:  # fmt: skip
+    def run(*_: Any, env: dict[str, str], **__: Any) -> Any:
+        if refused is None:
+            raise OSError
+        is_refused = env["RAY_AUTH_MODE"] in refused
+        return SimpleNamespace(stdout=f"{address}\n{'refused' * is_refused}".encode())
+
+    monkeypatch.setattr(ray_membership.subprocess, "run", run)
+    monkeypatch.setattr(doctor, "find_spec", lambda _: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    settings = ClusterSettings(address=address, allow_unauthenticated=allows)
+    (found,) = cluster_findings(settings)
+    assert (found.check, found.verdict) == ("cluster", verdict)
+    assert words in f"{found.found} {found.cure}"
+
+
+def test_doctor_names_the_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    (found,) = cluster_findings(ClusterSettings(address="auto"))
+    assert (found.verdict, "fumehood[cluster]" in found.cure) == ("missing", True)
+    assert list(cluster_findings(ClusterSettings())) == []

@@ -101,18 +101,7 @@ class RayMembership:
 
     def _checked(self) -> tuple[str, str]:
         """Return the address of the cluster's head, and Ray's mode. Raises SandboxUnavailable."""
-        address, asks = _probed(self._address, mode="disabled")
-        if asks and not (has_token() and not _probed(self._address, mode="token")[1]):
-            raise SandboxUnavailable(
-                f"Ray's cluster asks for its token. Copy it from the head to ~/{TOKEN_FILE}, or "
-                "set RAY_AUTH_TOKEN"
-            )
-        if not (asks or self._allow_unauthenticated or _is_loopback(address)):
-            raise SandboxUnavailable(
-                "Ray's cluster has no token authentication, so whoever reaches it could run code "
-                "on every node. Start all of it with RAY_AUTH_MODE=token, or set "
-                "cluster.allow_unauthenticated"
-            )
+        address, asks = probe(self._address, allow_unauthenticated=self._allow_unauthenticated)
         return address, "token" if asks else "disabled"
 
     async def ports(self) -> Sequence[NodePort]:
@@ -191,6 +180,28 @@ def _environment(mode: str) -> dict[str, str]:
     return {**kept, "RAY_AUTH_MODE": mode, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
+def probe(address: str, *, allow_unauthenticated: bool) -> tuple[str, bool]:
+    """Return the address of the cluster's head, and whether it asks for a token, which is there.
+
+    Raises:
+        SandboxUnavailable: the cluster cannot or must not be used. The first sentence says why, the
+            second what to do.
+    """
+    found, asks = _probed(address, mode="disabled")
+    if asks and not (has_token() and not _probed(address, mode="token")[1]):
+        raise SandboxUnavailable(
+            f"Ray's cluster asks for its token. Copy it from the head to ~/{TOKEN_FILE}, or "
+            "set RAY_AUTH_TOKEN"
+        )
+    if not (asks or allow_unauthenticated or _is_loopback(found)):
+        raise SandboxUnavailable(
+            "Ray's cluster has no token authentication, so whoever reaches it could run code "
+            "on every node. Start all of it with RAY_AUTH_MODE=token, or set "
+            "cluster.allow_unauthenticated"
+        )
+    return found, asks
+
+
 def has_token() -> bool:
     """Whether Ray will find a token of its cluster. Without one it would end the process."""
     path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE
@@ -226,7 +237,10 @@ def _probed(address: str, *, mode: str) -> tuple[str, bool]:
             capture_output=True, timeout=PROBE_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        raise SandboxUnavailable(f"Ray's cluster at {address} cannot be reached") from None
+        raise SandboxUnavailable(
+            f"Ray's cluster at {address} cannot be reached. Start it with fumehood node, here too, "
+            "or correct cluster.address"
+        ) from None
     found, *refused = probe.stdout.decode().split()
     return found, bool(refused)
 
