@@ -126,6 +126,20 @@ def test_service_unit_uses_notify_and_outlasts_the_engines_drain(folder: str) ->
     assert unit["KillMode"] == ["mixed"]
 
 
+@pytest.mark.row("B10", "S2")
+def test_node_runs_apart_from_the_engine_which_can_use_its_sockets() -> None:
+    node, engine = settings(UNITS / "system/fumehood-node.service"), service_of("system")
+    cluster = settings(UNITS / "system/cluster.conf")
+    assert node["User"] != engine["User"]
+    assert cluster["SupplementaryGroups"] == node["Group"] == node["User"]
+    directory = f"/var/cache/{node['CacheDirectory'][0]}"
+    assert cluster["ReadWritePaths"] == [f"-{directory}"]
+    for unit in (node, cluster):
+        assert f"RAY_TMPDIR={directory}" in unit["Environment"]
+        assert "RAY_AUTH_TOKEN_PATH=/etc/fumehood/ray.token" in unit["Environment"]
+    assert (node["UMask"], node["CacheDirectoryMode"]) == (["0007"], ["0750"])
+
+
 @pytest.mark.needs("systemd")
 @pytest.mark.row("D6")
 def test_systemd_analyze_accepts_every_unit(tmp_path: Path) -> None:
@@ -133,8 +147,12 @@ def test_systemd_analyze_accepts_every_unit(tmp_path: Path) -> None:
         text = unit.read_text(encoding="utf-8").replace("/opt/fumehood/bin/fumehood", str(FUMEHOOD))
         (tmp_path / unit.name).write_text(text, encoding="utf-8")
 
+    drop_in = tmp_path / "fumehood.service.d" / "cluster.conf"
+    drop_in.parent.mkdir()
+    shutil.copy(UNITS / "system/cluster.conf", drop_in)
+
     def words() -> str:
-        units = sorted(map(str, tmp_path.iterdir()))
+        units = sorted(str(unit) for unit in tmp_path.iterdir() if unit.is_file())
         done = subprocess.run(
             [str(shutil.which("systemd-analyze")), "verify", "--man=no", *units],
             capture_output=True, timeout=60,
@@ -145,3 +163,5 @@ def test_systemd_analyze_accepts_every_unit(tmp_path: Path) -> None:
     service = tmp_path / "fumehood.service"
     service.write_text(service.read_text() + "\n[Service]\nNoSuchSetting=yes\n")
     assert "NoSuchSetting" in words()  # control
+    drop_in.write_text("[Service]\nNorThisOne=yes\n")
+    assert "NorThisOne" in words()
