@@ -1,5 +1,6 @@
 """What is loaded: by `import fumehood` no submodule, because guests import it as well; by an engine
-with a state in SQLite nothing of PostgreSQL, and with files in a directory nothing of S3.
+with a state in SQLite nothing of PostgreSQL, with files in a directory nothing of S3, and without a
+cluster nothing of Ray.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ def test_importing_the_package_loads_only_itself_and_the_standard_library() -> N
 
 DAEMON = """
 import json, pathlib, sys
-import fumehood.cli.serve, fumehood.http.server
+import anyio, fumehood.cli.serve, fumehood.http.server
 from fumehood import Config, Engine
 from fumehood.storage.database import open_database
 path = pathlib.Path(sys.argv[1])
 database = open_database(path)
-Engine(config=Config(files={"url": str(path.parent / "files")}), database=database)
+async def run():
+    config = Config(files={"url": str(path.parent / "files")})
+    async with Engine(config=config, database=database):
+        pass
+anyio.run(run)
 database.close()
 print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_local_engine_loads_nothing_of_postgresql_and_s3(home: Path) -> None:
+def test_local_engine_loads_nothing_of_postgresql_s3_and_ray(home: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DAEMON, home / "state.db"],
         capture_output=True, check=True, timeout=60, text=True,
@@ -47,4 +52,6 @@ def test_local_engine_loads_nothing_of_postgresql_and_s3(home: Path) -> None:
     loaded = json.loads(done.stdout)
     assert "sqlalchemy.dialects.sqlite" in loaded
     assert [name for name in loaded if "psycopg" in name or "postgres" in name] == []
-    assert {"s3fs", "fsspec", "botocore", "aiobotocore"}.isdisjoint(loaded)
+    assert {"s3fs", "fsspec", "botocore", "aiobotocore", "ray"}.isdisjoint(loaded)
+    assert "fumehood.sandbox.container.wall" in loaded
+    assert [name for name in loaded if name.startswith("fumehood.sandbox.cluster")] == []
