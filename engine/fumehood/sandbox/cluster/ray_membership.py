@@ -8,6 +8,7 @@ them, so a cluster that others can reach without a token is refused.
 from __future__ import annotations
 
 import asyncio
+import io
 import ipaddress
 import os
 import pickle
@@ -23,9 +24,21 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import InternalError, SandboxUnavailable
-from fumehood.sandbox.cluster.model import Refused, Ticket
+from fumehood.core import errors
+from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.core.limits import Limit
+from fumehood.sandbox.cluster.model import (
+    HeldState,
+    ImageFacts,
+    NodeFacts,
+    NodeReport,
+    Refused,
+    Ticket,
+)
+from fumehood.sandbox.cluster.node import Fenced
 from fumehood.sandbox.cluster.wall import NodeGone, NodePort
+from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.wall import HostSize, RunEnding
 
 HEADER = struct.Struct("!QI")
 """A message's number and length. A request's number is that of its answer."""
@@ -63,8 +76,33 @@ class RayPort:
         _opened(await passed)
 
 
+_SENT = {
+    (one.__module__, one.__qualname__): one
+    for one in (
+        EndedBy, Fenced, HeldState, HostSize, ImageFacts, Kind, Limit, NodeFacts, NodeReport,
+        Refused, RunEnding, frozenset,
+        *(one for one in vars(errors).values() if isinstance(one, type)),
+    )
+}  # fmt: skip
+"""The classes of what nodes answer, by module and name."""
+
+
+class _Values(pickle.Unpickler):
+    """Reads what a node answers. A node that was taken over must not run code in the engine."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class that nodes send. Raises UnpicklingError for anything else."""
+        try:
+            return _SENT[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"a node sent {module}.{name}"[:200]) from None
+
+
 def _opened(result: bytes) -> Any:
-    answer = pickle.loads(result)  # noqa: S301 - from a node
+    try:
+        answer = _Values(io.BytesIO(result)).load()
+    except Exception as error:  # hostile bytes can raise anything
+        raise NodeGone(f"it sent what it must not: {error}") from None
     if isinstance(answer, Refused):
         raise answer.error
     return answer
