@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from fumehood.approvals.channels.webhook import WebhookChannel, owe, owe_anchor
 from fumehood.approvals.eligibility import Eligibility
@@ -44,6 +46,7 @@ from fumehood.core.limits import MB
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.executors.mcp_servers import McpServers
+from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
@@ -82,6 +85,7 @@ from fumehood.storage.files import Bucket, open_bucket
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
+from fumehood.storage.saved_files import SavedFiles
 from fumehood.storage.sessions import SessionTable
 from fumehood.storage.starts import count_start
 
@@ -146,6 +150,8 @@ class Composition:
     state: EngineState
     intake: Intake
     sessions: SessionKeeper
+    session_rows: SessionTable
+    saved: SavedFiles | None
     webhook: WebhookChannel | None
     approvals: ApprovalService
     policy: CurrentPolicy
@@ -255,7 +261,12 @@ def compose(
         log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     intake = Intake()
     session_rows = SessionTable(database, state.blobs.overdue.set)
-    sessions = _make_sessions(basis, session_rows, walls.container, state.agents, intake, on_event)
+    saved = None
+    if shared is not None:
+        saved = SavedFiles(shared if bucket is None else None, bucket)
+    sessions = _make_sessions(
+        basis, session_rows, walls.container, state.agents, intake, saved, on_event
+    )
 
     def facts_of(query: ExplainWish) -> CallFacts:
         return facts_to_explain(query, registry, state.agents, clock.now)
@@ -313,6 +324,8 @@ def compose(
         state=state,
         intake=intake,
         sessions=sessions,
+        session_rows=session_rows,
+        saved=saved,
         webhook=webhook,
         approvals=ApprovalService(ApprovalScheduler(StoredCalls(services))),
         policy=policy,
@@ -395,6 +408,7 @@ def _make_sessions(
     wall: SessionWall,
     agents: Agents,
     intake: Intake,
+    saved: SavedFiles | None,
     on_event: OnEvent,
 ) -> SessionKeeper:
     """Create the keeper of sessions, whose containers are behind `wall`.
@@ -422,6 +436,7 @@ def _make_sessions(
         SessionClock(basis.clock.now, basis.clock.monotonic),
         check_maker,
         kept=kept,
+        saver=SessionSaver(saved) if saved is not None else None,
         on_event=on_event,
     )
 
@@ -525,6 +540,8 @@ class EngineLife:
         if made.owns_database:
             self._stack.callback(made.database.close)
         await enter(made.audit.anchored())
+        if made.saved is not None:
+            self._stack.push_async_callback(anyio.to_thread.run_sync, made.saved.close)
         await enter(made.walls)
         await enter(made.sessions)
         await made.policy.start()
@@ -587,7 +604,7 @@ class EngineLife:
 
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, now and then periodically."""
-        state = self._made.state
+        made, state = self._made, self._made.state
         calls, blobs, streams_s = state.calls, state.blobs, self._config.streams_kept_minutes * 60
         all_kept: tuple[tuple[Prune, float, asyncio.Event | None], ...] = (
             (calls.prune, self._config.calls_kept_days * 86_400, calls.overdue),
@@ -598,6 +615,10 @@ class EngineLife:
             (state.rates.prune, math.inf, None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
+        if made.saved is not None:
+            all_kept += (
+                (partial(_sweep, made.saved, made.session_rows), math.inf, made.saved.overdue),
+            )
         on_fault = partial(log_fault, self._log, "state.retention_failed")
         for prune, kept_s, overdue in all_kept:
             await self._stack.enter_async_context(
@@ -629,6 +650,12 @@ class EngineLife:
         except StoreError as fault:
             self._log.error(f"{name}.unavailable", reason=str(fault))
             return None
+
+
+async def _sweep(saved: SavedFiles, rows: SessionTable, now: datetime) -> int:
+    """Delete what is saved of sessions that are over; return the number of files."""
+    live, over = await rows.ids()
+    return await saved.sweep(live, over, now)
 
 
 async def _close(room: FileRoom) -> None:

@@ -137,6 +137,7 @@ class FakeWall:
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
+        lock: str = "",
         on_lost: Callable[[], None],
     ) -> FakePlace:
         """Return a session's container immediately. A test can end it with `held[-1].lose(…)`.
@@ -237,6 +238,7 @@ class FakePlace:
     lost: str | None = None
     is_paused: bool = False
     is_stopped: bool = False
+    is_away: bool = False
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)

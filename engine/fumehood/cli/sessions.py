@@ -82,6 +82,9 @@ def new_session(
     cpus: Annotated[float | None, typer.Option(help="Processors for its programs.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
     package: Packages = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Save its files after each call.")
+    ] = False,
     idle: Annotated[
         float | None,
         typer.Option(help="Seconds without use until it ends, or stops."),
@@ -95,7 +98,7 @@ def new_session(
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
-            packages=package, idle_seconds=idle, lifetime_seconds=lifetime,
+            packages=package, durable=durable or None, idle_seconds=idle, lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:
         show_json(record.model_dump(mode="json"))

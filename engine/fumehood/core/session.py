@@ -42,7 +42,7 @@ class SessionStatus(StrEnum):
     PAUSED = "paused"
     """Its processes are frozen until it is used: they take memory but no CPU."""
     STOPPED = "stopped"
-    """Only its disk is there, with its files. Its next use starts it again."""
+    """Only its disk is there, with its files, or a copy of them. Its next use starts it again."""
     ENDED = "ended"
     """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
     LOST = "lost"
@@ -95,12 +95,28 @@ class SessionRecord(BaseModel):
     """Whether a call is in it now, or waits for it."""
     snapshots: tuple[Snapshot, ...] = ()
     """Copies of its files, oldest first."""
+    durable: bool = False
+    """Whether its files are saved after each call, and restored if its container is lost."""
+    saved_at: AwareDatetime | None = None
+    """When its files were last saved, if it is durable."""
+    restored_at: AwareDatetime | None = None
+    """When its files were last restored."""
 
 
 class OwnedSession(SessionRecord):
     """A session with its owner."""
 
     principal_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCopy:
+    """The saved files of a durable session. Without a manifest there are none."""
+
+    saved_at: str
+    manifest: str = ""
+    """The name of the manifest in the engine's files."""
+    manifest_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,9 @@ class SessionHome:
     """The packages that were added to its image, with hashes."""
     node: str = ""
     """The id of the node with its container, if the engine has nodes."""
+    copy: SavedCopy | None = None
+    """Its saved files, if it is durable."""
+    restored_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,11 @@ class NewSession(BaseModel):
         json_schema_extra={"minimum": MIN_DISK_MB, "maximum": MAX_DISK_MB},
     )
     packages: Packages | None = None
+    durable: bool = Field(
+        default=False,
+        description="Save its files after each call, and restore them if its container or node is "
+        "lost.",
+    )
     idle_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.idle_seconds` of the configuration."
     )
@@ -216,10 +240,10 @@ class ForkWish(BaseModel):
 FileKind = Literal["file", "image"]
 """A file that a program wrote, or a picture that was taken of one of its figures."""
 
-SessionState = Literal["kept", "rolled_back", "reset", "restarted"]
+SessionState = Literal["kept", "rolled_back", "reset", "restarted", "restored"]
 """The state of a session's variables after a run: kept as the run left them, restored to the state
-before it, lost, or those of this run only, because the session was stopped before it. Files stay as
-they are in all four cases.
+before it, lost, or those of this run only, because the session was stopped or its container lost
+before it. Files stay as they are, except that `restored` ones are those of the last saved copy.
 """
 
 EntryKind = Literal["file", "directory", "link", "other"]

@@ -113,10 +113,14 @@ SESSION_OUTPUT: JsonObject = {
     "properties": {
         "id": {"type": "string", "description": "The session."},
         "state": {
-            "enum": ["kept", "rolled_back", "reset", "restarted", None],
+            "enum": ["kept", "rolled_back", "reset", "restarted", "restored", None],
             "description": "Of the variables; null where files alone are kept.",
         },
         "variables_bytes": {"type": ["integer", "null"], "description": "Their memory."},
+        "copied_at": {
+            "type": "string",
+            "description": "With the state `restored`: when the copy of the files was saved.",
+        },
     },
 }
 

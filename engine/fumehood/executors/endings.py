@@ -28,6 +28,7 @@ from fumehood.core.limits import (
 )
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.claims import ExceptionClaim, FailureClaim
+from fumehood.observe.clock import timestamp
 from fumehood.sandbox.wall import RunEnding
 
 Messages = Mapping[EndedBy, str]
@@ -98,10 +99,16 @@ def container_lost(
     )
 
 
-def session_lost(
-    details: JsonObject, *, has_disk: bool, node: str | None = None
-) -> SandboxUnavailable:
+def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> SandboxUnavailable:
     """Return the error for a session whose container no longer exists, or whose node is lost."""
+    node = ending.node if ending.is_node_lost else None
+    if ending.copied_at is not None:
+        return SandboxUnavailable(
+            f"The session's container was lost{f' on the node {node}' if node else ''}, with its "
+            "variables and what this call did. Its next use restores its files as they were at "
+            f"{timestamp(ending.copied_at)}: go on in it.",
+            details=details, retryable=False,
+        )  # fmt: skip
     if node is not None:
         return SandboxUnavailable(
             f"The session was lost on the node {node} while the program ran. If the node comes "
@@ -352,9 +359,24 @@ _STATES = {
 }
 
 
-def state_words(state: str | None) -> tuple[str, ...]:
-    """Return a warning if the session's variables were restored or lost."""
-    return (_STATES[state],) if state in _STATES else ()
+def state_words(ending: RunEnding) -> tuple[str, ...]:
+    """Return a warning if the session's variables were restored or lost, and one if its files were
+    restored, or not saved.
+    """
+    words = []
+    if ending.state == "restored" and ending.copied_at is not None:
+        words.append(
+            f"session: its container was lost; its files are those of "
+            f"{timestamp(ending.copied_at)}, and the variables from before are gone"
+        )
+    elif ending.state in _STATES:
+        words.append(_STATES[ending.state])
+    if ending.not_saved is not None:
+        words.append(
+            f"session: its files were not saved after this call ({ending.not_saved}); if its "
+            "container is lost, they are those of an earlier copy"
+        )
+    return tuple(words)
 
 
 def _reason(claim: FailureClaim | None) -> str:

@@ -33,6 +33,7 @@ from fumehood.executors.endings import (
 )
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.observe.clock import timestamp
 from fumehood.observe.tracing import VARIABLE
 from fumehood.sandbox.wall import RunEnding
 
@@ -158,7 +159,7 @@ def _outcome(
             (refused_by(ending.limits_hit, limits, subject) if ending.limits_hit else ())
             + (left_out_words(left_out) if left_out else ())
             + tuple(value.notes)
-            + (state_words(ending.state) if session_id is not None else ())
+            + (state_words(ending) if session_id is not None else ())
         ),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
@@ -167,11 +168,14 @@ def _outcome(
 
 def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
     """Return the field `session` of `data` and of the error's `details`."""
-    return {
+    fields = {
         "id": session_id,
         "state": ending.state,
         "variables_bytes": ending.variables_bytes,
     }
+    if ending.state == "restored" and ending.copied_at is not None:
+        fields["copied_at"] = timestamp(ending.copied_at)
+    return fields
 
 
 def _fields(
@@ -222,10 +226,9 @@ def _error(
     if ending.signal is not None:
         details["signal"] = ending.signal
     if ending.ended_by is EndedBy.SANDBOX_LOST:
-        lost_node = ending.node if ending.is_node_lost else None
         if subject.in_session:
-            return session_lost(details, has_disk=limits.disk_mb is not None, node=lost_node)
-        return container_lost(tool, details, lost_node)
+            return session_lost(details, ending, has_disk=limits.disk_mb is not None)
+        return container_lost(tool, details, ending.node if ending.is_node_lost else None)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
         message = failure_message(ending, failure, subject)
         is_directory = failure.message.startswith("the working directory")

@@ -24,7 +24,7 @@ from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, Re
 from fumehood.core.escaping import visible
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits, container_writable_mb
+from fumehood.core.limits import MB, Limits
 from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.session import UPLOAD_PIECE_BYTES, SessionRecord
 from fumehood.core.workspace_path import path_fault
@@ -48,6 +48,7 @@ from fumehood.executors.workspace_guest import (
     not_as_agreed,
 )
 from fumehood.protocol.cursors import Cursors
+from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
 
 REQUEST_S = 30.0
@@ -97,8 +98,7 @@ class SessionFiles:
     @property
     def most_bytes(self) -> int:
         """The size of the workspace in bytes, which is also the limit of one file."""
-        record = self._record
-        return (record.disk_mb or container_writable_mb(record.memory_mb)["/workspace"]) * MB
+        return workspace_mb(self._record.memory_mb, self._record.disk_mb) * MB
 
     async def page(
         self,

@@ -25,6 +25,7 @@ from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.effects import PREVIEWS, Effect, effect_of
+from fumehood.executors.endings import state_words
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program import session_fields
 from fumehood.executors.workspace_guest import (
@@ -145,6 +146,7 @@ async def run_workspace(
         error=error,
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
+        warnings=state_words(ending),
         max_data_bytes=MAX_DATA_BYTES,
         whole_fields=FILE_CONTENTS,
     )

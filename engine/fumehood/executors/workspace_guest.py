@@ -273,7 +273,7 @@ def deletion_error(done: Deletion) -> EngineError | None:
 
 def _ended(ending: RunEnding, limits: Limits) -> EngineError:
     if ending.ended_by is EndedBy.SANDBOX_LOST:
-        return session_lost({}, has_disk=limits.disk_mb is not None)
+        return session_lost({}, ending, has_disk=limits.disk_mb is not None)
     error_class = ENDING_ERRORS[ending.ended_by] or ExecutionError
     why: Any = " ".join(refused_by(ending.limits_hit, limits))
     return error_class(

@@ -20,11 +20,20 @@ import anyio
 
 from fumehood.core.errors import EndedBy, InvalidParams
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CPUS, MIN_DISK_MB, Limits, WallLimits
+from fumehood.core.limits import (
+    CONTAINER_MEMORY_CLASSES,
+    MB,
+    MIN_CPUS,
+    MIN_DISK_MB,
+    Limits,
+    WallLimits,
+    container_writable_mb,
+)
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
+    SavedCopy,
     SessionHome,
     SessionRecord,
     SessionStatus,
@@ -84,6 +93,13 @@ class Session:
     epoch: int = FIRST_EPOCH
     calls: int = 0
     snapshots: tuple[Snapshot, ...] = ()
+    copy: SavedCopy | None = None
+    """Its saved files, if it is durable."""
+    restored_at: datetime | None = None
+    copied_at: datetime | None = None
+    """When the copy of its files was saved from which it was restored, until its next call."""
+    is_moved: bool = False
+    """Whether it has a new container that is not stored yet."""
     stopped_why: str | None = None
     """Why it was stopped, as a sentence, until its next call."""
     has_place: bool = True
@@ -99,6 +115,19 @@ class Session:
     finished: KeptSession | None = None
     """The final record, once the session has ended or is lost."""
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its container is gone, but not its files."""
+        return self.container.is_stopped or (
+            self.copy is not None and self.container.lost is not None and self.finished is None
+        )
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether its files must be restored before its next use."""
+        place = self.container
+        return self.copy is not None and (place.lost is not None or place.is_away)
 
     def why_over(self, now: float) -> str | None:
         """Return why the session has expired, or None."""
@@ -140,7 +169,7 @@ class Session:
         self.users -= 1
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
-        self.is_pausing = self.container.is_paused or self.container.is_stopped
+        self.is_pausing = self.container.is_paused or self.is_stopped
         self._turn.release()
 
     def kept(self) -> KeptSession:
@@ -153,7 +182,7 @@ class Session:
             id=self.id,
             name=self.name,
             state=self._state(),
-            why=self.stopped_why if self.container.is_stopped else None,
+            why=self.stopped_why if self.is_stopped else None,
             image=self.image,
             languages=self.container.languages,
             agent_id=self.agent_id,
@@ -167,15 +196,24 @@ class Session:
             calls=self.calls,
             is_busy=self.users > 0,
             snapshots=self.snapshots,
+            durable=self.copy is not None,
+            saved_at=self.saved_at,
+            restored_at=self.restored_at,
         )
-        place = self.container
+        place, restored_at = self.container, self.restored_at
         home = SessionHome(
-            place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node
-        )
+            place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node,
+            self.copy, restored_at.isoformat() if restored_at is not None else None,
+        )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
+    @property
+    def saved_at(self) -> datetime | None:
+        """When its files were last saved, if it is durable."""
+        return datetime.fromisoformat(self.copy.saved_at) if self.copy is not None else None
+
     def _state(self) -> SessionStatus:
-        if self.container.is_stopped:
+        if self.is_stopped:
             return SessionStatus.STOPPED
         return SessionStatus.PAUSED if self.container.is_paused else SessionStatus.ACTIVE
 
@@ -192,7 +230,8 @@ class Session:
                 "is_busy": False,
             }
         )
-        home = before.home if is_left else None  # forks of its snapshots need it
+        # Forks of its snapshots need it, and its record whether it was durable.
+        home = before.home if is_left or self.copy is not None else None
         self.finished = KeptSession(self.principal_id, record, now_at, home)
         return self.finished
 
@@ -209,6 +248,17 @@ class SessionRequest:
     packages: tuple[str, ...]
     idle_s: float
     lifetime_s: float
+    durable: bool = False
+
+    @property
+    def saved_mb(self) -> int:
+        """The largest size of its saved files, in MB."""
+        return workspace_mb(self.memory_mb, self.disk_mb) if self.durable else 0
+
+
+def workspace_mb(memory_mb: int, disk_mb: int | None) -> int:
+    """Return the size of a session's workspace, in MB."""
+    return disk_mb or container_writable_mb(memory_mb)["/workspace"]
 
 
 def make_request(
@@ -224,6 +274,7 @@ def make_request(
     packages: Sequence[str],
     idle_s: float | None,
     lifetime_s: float | None,
+    durable: bool,
 ) -> SessionRequest:
     """Check a request against the operator's limits, and fill in absent values.
 
@@ -261,6 +312,7 @@ def make_request(
         packages=tuple(packages),
         idle_s=idle_s or settings.idle_seconds,
         lifetime_s=lifetime_s or longest_s,
+        durable=durable,
     )
 
 
@@ -272,11 +324,15 @@ def _most_memory_mb(settings: SessionSettings, offered: WallLimits, host: HostSi
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """One call's turn in a session. `until_ready` raises if the session has ended."""
+    """One call's turn in a session. `until_ready` raises if the session has ended. `save` saves the
+    files after a run of a durable session that may have changed them, and returns why it could not.
+    """
 
     session: Session
     until_ready: Callable[[], Awaitable[None]]
+    save: Callable[[str, JsonObject], Awaitable[str | None]]
     queue_ms: float
+    is_call: bool = True
 
     async def run(
         self,
@@ -293,13 +349,47 @@ class SessionLease:
         session = self.session
         await self.until_ready()
         limits = replace(limits, memory_mb=session.memory_mb)
-        ending = await session.container.run(program, arguments, limits, sinks)
-        # Told to the first run that could have variables.
-        was_stopped = session.stopped_why is not None and program == "python"
-        if was_stopped and ending.ended_by is not EndedBy.SANDBOX_LOST:
-            session.stopped_why = None
-            ending = replace(ending, state="restarted")
+        if session.copy is None:
+            ending = await session.container.run(program, arguments, limits, sinks)
+        else:
+            ending = await self._run_and_save(program, arguments, limits, sinks)
+        if ending.ended_by is not EndedBy.SANDBOX_LOST:
+            ending = self._with_state(ending, program)
+        elif session.copy is not None:
+            ending = replace(ending, copied_at=session.saved_at)
         return replace(ending, ended_by=_ended_by(session, ending), isolation="session")
+
+    def _with_state(self, ending: RunEnding, program: str) -> RunEnding:
+        """Report once that what ran in the session before is gone."""
+        session = self.session
+        if session.copied_at is not None and self.is_call:
+            copied_at, session.copied_at, session.stopped_why = session.copied_at, None, None
+            return replace(ending, state="restored", copied_at=copied_at)
+        # Told to the first run that could have variables.
+        if session.stopped_why is not None and session.copied_at is None and program == "python":
+            session.stopped_why = None
+            return replace(ending, state="restarted")
+        return ending
+
+    async def _run_and_save(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> RunEnding:
+        """Run a program, and save the files before its ending is reported."""
+        endings: list[RunEnding] = []
+        kept = replace(sinks, ending=endings.append)
+        try:
+            ending = await self.session.container.run(program, arguments, limits, kept)
+        except BaseException:  # what was cancelled may have changed files as well
+            with anyio.CancelScope(shield=True):
+                not_saved = await self.save(program, arguments)
+            if endings and sinks.ending is not None:
+                sinks.ending(replace(endings[0], not_saved=not_saved))
+            raise
+        if ending.ended_by is EndedBy.SANDBOX_LOST:
+            return ending
+        with anyio.CancelScope(shield=True):  # the run is over, so its files are not cut off
+            not_saved = await self.save(program, arguments)
+        return replace(ending, not_saved=not_saved)
 
 
 def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
@@ -309,6 +399,86 @@ def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
     if was_ended and ending.ended_by is EndedBy.SANDBOX_LOST:
         return EndedBy.CANCELLED
     return ending.ended_by
+
+
+# -- durable sessions ----------------------------------------------------------------------
+
+
+class NotSaved(Exception):
+    """The files of a session could not be saved. The message is a clause."""
+
+
+class CopyLost(Exception):
+    """The saved files of a session are not complete. The message is a clause that says what is
+    missing.
+    """
+
+
+class Saver(Protocol):
+    """Keeps copies of workspaces outside of their containers.
+
+    One call at a time for each session. A copy that was stored stays complete until the next one
+    is, or `drop`.
+    """
+
+    def may_change(self, program: str, arguments: JsonObject) -> bool:
+        """Whether a run can have changed files."""
+        ...
+
+    async def save(
+        self,
+        source: CopySource,
+        copy: SavedCopy,
+        now: Callable[[], datetime],
+        store: Callable[[SavedCopy], Awaitable[None]],
+    ) -> None:
+        """Save what differs from the copy, and `store` the new one, if anything does.
+
+        Raises:
+            NotSaved: nothing was stored, and `copy` is still complete.
+            EngineError: `store` failed, and one of both copies is stored; both are complete.
+        """
+        ...
+
+    async def restore(self, target: CopySource, copy: SavedCopy) -> None:
+        """Put the files of a copy into an empty workspace.
+
+        Raises:
+            CopyLost: files are missing for good.
+            SandboxUnavailable, StateUnavailable: it could not be read or put there now.
+        """
+        ...
+
+    async def drop(self, session_id: str) -> None:
+        """Delete all copies of a session that is over, now or later."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """A session's workspace, for a saver. A lease on its container without a turn or a copy."""
+
+    session_id: str
+    most_bytes: int
+    container: SessionContainer
+    queue_ms: float = 0.0
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """Run a program of the engine, after the cleanup of the last run."""
+        await self.container.until_free()
+        return await self.container.run(program, arguments, limits, sinks)
+
+
+def source_of(session: Session) -> CopySource:
+    """Return the workspace of a session."""
+    most_bytes = workspace_mb(session.memory_mb, session.disk_mb) * MB
+    return CopySource(session.id, most_bytes, session.container)
 
 
 # -- ended sessions -----------------------------------------------------------------------

@@ -37,6 +37,8 @@ class SessionPlaces:
         """Sessions that are not stopped."""
         self.disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
         """Sessions with a disk."""
+        self.saved = FairShare(settings.max_saved_mb, settings.max_saved_mb // 2)
+        """MB of the workspaces of durable sessions."""
         self._memory = FairShare(sys.maxsize, sys.maxsize)
         """MB of those that are not stopped."""
 
@@ -80,4 +82,14 @@ class SessionPlaces:
                 f"You have {self.disks.of(principal_id)} sessions with a disk, and this engine "
                 f"{self.disks.total}; it may have {self.disks.most}, and one caller "
                 f"{self.disks.most_of_one}. End one of them first: fumehood sessions end ID."
+            )
+
+    def take_saved(self, principal_id: str, mb: int) -> None:
+        """Count the workspace of one more durable session. Raises QuotaExceeded."""
+        if self.saved.take(principal_id, mb) is not None:
+            raise QuotaExceeded(
+                f"Workspaces of {self.saved.total} MB are saved, {self.saved.of(principal_id)} MB "
+                f"of them yours; {self.saved.most} MB may be, and {self.saved.most_of_one} MB of "
+                f"one caller. This one has {mb} MB. End a durable session first, or make a smaller "
+                "one."
             )

@@ -22,6 +22,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -36,8 +37,18 @@ from fumehood.core.errors import (
 from fumehood.core.fair_share import Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import MAX_SNAPSHOTS, KeptSession, SessionRecord, SessionStatus, Snapshot
+from fumehood.core.session import (
+    MAX_SNAPSHOTS,
+    KeptSession,
+    SavedCopy,
+    SessionRecord,
+    SessionStatus,
+    Snapshot,
+)
 from fumehood.sandbox.session import (
+    CopyLost,
+    NotSaved,
+    Saver,
     Session,
     SessionHistory,
     SessionLease,
@@ -46,6 +57,8 @@ from fumehood.sandbox.session import (
     make_request,
     pins_of,
     sentence,
+    source_of,
+    workspace_mb,
 )
 from fumehood.sandbox.session_places import SessionPlaces
 from fumehood.sandbox.settings import SessionSettings
@@ -105,13 +118,15 @@ class SessionKeeper:
         check: Check,
         *,
         kept: Iterable[KeptSession] = (),
+        saver: Saver | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
-        """`kept` are the stored sessions of earlier engines."""
+        """`kept` are the stored sessions of earlier engines. Without a saver none is durable."""
         self._wall = wall
         self._settings = settings
         self._clock = clock
         self._check = check
+        self._saver = saver
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._places = SessionPlaces(settings)
@@ -172,6 +187,7 @@ class SessionKeeper:
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] | None = None,
+        durable: bool = False,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
@@ -188,6 +204,9 @@ class SessionKeeper:
         wall = self._wall
         if self._group is None:
             raise _stopped()
+        if durable and self._saver is None:
+            words = "This engine keeps no files, so no session can be durable: it has no state."
+            raise InvalidParams(words, fields=["durable"])
         await wall.until_host_is_known()
         request = make_request(
             self._settings,
@@ -201,6 +220,7 @@ class SessionKeeper:
             packages=packages or (),
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
+            durable=durable,
         )
         with self._named(principal.id, [name]):
             async with self._place_for(principal.id, request):
@@ -210,8 +230,7 @@ class SessionKeeper:
                     session.container.end(STOPPED)
                     raise _stopped()
         self._live[session.id] = session
-        if session.container.lost is not None or session.container.is_stopped:
-            self._on_lost(session)
+        self._on_lost(session)
         if session.finished is not None:
             raise try_later("The session was lost while it was made. Repeat the call.")
         self._tell("session.created", session)
@@ -338,6 +357,9 @@ class SessionKeeper:
             await session.container.restore(found.id)
             session.stopped_why = f"Its files are those of {found.name or found.id} again."
             self._leave_place(session)
+            if session.copy is not None:  # a copy of the files before would be restored
+                await self._until_ready(session)
+                await self._save(session)
         return self.find(principal, session.id)
 
     async def fork(
@@ -395,9 +417,13 @@ class SessionKeeper:
                                 "why": f"It is a fork of {record.id}, and was not used yet.",
                                 "created_at": now_at, "last_used_at": now_at, "calls": 0,
                                 "is_busy": False, "snapshots": (),
+                                "durable": False, "saved_at": None, "restored_at": None,
                             }
                         )  # fmt: skip
-                        home = replace(source.home, container=place, epoch=FIRST_EPOCH)
+                        home = replace(
+                            source.home, container=place, epoch=FIRST_EPOCH, copy=None,
+                            restored_at=None,
+                        )  # fmt: skip
                         forks.append(KeptSession(principal_id, fork, home=home))
                     await self._store(forks)
             finally:
@@ -479,6 +505,9 @@ class SessionKeeper:
         session = self._live.get(session_id)
         if session is None:
             raise _unknown()
+        if session.needs_copy:
+            async with self._lease(session.principal_id, session_id, is_call=False):
+                pass
         return await session.container.facts()
 
     def lease(
@@ -516,7 +545,7 @@ class SessionKeeper:
             if self._group is None or session.finished is not None:
                 continue
             if session.disk_mb is not None and session.is_unused(now):
-                if not (session.container.is_stopped or session.is_stopping):
+                if not (session.is_stopped or session.is_stopping):
                     session.is_stopping = True
                     why = f"it was not used for {session.idle_s:g} s"
                     self._group.start_soon(self._stop_unused, session, why)
@@ -533,7 +562,7 @@ class SessionKeeper:
     def counts(self) -> Mapping[str, int]:
         """The number of sessions by state, for the operator."""
         paused = sum(session.container.is_paused for session in self._live.values())
-        stopped = sum(session.container.is_stopped for session in self._live.values())
+        stopped = sum(session.is_stopped for session in self._live.values())
         return {
             "active": len(self._live) - paused - stopped,
             "paused": paused,
@@ -593,12 +622,16 @@ class SessionKeeper:
             stopped_why=record.why,
             has_place=record.state is not SessionStatus.STOPPED,
             snapshots=record.snapshots,
+            copy=home.copy,
+            restored_at=record.restored_at,
         )
         self._live[session.id] = session
         if session.has_place:
             self._places.add(session.principal_id, session.memory_mb)
         if session.disk_mb is not None:
             self._places.disks.add(session.principal_id)
+        if session.copy is not None:
+            self._places.saved.add(session.principal_id, _saved_mb(session))
         self._tell("session.resumed", session)
 
     async def _make(
@@ -633,6 +666,7 @@ class SessionKeeper:
             last_used=now,
             created=now,
             lifetime_s=request.lifetime_s,
+            copy=SavedCopy(now_at.isoformat()) if request.durable else None,
         )
         try:
             await self._store([session.kept()])
@@ -658,6 +692,9 @@ class SessionKeeper:
             if request.disk_mb is not None:
                 self._places.take_disks(principal_id, 1)
                 undo.callback(self._places.disks.give_back, principal_id)
+            if request.durable:
+                self._places.take_saved(principal_id, request.saved_mb)
+                undo.callback(self._places.saved.give_back, principal_id, request.saved_mb)
             await self._reserve(principal_id, request.memory_mb)
             undo.callback(self._places.give_back, principal_id, request.memory_mb)
             yield
@@ -671,7 +708,7 @@ class SessionKeeper:
             unused = [
                 one
                 for one in self._live.values()
-                if one.disk_mb is not None and not one.users and not one.container.is_stopped
+                if one.disk_mb is not None and not one.users and not one.is_stopped
                 and (missing.lack is Lack.TOTAL or one.principal_id == principal_id)
             ]  # fmt: skip
             if not unused:
@@ -726,15 +763,99 @@ class SessionKeeper:
         name = session.container.name
         try:
             await session.container.until_free()
+            if session.needs_copy:
+                await self._restore_copy(session)
+                await session.container.until_free()
         finally:
-            if session.container.is_stopped:
+            if session.is_stopped:
                 self._leave_place(session)
-        if session.finished is None and session.container.name != name:
+        if session.finished is None and (session.is_moved or session.container.name != name):
             if not session.has_place:  # only now its old container was found to be gone
                 self._places.add(session.principal_id, session.memory_mb)
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
-            await self._write_changes()
+            if session.is_moved:
+                await self._history.write()
+                session.is_moved = False
+            else:
+                await self._write_changes()
+
+    async def _restore_copy(self, session: Session) -> None:
+        """Give a durable session a new container with its saved files. If some are missing, the
+        session is lost.
+
+        Raises:
+            SandboxUnavailable, StateUnavailable: that cannot be done now; its next use tries again.
+        """
+        old, copy, saver = session.container, session.copy, self._saver
+        assert copy is not None
+        assert saver is not None
+        if old.lost is not None and not old.is_away:  # its disk has the name of the new one
+            with anyio.move_on_after(self._settings.queue_seconds) as waiting:
+                await old.until_gone()
+            if waiting.cancelled_caught:
+                raise try_later("The session's lost container is still being removed.")
+        new = await self._wall.hold(
+            TrustDomain(session.principal_id, session.agent_id, session.id),
+            image=session.image,
+            memory_mb=session.memory_mb,
+            cpus=session.cpus,
+            disk_mb=session.disk_mb,
+            lock=old.lock,
+            on_lost=lambda: self._on_lost(self._live.get(session.id)),
+        )
+        if session.finished is not None:
+            new.end("its session has ended")
+            self._see_off(new)
+            return
+        session.container, session.is_moved = new, True
+        old.end("its session is restored elsewhere")  # its node may come back
+        if new.node:
+            session.snapshots = ()  # they are on the old node
+        try:
+            await saver.restore(source_of(session), copy)
+        except CopyLost as error:
+            self._finish(session, SessionStatus.LOST, f"its copy is incomplete: {error}")
+            return
+        except BaseException:
+            new.end("its files could not be restored")
+            raise
+        session.copied_at = session.saved_at
+        session.restored_at = self._clock.now()
+        self._tell("session.restored", session, saved_at=copy.saved_at, node=new.node)
+
+    async def _save_after(
+        self, session: Session, program: str, arguments: JsonObject
+    ) -> str | None:
+        saver = self._saver
+        if saver is None or not saver.may_change(program, arguments):
+            return None
+        return await self._save(session)
+
+    async def _save(self, session: Session) -> str | None:
+        """Save the files of a durable session during a turn. Return why that failed, or None."""
+
+        async def store(copy: SavedCopy) -> None:
+            before, session.copy = session.copy, copy
+            self._history.note(session.kept())
+            try:
+                await self._history.write()
+            except BaseException:
+                session.copy = before
+                self._history.note(session.kept())
+                raise
+
+        if session.finished is not None or session.copy is None or self._saver is None:
+            return None
+        try:
+            await self._saver.save(source_of(session), session.copy, self._clock.now, store)
+            return None
+        except NotSaved as error:
+            why = str(error)
+        except EngineError:
+            why = "the engine's state cannot be written"
+        self._tell("session.not_saved", session, why=why)
+        return why
 
     async def _wait_for_place(self, session: Session) -> None:
         """Count a stopped session as one that runs. If calls keep those busy that could be stopped
@@ -785,7 +906,9 @@ class SessionKeeper:
         async with self._entered(session):
             await until_ready()
             try:
-                yield SessionLease(session, until_ready, (time.monotonic() - asked) * 1e3)
+                waited_ms = (time.monotonic() - asked) * 1e3
+                save = partial(self._save_after, session)
+                yield SessionLease(session, until_ready, save, waited_ms, is_call)
             finally:
                 session.calls += is_call
 
@@ -868,39 +991,42 @@ class SessionKeeper:
             self._finish(session, SessionStatus.ENDED, why)
 
     def _on_lost(self, session: Session | None) -> None:
-        """Mark a session as lost or stopped, because its container ended without a request."""
+        """Mark a session as lost or stopped, if its container ended without a request."""
         if session is None or session.finished is not None:
             return
-        if session.container.is_stopped:
+        if session.is_stopped:
             session.is_outdated = session.is_pausing = True
-            session.stopped_why = sentence("its container is gone")
+            session.stopped_why = sentence(session.container.lost or "its container is gone")
             self._leave_place(session)
             self._tell("session.stopped", session)
-        else:
-            why = session.container.lost or "its container is gone"
-            self._finish(session, SessionStatus.LOST, why)
+        elif session.container.lost is not None:
+            self._finish(session, SessionStatus.LOST, session.container.lost)
 
     def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
         del self._live[session.id]
         self._leave_place(session)
         if session.disk_mb is not None:
             self._places.disks.give_back(session.principal_id)
+        if session.copy is not None:
+            self._places.saved.give_back(session.principal_id, _saved_mb(session))
         kept = session.finish(status, why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)
-        self._see_off(session.container)
+        self._see_off(session.container, session.id if session.copy is not None else None)
         self._tell(f"session.{status.value}", session, why=why)
 
-    def _see_off(self, container: SessionContainer) -> None:
+    def _see_off(self, container: SessionContainer, saved_as: str | None = None) -> None:
         if self._group is None:
             return
         self._leaving += 1
-        self._group.start_soon(self._until_gone, container)
+        self._group.start_soon(self._until_gone, container, saved_as)
 
-    async def _until_gone(self, container: SessionContainer) -> None:
+    async def _until_gone(self, container: SessionContainer, saved_as: str | None) -> None:
         try:
             await self._write_changes()  # the next engine must know that the session has ended
             await container.until_gone()
+            if saved_as is not None and self._saver is not None:
+                await self._saver.drop(saved_as)
         finally:
             self._leaving -= 1
             self._left.set()
@@ -941,6 +1067,10 @@ def _require_disk(session: Session, fault: str) -> None:
         raise InvalidParams(
             f"The files of this session are in memory, and {fault}", fields=["session_id"]
         )
+
+
+def _saved_mb(session: Session) -> int:
+    return workspace_mb(session.memory_mb, session.disk_mb)
 
 
 def _snapshot_of(record: SessionRecord, reference: str) -> Snapshot:

@@ -40,6 +40,9 @@ class SessionSettings(BaseModel):
     max_disks: int = Field(default=100, ge=0, le=10_000)
     """Maximum number of sessions with a disk, stopped ones included. One principal may have half
     of them."""
+    max_saved_mb: int = Field(default=20_480, ge=0, le=10_000_000)
+    """Maximum size of the workspaces of all durable sessions together. One principal may have half
+    of it."""
     disk_lifetime_seconds: float = Field(default=604_800, ge=10, le=31_536_000)
     """Like `lifetime_seconds`, for sessions with a disk."""
     max: int = Field(default=32, ge=0, le=256)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol, TypedDict
 
 from fumehood.core.errors import EndedBy, SandboxUnavailable
@@ -145,6 +146,10 @@ class RunEnding:
     """How many workspace files were not passed to the sink, because of their number or size."""
     state: SessionState | None = None
     """The state of the variables, if the lease keeps them for the next run."""
+    copied_at: datetime | None = None
+    """When the copy was saved from which the session's files were restored, or will be."""
+    not_saved: str | None = None
+    """Why the files of a durable session were not saved after the run, as a clause."""
     variables_bytes: int | None = None
     """Memory of the process with the variables, in bytes."""
     node: str | None = None
@@ -362,6 +367,11 @@ class SessionContainer(Protocol):
         """Whether only its disk is there."""
         ...
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it cannot be reached because its node is gone, perhaps for good."""
+        ...
+
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
         """End it after the present run, but keep its disk for the next `until_free`. `unless` says
         at the last moment whether not to.
@@ -458,10 +468,12 @@ class SessionWall(Wall, Protocol):
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
+        lock: str = "",
         on_lost: Callable[[], None],
     ) -> SessionContainer:
         """Wait a bounded time for an unused container, and keep it for this domain. With `disk_mb`
-        its working directory is a disk of its own; `packages` are added to its image.
+        its working directory is a disk of its own; `packages`, or those of a `lock`, are added to
+        its image.
 
         `on_lost` is called when the container has ended for any reason: once, or each time that it
         is stopped.

@@ -130,11 +130,10 @@ def write_private(path: Path, content: bytes) -> None:
     draft.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, PRIVATE_FILE)
-    try:
-        os.write(descriptor, content)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     draft.rename(path)
     flush(path.parent)
 

@@ -30,12 +30,9 @@ import anyio.to_thread
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.storage.directory import PRIVATE_FILE, private_directory
 from fumehood.storage.errors import FilesAway
-from fumehood.storage.files import Directory, Files
+from fumehood.storage.files import MIN_FREE_BYTES, Directory, Files
 
 T = TypeVar("T")
-
-MIN_FREE_BYTES = 64 << 20
-"""Bytes of disk space that are left free for the engine's database."""
 
 BUCKET_THREADS = 8
 """Threads of a room that wait for its bucket."""

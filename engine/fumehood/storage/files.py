@@ -9,6 +9,7 @@ or deleted; a bucket that does not answer holds no thread longer than a deadline
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -22,11 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from fumehood.storage.directory import flush, random_file
+from fumehood.storage.directory import flush, random_file, write_private
 from fumehood.storage.errors import FilesAway, StoreError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+MIN_FREE_BYTES = 64 << 20
+"""Bytes of disk space that are left free for the engine's database."""
 
 DEADLINE_S = 10.0
 """Seconds for one request to a bucket, its retries included."""
@@ -65,6 +69,10 @@ class Files(ABC):
         """Store a complete local file on the same file system, which may be moved."""
 
     @abstractmethod
+    def put_bytes(self, name: str, content: bytes) -> None:
+        """Store a file with this content. Raises OSError if there is no room."""
+
+    @abstractmethod
     def size(self, name: str) -> int | None:
         """Return the size of a file, or None if it does not exist."""
 
@@ -100,6 +108,12 @@ class Directory(Files):
         flush(source)
         source.rename(self.path / name)
         flush(self.path)
+
+    def put_bytes(self, name: str, content: bytes) -> None:
+        disk = os.statvfs(self.path)
+        if disk.f_bavail * disk.f_frsize < len(content) + MIN_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_private(self.path / name, content)
 
     def size(self, name: str) -> int | None:
         with suppress(FileNotFoundError):
@@ -150,6 +164,10 @@ class Bucket(Files):
         how = {"chunksize": PART_BYTES, "max_concurrency": 2}
         longer_s = source.stat().st_size / MIN_BYTES_PER_S
         self.client.do("put_file", str(source), self._at(name), longer_s=longer_s, **how)
+
+    def put_bytes(self, name: str, content: bytes) -> None:
+        longer_s = len(content) / MIN_BYTES_PER_S
+        self.client.do("pipe_file", self._at(name), content, longer_s=longer_s)
 
     def size(self, name: str) -> int | None:
         with suppress(FileNotFoundError):

@@ -17,6 +17,7 @@ from sqlalchemy.engine import RowMapping
 
 from fumehood.core.session import (
     KeptSession,
+    SavedCopy,
     SessionHome,
     SessionRecord,
     SessionStatus,
@@ -46,6 +47,17 @@ class SessionTable:
             ValueError, LookupError, TypeError: a row is not a session.
         """
         return self._database.read_now(_all)
+
+    async def ids(self) -> tuple[set[str], set[str]]:
+        """Return the ids of the sessions that are not over, and of those that are.
+
+        Raises:
+            ReadFailed: the database cannot be read.
+        """
+        found = select(SESSIONS.c.id, SESSIONS.c.state)
+        rows = await self._database.read(lambda connection: list(connection.execute(found)))
+        over = {session_id for session_id, state in rows if SessionStatus(state).is_over}
+        return {session_id for session_id, _ in rows} - over, over
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
         """Write and delete rows in one transaction; they are durable when this returns.
@@ -88,7 +100,9 @@ def _row(kept: KeptSession) -> dict[str, Any]:
 
 
 def _kept(row: RowMapping) -> KeptSession:
-    finished_at = row["finished_at"]
+    finished_at, home = row["finished_at"], _home(row["home"])
+    copy = home.copy if home is not None else None
+    restored_at = home.restored_at if home is not None else None
     record = SessionRecord(
         **{name: row[name] for name in _SAME_NAME},
         state=SessionStatus(row["state"]),
@@ -99,7 +113,16 @@ def _kept(row: RowMapping) -> KeptSession:
         last_used_at=datetime.fromisoformat(row["last_used_at"]),
         expires_at=datetime.fromisoformat(row["expires_at"]),
         is_busy=False,
+        durable=copy is not None,
+        saved_at=datetime.fromisoformat(copy.saved_at) if copy is not None else None,
+        restored_at=datetime.fromisoformat(restored_at) if restored_at is not None else None,
     )
     when = datetime.fromisoformat(finished_at) if finished_at is not None else None
-    home = SessionHome(**row["home"]) if row["home"] is not None else None
     return KeptSession(row["principal_id"], record, when, home)
+
+
+def _home(stored: dict[str, Any] | None) -> SessionHome | None:
+    if stored is None:
+        return None
+    copy = stored.get("copy")
+    return SessionHome(**{**stored, "copy": SavedCopy(**copy) if copy is not None else None})

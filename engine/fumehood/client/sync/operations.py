@@ -162,6 +162,7 @@ class CallerOperations:
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: list[str] | None = None,
+        durable: bool | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
@@ -182,6 +183,7 @@ class CallerOperations:
                     cpus=cpus,
                     disk_mb=disk_mb,
                     packages=packages,
+                    durable=durable,
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,
                 ),

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,13 @@ CHUNK_BYTES = 1 << 20
 
 MAX_TIME_NS = (1 << 63) - 1
 """Largest distance of a time from 1970 that is told. Programs may set any time."""
+
+MAX_SCAN_BYTES = 700 * 1024
+"""Size limit of the rows in one answer to a scan."""
+
+RECENT_NS = 20_000_000
+"""Nanoseconds in which a file can change twice with one change time. The kernel's clock of files
+ticks every 4 to 10 ms."""
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -98,11 +106,66 @@ def _found(path: str, recursive: bool) -> list[Result]:
                 return [_entry(path, status)]
     with directory_at(path) as directory:
         prefix = f"{path}/" if path else ""
-        entries = list(_below(directory, prefix, MAX_DEPTH if recursive else 0))
-    return sorted(entries, key=lambda entry: entry["path"])
+        found = _below(directory, prefix, MAX_DEPTH if recursive else 0)
+        return sorted((_entry(*one) for one in found), key=lambda entry: entry["path"])
 
 
-def _below(directory: int, prefix: str, depth: int) -> Iterator[Result]:
+def _scan(arguments: Result) -> Result:
+    """List all plain files and directories as rows of path, size (-1 for a directory), whether it
+    can be executed, and version. The version changes with the file, whatever times a program sets;
+    it is empty for a file that could change again without a new one.
+    """
+    after, most = str(arguments.get("after") or ""), int(arguments["most"])
+    recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
+    found: list[tuple[str, os.stat_result]] = []
+    with directory_at("") as top:
+        for path, status in _below(top, "", MAX_DEPTH):
+            if len(found) >= most:
+                return {"rows": [], "has_more": False, "too_many": True}
+            found.append((path, status))
+    rows: list[list[Any]] = []
+    room = MAX_SCAN_BYTES
+    for path, status in sorted(found, key=lambda one: one[0]):
+        if path <= after or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            continue
+        row: list[Any] = [path, -1, True, ""]
+        if stat.S_ISREG(status.st_mode):
+            version = f"{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+            is_settled = status.st_ctime_ns < recent
+            can_run = bool(status.st_mode & stat.S_IXUSR)
+            row = [path, status.st_size, can_run, version if is_settled else ""]
+        room -= len(json.dumps(row)) + 2
+        if room < 0:
+            return {"rows": rows, "has_more": True, "too_many": False}
+        rows.append(row)
+    return {"rows": rows, "has_more": False, "too_many": False}
+
+
+def _fill(arguments: Result) -> Result:
+    """Make directories, and write parts of files: path, offset, whether it can be executed, and
+    content. For a workspace in which no program has run: files are written in place.
+    """
+    for path in arguments["directories"]:
+        with directory_at(path, make=True):
+            pass
+    size = 0
+    for path, offset, can_run, content_base64 in arguments["parts"]:
+        content = base64.b64decode(content_base64)
+        with parent_of(path, make=True) as (directory, name):
+            if offset == 0:
+                descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
+            else:
+                descriptor = open_plain(name, directory, path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.fchmod(descriptor, 0o755 if can_run else 0o644)
+            write_all(descriptor, content)
+        finally:
+            os.close(descriptor)
+        size += len(content)
+    return {"size": size}
+
+
+def _below(directory: int, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
             continue
@@ -110,7 +173,7 @@ def _below(directory: int, prefix: str, depth: int) -> Iterator[Result]:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except PermissionError:  # the directory's owner has closed it to itself
             return
-        yield _entry(prefix + name, status)
+        yield prefix + name, status
         if depth and stat.S_ISDIR(status.st_mode):
             try:
                 inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
@@ -424,7 +487,10 @@ def _upload(arguments: Result) -> str:
 
 _VERBS: dict[str, Callable[[Result], Result]] = {
     "list": _list,
+    "scan": _scan,
+    "fill": _fill,
     "read": _read,
+    "read_closed": _read_closed,
     "read_many": _read_many,
     "write": _write,
     "put": _put,

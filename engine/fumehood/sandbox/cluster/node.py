@@ -422,12 +422,13 @@ class Node:
         cpus: float | None,
         disk_mb: int | None,
         packages: tuple[str, ...],
+        lock: str,
     ) -> HeldState:
         """Take a container for a session. Raises as the wall's."""
         joined, session_id = self._of(ticket), domain.session_id or ""
         held = await joined.wall.hold(
             domain, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
-            packages=packages, on_lost=lambda: joined.on_change(session_id),
+            packages=packages, lock=lock, on_lost=lambda: joined.on_change(session_id),
         )  # fmt: skip
         joined.held[session_id] = held
         return _state_of(held)

@@ -451,6 +451,7 @@ class ClusterWall(HasImages):
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
+        lock: str = "",
         on_lost: Callable[[], None],
     ) -> RemoteContainer:
         """Take a container for a session, on the node whose sessions are promised the smallest part
@@ -463,7 +464,7 @@ class ClusterWall(HasImages):
         try:
             state = await self._ask(
                 link, "hold", domain, image=image, memory_mb=memory_mb, cpus=cpus,
-                disk_mb=disk_mb, packages=tuple(packages),
+                disk_mb=disk_mb, packages=tuple(packages), lock=lock,
             )  # fmt: skip
         except BaseException:
             link.promised_mb.pop(session_id, None)
@@ -552,10 +553,19 @@ class ClusterWall(HasImages):
 
     def let_go(self, held: RemoteContainer) -> None:
         """Forget the container of a session that is over."""
-        self._held.pop(held.session_id, None)
-        for link in self._links.values():
+        other = self._held.get(held.session_id)
+        if other is held:
+            del self._held[held.session_id]
+        link = self._links.get(held.node)
+        if link is not None and (other in (None, held) or other.node != held.node):
             link.promised_mb.pop(held.session_id, None)
         self.sweep_soon()
+
+    def is_away(self, node_id: str) -> bool:
+        """Whether a node is lost, or has not come in time since the start."""
+        return node_id not in self._links and (
+            node_id in self._names or time.monotonic() >= self._hopes_until
+        )
 
     def count(self, held: RemoteContainer) -> None:
         """Count what a session is promised of its node's memory."""
@@ -916,6 +926,10 @@ class RemoteContainer:
     @property
     def is_stopped(self) -> bool:
         return self._state.is_stopped
+
+    @property
+    def is_away(self) -> bool:
+        return self._wall.is_away(self.node)
 
     def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
         """Return what the node needs to take it over, the more recent the higher `join`."""

@@ -344,6 +344,7 @@ class ContainerWall(HasImages):
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] = (),
+        lock: str = "",
         on_lost: Callable[[], None],
     ) -> HeldContainer:
         """Take an unused container out of the pool for a session, a warm one if there is one. One
@@ -354,7 +355,9 @@ class ContainerWall(HasImages):
             SandboxUnavailable: no container was available in time, the image is missing, or there
                 is no disk.
         """
-        if packages:
+        if lock:
+            image = self._layers.add_text(image, lock)
+        elif packages:
             image = await self.with_packages(image, packages, domain.principal_id)
         found = await self._find(image)
         kind = Kind(image, memory_mb, cpus or 0.0)
@@ -709,6 +712,8 @@ class SessionDisk:
 
 class HeldContainer:
     """A session's container. Receives the container's events once it has left the pool."""
+
+    is_away = False
 
     def __init__(
         self,

@@ -1,0 +1,429 @@
+"""The saver of durable sessions: copies their workspaces to the engine's files, and back.
+
+Host side, below the sessions that call it, above the guest's program `files` and `saved_files`.
+What the guest says is untrusted, but can only harm its own session: names of files are digests that
+the engine computes, and numbers and sizes are limited. Invariants: a manifest is stored after all
+that it names; what it names is deleted only after the next one is stored; an unchanged workspace
+costs one listing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import anyio
+from pydantic import Field
+
+from fumehood.core.arguments import MAX_READ_BYTES
+from fumehood.core.errors import EngineError, StateUnavailable
+from fumehood.core.escaping import visible
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
+from fumehood.core.session import SavedCopy
+from fumehood.core.workspace_path import path_fault
+from fumehood.executors.claims import Claim
+from fumehood.executors.workspace_guest import (
+    MAX_LISTED,
+    SHOWN_CHARACTERS,
+    Piece,
+    Pieces,
+    Written,
+    ask,
+    not_as_agreed,
+)
+from fumehood.sandbox.session import CopyLost, CopySource, NotSaved
+from fumehood.sandbox.wall import try_later
+from fumehood.storage.saved_files import Missing, SavedFiles
+
+MAX_FILES = 20_000
+"""Maximum number of files and directories that are saved."""
+
+PIECE_BYTES = 4 << 20
+"""Size of a piece of a large file."""
+
+BATCH_BYTES = 16 << 20
+"""Bytes of pieces that are in memory at once."""
+
+BATCH_PIECES = 256
+"""Number of pieces that are stored or fetched at once."""
+
+FILL_BYTES = 512 * 1024
+"""Bytes of files in one request to the guest, before base64."""
+
+SAVE_S = 60.0
+"""Maximum seconds of saving after a call, and of restoring."""
+
+MAX_KNOWN = 200_000
+"""Number of files in the manifests that are remembered."""
+
+CHANGES = frozenset({"write", "finish", "unpack", "delete"})
+"""The requests to the guest's program `files` that change what a listing shows."""
+
+LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
+
+M = TypeVar("M", bound=Claim)
+Row = tuple[str, int, bool, str]
+
+
+class Scanned(Claim):
+    """A page of a workspace's files: path, size (-1 for a directory), whether it can be executed,
+    and version.
+    """
+
+    rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
+    has_more: bool
+    too_many: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file, or with the size -1 a directory, and the names of its pieces."""
+
+    size: int
+    can_run: bool
+    pieces: tuple[str, ...]
+    version: str = field(default="", compare=False)
+    """Its version in the workspace when it was read, or ""."""
+
+
+Tree = dict[str, SavedFile]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the engine remembers of a session's last copy."""
+
+    copy: SavedCopy
+    tree: Tree
+    garbage: set[str] | None = None
+    """Names of files that no stored manifest names, or perhaps one that was not known to be
+    stored. None: not known yet.
+    """
+
+
+class SessionSaver:
+    """Saves workspaces, and restores them. Implements `Saver`."""
+
+    def __init__(self, files: SavedFiles) -> None:
+        self._files = files
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def may_change(self, program: str, arguments: JsonObject) -> bool:
+        return program != "files" or arguments.get("do") in CHANGES
+
+    async def save(
+        self,
+        source: CopySource,
+        copy: SavedCopy,
+        now: Callable[[], datetime],
+        store: Callable[[SavedCopy], Awaitable[None]],
+    ) -> None:
+        attempt = _Attempt(self._files, source)
+        try:
+            with anyio.fail_after(SAVE_S):
+                known = await self._know(source.session_id, copy)
+                copied_at = now().isoformat()
+                tree = await attempt.copy(known.tree)
+                if tree == known.tree:
+                    known.tree = tree  # with the present versions
+                    return
+                if known.garbage is None:
+                    known.garbage = await self._files.names(source.session_id) - attempt.new
+                name, content = await attempt.put_manifest(tree)
+        except Exception as error:
+            await attempt.undo()
+            raise NotSaved(_why(error)) from error
+        known.garbage |= attempt.new | {copy.manifest} | _names(known.tree)
+        saved = SavedCopy(copied_at, name, len(content))
+        await store(saved)
+        known.copy, known.tree = saved, tree
+        known.garbage -= {name} | _names(tree)
+        with suppress(OSError):  # or after the next call
+            await self._files.delete({one for one in known.garbage if one})
+            known.garbage.clear()
+
+    async def restore(self, target: CopySource, copy: SavedCopy) -> None:
+        self._known.pop(target.session_id, None)
+        try:
+            with anyio.fail_after(SAVE_S):
+                known = await self._know(target.session_id, copy)
+                await self._fill(target, known.tree)
+                # No program has run yet, so these are the files that were put there.
+                rows = {row[0]: row[3] for row in await _scan(target)}
+                known.tree = {
+                    path: replace(file, version=rows.get(path, ""))
+                    for path, file in known.tree.items()
+                }
+        except Missing:
+            if not await self._has_any(target.session_id):
+                raise StateUnavailable(
+                    "The engine's files have nothing of this session. They may not be mounted.",
+                ) from None
+            raise CopyLost("its list of files is missing or damaged") from None
+        except (TimeoutError, EngineError, OSError) as error:
+            if isinstance(error, StateUnavailable | CopyLost):
+                raise
+            raise try_later(f"The session's files were not restored: {_why(error)}.") from error
+
+    async def drop(self, session_id: str) -> None:
+        self._known.pop(session_id, None)
+        try:
+            await self._files.delete(await self._files.names(session_id))
+        except (OSError, EngineError):
+            self._files.overdue.set()
+
+    async def _has_any(self, session_id: str) -> bool:
+        try:
+            return bool(await self._files.names(session_id))
+        except OSError:
+            return False
+
+    async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
+        """Return what is known of a session's last copy. Raises Missing, OSError."""
+        known = self._known.pop(session_id, None)
+        if known is None or known.copy != copy:
+            tree: Tree = {}
+            if copy.manifest:
+                got = await self._files.get({copy.manifest: copy.manifest_bytes})
+                tree = _parse(got[copy.manifest])
+            known = _Known(copy, tree)
+        self._known[session_id] = known
+        while len(self._known) > 1 and sum(len(o.tree) for o in self._known.values()) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    async def _fill(self, target: CopySource, tree: Tree) -> None:
+        """Put the files of a tree into an empty workspace."""
+        directories = [path for path, file in tree.items() if file.size < 0]
+        for at in range(0, len(directories), MAX_LISTED):
+            await _ask(target, _filling(directories[at : at + MAX_LISTED], []), Written)
+        batch: list[tuple[str, SavedFile, int]] = []
+        room = BATCH_BYTES
+        for path, file in tree.items():
+            if file.size == 0:
+                await _ask(target, _filling([], [[path, 0, file.can_run, ""]]), Written)
+            for number in range(len(file.pieces)):
+                batch.append((path, file, number))
+                room -= _piece_size(file, number)
+                if room <= 0 or len(batch) >= BATCH_PIECES:
+                    await self._fill_batch(target, batch)
+                    batch, room = [], BATCH_BYTES
+        await self._fill_batch(target, batch)
+
+    async def _fill_batch(
+        self, target: CopySource, batch: list[tuple[str, SavedFile, int]]
+    ) -> None:
+        names = {file.pieces[number]: _piece_size(file, number) for _, file, number in batch}
+        try:
+            contents = await self._files.get(names)
+        except Missing as error:
+            lost = next(path for path, file, n in batch if file.pieces[n] == str(error))
+            shown = visible(lost)[:SHOWN_CHARACTERS]
+            raise CopyLost(f"a piece of the file {shown} is missing or damaged") from None
+        parts: list[list[Any]] = []
+        room = FILL_BYTES
+        for path, file, number in batch:
+            content = contents[file.pieces[number]]
+            for begin in range(0, len(content), FILL_BYTES):
+                part = content[begin : begin + FILL_BYTES]
+                if parts and (room < len(part) or len(parts) >= MAX_LISTED):
+                    await _ask(target, _filling([], parts), Written)
+                    parts, room = [], FILL_BYTES
+                text = base64.b64encode(part).decode("ascii")
+                parts.append([path, number * PIECE_BYTES + begin, file.can_run, text])
+                room -= len(part)
+        if parts:
+            await _ask(target, _filling([], parts), Written)
+
+
+class _Attempt:
+    """One attempt to save a workspace."""
+
+    def __init__(self, files: SavedFiles, source: CopySource) -> None:
+        self.new: set[str] = set()
+        """Names of the files that were stored, or may have been."""
+        self._files = files
+        self._source = source
+        self._prefix = f"{source.session_id}.{secrets.token_hex(4)}."
+
+    async def copy(self, old: Tree) -> Tree:
+        """Store the content that differs from an earlier copy, and return the new tree."""
+        tree: Tree = {}
+        changed: list[Row] = []
+        for row in await _scan(self._source):
+            path, size, can_run, version = row
+            before = old.get(path)
+            if size < 0:
+                tree[path] = SavedFile(-1, True, ())
+            elif (
+                before is not None
+                and version
+                and version == before.version
+                and ((size, can_run) == (before.size, before.can_run))
+            ):
+                tree[path] = before
+            else:
+                changed.append(row)
+        if sum(file.size for file in tree.values()) + sum(row[1] for row in changed) > (
+            self._source.most_bytes
+        ):
+            raise NotSaved("the files are larger than the workspace, because they have holes")
+        has = {name.rpartition(".")[2]: name for name in _names(old)}
+        pieces: dict[str, list[str]] = {row[0]: [] for row in changed}
+        waiting: dict[str, bytes] = {}
+        async for path, content in _contents(self._source, changed):
+            digest = hashlib.sha256(content).hexdigest()
+            if digest not in has:
+                has[digest] = self._prefix + digest
+                waiting[has[digest]] = content
+            pieces[path].append(has[digest])
+            if len(waiting) >= BATCH_PIECES or sum(map(len, waiting.values())) >= BATCH_BYTES:
+                await self._put(waiting)
+                waiting = {}
+        await self._put(waiting)
+        for path, size, can_run, version in changed:
+            tree[path] = SavedFile(size, can_run, tuple(pieces[path]), version)
+        return dict(sorted(tree.items()))
+
+    async def put_manifest(self, tree: Tree) -> tuple[str, bytes]:
+        """Store the manifest; return its name and content."""
+        rows = [[path, f.size, f.can_run, f.version, *f.pieces] for path, f in tree.items()]
+        content = json.dumps(rows, separators=(",", ":")).encode()
+        name = self._prefix + hashlib.sha256(content).hexdigest()
+        await self._put({name: content})
+        return name, content
+
+    async def undo(self) -> None:
+        """Delete what was stored, which no manifest names."""
+        with anyio.CancelScope(shield=True), suppress(OSError, EngineError):
+            await self._files.delete(self.new)
+
+    async def _put(self, contents: Mapping[str, bytes]) -> None:
+        self.new.update(contents)
+        await self._files.put(contents)
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case NotSaved():
+            return str(error)
+        case TimeoutError():
+            return f"it took longer than {SAVE_S:g} s"
+        case Missing():
+            return "the engine's files lack the last copy"
+        case EngineError():
+            return f"{error.message[:1].lower()}{error.message[1:]}".rstrip(".")
+        case OSError():
+            return f"the engine's files cannot be used ({error.strerror or type(error).__name__})"
+        case _:
+            raise error
+
+
+def _parse(manifest: bytes) -> Tree:
+    return {
+        path: SavedFile(size, can_run, tuple(pieces), version)
+        for path, size, can_run, version, *pieces in json.loads(manifest)
+    }
+
+
+def _names(tree: Tree) -> set[str]:
+    return {name for file in tree.values() for name in file.pieces}
+
+
+def _piece_size(file: SavedFile, number: int) -> int:
+    return min(PIECE_BYTES, file.size - number * PIECE_BYTES)
+
+
+def _filling(directories: list[str], parts: list[list[Any]]) -> JsonObject:
+    return {"do": "fill", "directories": directories, "parts": parts}
+
+
+async def _ask(source: CopySource, request: JsonObject, model: type[M]) -> M:
+    return (await ask(source, request, LIMITS, model)).required
+
+
+async def _scan(source: CopySource) -> list[Row]:
+    """Return the files and directories of a workspace, in the order of their paths."""
+    rows: list[Row] = []
+    after = ""
+    while True:
+        request: JsonObject = {"do": "scan", "most": MAX_FILES, "after": after}
+        page = await _ask(source, request, Scanned)
+        if page.too_many or len(rows) + len(page.rows) > MAX_FILES:
+            raise NotSaved(f"the workspace has more than {MAX_FILES} files and directories")
+        for row in page.rows:
+            path, size, _, version = row
+            if path <= after or path_fault(path) is not None or size < -1 or len(version) > 100:
+                raise not_as_agreed()
+            after = path
+            rows.append(row)
+        if not page.has_more:
+            return rows
+        if not page.rows:
+            raise not_as_agreed()
+
+
+async def _contents(source: CopySource, rows: Iterable[Row]) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield the pieces of files with their paths. An empty file has none."""
+    small: list[Row] = []
+    size = 0
+    for row in rows:
+        if row[1] > MAX_READ_BYTES:
+            async for piece in _large(source, row):
+                yield row[0], piece
+        elif row[1] > 0:
+            if size + row[1] > MAX_READ_BYTES or len(small) >= MAX_LISTED:
+                for one in await _read_many(source, small):
+                    yield one
+                small, size = [], 0
+            small.append(row)
+            size += row[1]
+    for one in await _read_many(source, small):
+        yield one
+
+
+async def _read_many(source: CopySource, rows: list[Row]) -> list[tuple[str, bytes]]:
+    if not rows:
+        return []
+    paths = [row[0] for row in rows]
+    request = {"do": "read_many", "paths": paths, "length": MAX_READ_BYTES}
+    told = (await _ask(source, request, Pieces)).pieces
+    if len(told) > len(rows):
+        raise not_as_agreed()
+    if len(told) < len(rows):  # the next one does not fit any more
+        raise _changed(rows[len(told)][0])
+    read = []
+    for (path, size, _, _), piece in zip(rows, told, strict=True):
+        if piece is None or (piece.size, len(piece.content)) != (size, size):
+            raise _changed(path)
+        read.append((path, piece.content))
+    return read
+
+
+async def _large(source: CopySource, row: Row) -> AsyncIterator[bytes]:
+    path, size, _, _ = row
+    content = b""
+    for offset in range(0, size, MAX_READ_BYTES):
+        request = {"do": "read_closed", "path": path, "offset": offset, "length": MAX_READ_BYTES}
+        piece = await _ask(source, request, Piece)
+        if piece.size != size or not piece.is_of(offset, MAX_READ_BYTES):
+            raise _changed(path)
+        content += piece.content
+        if len(content) >= PIECE_BYTES:
+            yield content
+            content = b""
+    if content:
+        yield content
+
+
+def _changed(path: str) -> NotSaved:
+    return NotSaved(f"{visible(path)[:SHOWN_CHARACTERS]} changed while it was read")
