@@ -459,7 +459,8 @@ class CopySource:
     """A session's workspace, for a saver. A lease on its container without a turn or a copy."""
 
     session_id: str
-    most_bytes: int
+    memory_mb: int
+    disk_mb: int | None
     container: SessionContainer
     queue_ms: float = 0.0
 
@@ -472,13 +473,18 @@ class CopySource:
     ) -> RunEnding:
         """Run a program of the engine, after the cleanup of the last run."""
         await self.container.until_free()
+        limits = replace(limits, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
         return await self.container.run(program, arguments, limits, sinks)
+
+    @property
+    def most_bytes(self) -> int:
+        """The size of the workspace."""
+        return workspace_mb(self.memory_mb, self.disk_mb) * MB
 
 
 def source_of(session: Session) -> CopySource:
     """Return the workspace of a session."""
-    most_bytes = workspace_mb(session.memory_mb, session.disk_mb) * MB
-    return CopySource(session.id, most_bytes, session.container)
+    return CopySource(session.id, session.memory_mb, session.disk_mb, session.container)
 
 
 # -- ended sessions -----------------------------------------------------------------------

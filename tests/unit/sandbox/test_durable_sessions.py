@@ -312,20 +312,22 @@ async def test_engine_killed_at_any_step_leaves_the_last_complete_copy(
     """Killed before the pieces, before the manifest, before the row, after the row."""
     rows = Rows()
     made = Bench(tmp_path, rows)
-    session = None
-    try:
+    sessions: list[SessionRecord] = []
+
+    async def until_killed() -> None:
         async with made.keeper:
-            session = await made.keeper.create(ALICE, durable=True)
-            await made.run(session, write(a="1", b="2"))
+            sessions.append(await made.keeper.create(ALICE, durable=True))
+            await made.run(sessions[0], write(a="1", b="2"))
             made.store.dies_after = steps if steps < 2 else None
-            if steps == 2:
-                made.rows.is_killed = True
-            delete = made.store.delete
-            made.store.delete = lambda names: _die() if steps == 3 else delete(names)  # type: ignore[method-assign]
-            await made.run(session, write(a="3", c="4"))
-    except BaseException as error:
-        assert "Killed" in repr(error)
-    assert session is not None
+            made.rows.is_killed = steps == 2
+            if steps == 3:
+                made.store.delete = _die  # type: ignore[method-assign]
+            await made.run(sessions[0], write(a="3", c="4"))
+
+    with pytest.raises((Killed, BaseExceptionGroup)) as death:
+        await until_killed()
+    assert "Killed" in repr(death.value)
+    (session,) = sessions
     rows.is_killed = False
     after = Bench(tmp_path, rows, made.wall)
     async with after.keeper:
@@ -339,7 +341,7 @@ async def test_engine_killed_at_any_step_leaves_the_last_complete_copy(
     after.store.close()
 
 
-async def _die() -> None:
+async def _die(names: object) -> None:
     raise Killed
 
 
