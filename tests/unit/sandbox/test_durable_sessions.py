@@ -157,9 +157,10 @@ async def bench(home: Path, rows: Rows | None = None, **rules: Any) -> AsyncIter
 
 
 @pytest.fixture(autouse=True)
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files never change twice in a tick here, so each of their versions counts."""
+def settled(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Files never change twice in a tick here or in memory, so each of their versions counts."""
     monkeypatch.setattr("fumehood.guest.container.files.RECENT_NS", 0)
+    monkeypatch.setattr("fumehood.guest.container.files.PROC", str(tmp_path_factory.mktemp("proc")))
 
 
 def write(**files: str | bytes) -> Change:
