@@ -35,6 +35,7 @@ def session_lines() -> Iterator[Line]:
     with run_daemon() as daemon:
         yield new_session(daemon)
         yield from paused(daemon)
+        yield durable(daemon)
         if os.geteuid() == 0:  # an engine of another user makes no disks
             yield from on_disk(daemon)
             yield forked(daemon)
@@ -85,6 +86,28 @@ def paused(daemon: Running) -> Iterator[Line]:
         "≤ 100 ms", f"{more_ms:.0f} ms", more_ms <= 100,
     )  # fmt: skip
     yield Line("pausing a session", "–", f"{statistics.median(pause_s) * 1e3:.0f} ms", None)
+
+
+def durable(daemon: Running) -> Line:
+    """A call that changes a small file, besides 1,000 files that it does not change."""
+    files = "import os\nos.mkdir('d')\nfor n in range(1000): open(f'd/{n}', 'w').write(f'{n}' * 50)"
+    change = {"code": "import time\nprint(time.time_ns(), file=open('small', 'w'))"}
+    durable_s, plain_s = [], []
+    with Client(daemon.socket) as client:
+        saved, plain = (client.create_session(durable=is_saved).id for is_saved in (True, False))
+        for session in (saved, plain):
+            client.call("run_python", {"code": files}, session_id=session)
+        for _ in range(CALLS):
+            durable_s.append(timed(lambda: client.call("run_python", change, session_id=saved)))
+            plain_s.append(timed(lambda: client.call("run_python", change, session_id=plain)))
+        client.end_session(saved)
+        client.end_session(plain)
+    durable_ms, plain_ms = (statistics.median(taken) * 1e3 for taken in (durable_s, plain_s))
+    more_ms = durable_ms - plain_ms
+    return Line(
+        "call in a durable session with 1,000 files that changes one: more than in another",
+        "≤ 40 ms", f"{more_ms:.0f} ms ({durable_ms:.0f} ms / {plain_ms:.0f} ms)", more_ms <= 40,
+    )  # fmt: skip
 
 
 def on_disk(daemon: Running) -> Iterator[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import FilesAway, StoreError, WriteFailed
 from fumehood.storage.files import Bucket, Directory, Files, open_bucket
 from fumehood.storage.recordings import Record, RecordedCall, RecordingStore
+from fumehood.storage.saved_files import Missing, SavedFiles
 from support.blobs import OWNER, read_blob
 from support.s3 import S3, running_s3, silent_server
 from tests.conftest import StartDaemon
@@ -526,3 +528,36 @@ def test_engine_starts_and_calls_tools_while_the_bucket_does_not_answer(
             assert (refused.value.code, refused.value.retryable) == ("STATE_UNAVAILABLE", True)
         assert "blobs.unavailable" in daemon.log
         assert "no answer" in daemon.log
+
+
+async def test_saved_workspaces_are_read_back_swept_and_refused_while_the_bucket_is_away(
+    server: S3, bucket: Bucket, name: str
+) -> None:
+    saved = SavedFiles(None, bucket)
+    session = f"sess_{'a' * 32}"
+    contents = {
+        f"{session}.{'0' * 8}.{hashlib.sha256(content).hexdigest()}": content
+        for content in (b"", b"one", b"x" * (5 << 20))
+    }
+    sizes = {one: len(content) for one, content in contents.items()}
+    await saved.put(contents)
+    server.put(name, **{"our/files/sessions/foreign": b"not ours"})
+    assert await saved.names(session) == set(contents)
+    assert await saved.get(sizes) == contents
+    server.put(
+        name, **{f"our/files/sessions/{max(sizes, key=sizes.__getitem__)}": b"y" * (5 << 20)}
+    )
+    with pytest.raises(Missing):
+        await saved.get(sizes)
+    now = datetime.now(UTC)
+    assert await saved.sweep([session], [], now + timedelta(hours=2)) == 0
+    assert await saved.sweep([], [], now) == 0
+    assert await saved.sweep([], [], now + timedelta(hours=2)) == 3
+    assert server.keys(name) == {"our/files/sessions/foreign"}
+    server.stop()
+    try:
+        with pytest.raises(FilesAway):
+            await saved.put(contents)
+    finally:
+        server.start()
+    saved.close()
