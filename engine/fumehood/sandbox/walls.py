@@ -50,6 +50,7 @@ WARNINGS = frozenset(
         "node.lost_run",
         "node.image_not_copied",
         "session.lost",
+        "session.not_saved",
         "session.not_written",
     }
 )

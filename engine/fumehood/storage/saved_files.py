@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fumehood.storage.directory import private_directory
+from fumehood.storage.directory import StateError, private_directory
 from fumehood.storage.errors import FilesAway
 from fumehood.storage.files import Bucket, Directory, Files
 
@@ -112,7 +112,10 @@ class SavedFiles:
         if self._bucket is not None:
             return self._bucket
         assert self._directory is not None
-        return Directory(private_directory(self._directory))
+        try:
+            return Directory(private_directory(self._directory))
+        except StateError:
+            raise FilesAway("its directory cannot be used") from None
 
     async def _all(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
         """Call a function for each item, in the threads; wait for all. Raises the first error."""
