@@ -92,6 +92,11 @@ def test_node_killed_in_a_call_ends_it_once_and_another_serves(
     daemon: Daemon, cluster: Cluster
 ) -> None:
     """Last in this module, because it kills nodes. The call log says what the answers said."""
+    with Client(daemon.socket) as client:
+        sessions = [client.create_session(durable=True, memory_mb=128).id for _ in range(2)]
+    write = "open('f', 'w').write('one')"
+    written = [run(daemon.client(), write, session_id=one) for one in sessions]
+    assert len({one["metadata"]["sandbox"]["node"] for one in written}) == 2
     with ThreadPoolExecutor() as threads:
         running = [
             threads.submit(run, daemon.client(), "import time; time.sleep(8)") for _ in range(3)
@@ -115,6 +120,9 @@ def test_node_killed_in_a_call_ends_it_once_and_another_serves(
             if row["call_id"] == call_id
         ]
         assert (record["code"] == "OK") == one["success"]
+    found = [run(daemon.client(), "open('f').read()", session_id=one) for one in sessions]
+    assert [one["data"]["value"] for one in found] == ["one", "one"]
+    assert sorted(one["data"]["session"]["state"] for one in found) == ["kept", "restored"]
     cluster.add()
     wait_until(lambda: joined(daemon) == 2, 40)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from fumehood import Config, Engine
+from conftest import StartDaemon
+from fumehood import Client, Config, Engine, FumehoodError
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import Principal
@@ -26,8 +29,9 @@ from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding
 from fumehood.storage.database import open_database
+from fumehood.storage.directory import owner_id
 from fumehood.storage.saved_files import SavedFiles
-from support.containers import kill_container
+from support.containers import containers_of, kill_container
 from support.nodes import LocalMembership, make_cluster
 from support.session_rows import SessionRows
 
@@ -154,6 +158,39 @@ async def test_next_engine_restores_a_session_whose_container_is_gone(home: Path
         assert found.data["value"] == "one"
         assert found.data["session"]["state"] == "restored"
         await second.sessions.end(second.owner, session.id)
+
+
+def test_daemon_killed_at_any_moment_has_promised_no_more_than_comes_back(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    """Between any two steps of a copy. The container is killed as well, so that only it is left."""
+    chance = random.Random(20261126)
+    daemon = start_daemon(home, sessions__image="python", container__images__python="python")
+    with Client(daemon.socket) as client:
+        session = client.create_session(durable=True, memory_mb=128).id
+    last = sent = 0
+    for _ in range(4):
+        with Client(daemon.socket) as client, suppress(FumehoodError):
+            killing = threading.Timer(0.3 + 0.3 * chance.random(), daemon.process.kill)
+            killing.start()
+            while True:
+                sent += 1
+                code = f"[open(name, 'w').write('{sent}') for name in 'ab']"
+                answer = client.call("run_python", {"code": code}, session_id=session)
+                if answer.success and answer.metadata.warnings == ():
+                    last = sent
+        killing.join()
+        daemon.process.wait(timeout=30)
+        for one in containers_of(f"fumehood.owner={owner_id(daemon.home)}"):
+            kill_container(one["Id"])
+        daemon = start_daemon(home, sessions__image="python", container__images__python="python")
+        with Client(daemon.socket) as client:
+            code = "[int(open(name).read()) for name in 'ab']"
+            found = client.call("run_python", {"code": code}, session_id=session)
+        assert found.data["session"]["state"] == "restored"
+        first, second = found.data["value"]
+        assert (first == second, last <= first <= sent) == (True, True)
+    assert last > 4
 
 
 @pytest.mark.needs("disks")
