@@ -9,6 +9,7 @@ costs one listing.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -60,10 +61,10 @@ FILL_BYTES = 512 * 1024
 """Bytes of files in one request to the guest, before base64."""
 
 SAVE_S = 60.0
-"""Maximum seconds of saving after a call, and of restoring."""
+"""Maximum seconds of saving after a call."""
 
-MAX_KNOWN = 200_000
-"""Number of files in the manifests that are remembered."""
+RESTORED_BYTES_PER_S = 5 << 20
+"""Bytes in a second that the deadline of restoring allows for, in addition."""
 
 CHANGES = frozenset({"write", "finish", "unpack", "delete"})
 """The requests to the guest's program `files` that change what a listing shows."""
@@ -128,6 +129,7 @@ class SessionSaver:
         store: Callable[[SavedCopy], Awaitable[None]],
     ) -> None:
         attempt = _Attempt(self._files, source)
+        known: _Known | None = None
         try:
             with anyio.fail_after(SAVE_S):
                 known = await self._know(source.session_id, copy)
@@ -139,8 +141,12 @@ class SessionSaver:
                 if known.garbage is None:
                     known.garbage = await self._files.names(source.session_id) - attempt.new
                 name, content = await attempt.put_manifest(tree)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await attempt.undo()
+            if known is not None and known.garbage is not None:
+                known.garbage |= attempt.new  # what could not be deleted
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise NotSaved(_why(error)) from error
         known.garbage |= attempt.new | {copy.manifest} | _names(known.tree)
         saved = SavedCopy(copied_at, name, len(content))
@@ -154,8 +160,9 @@ class SessionSaver:
     async def restore(self, target: CopySource, copy: SavedCopy) -> None:
         self._known.pop(target.session_id, None)
         try:
-            with anyio.fail_after(SAVE_S):
-                known = await self._know(target.session_id, copy)
+            known = await self._know(target.session_id, copy)
+            size = sum(file.size for file in known.tree.values())
+            with anyio.fail_after(SAVE_S + size / RESTORED_BYTES_PER_S):
                 await self._fill(target, known.tree)
                 # No program has run yet, so these are the files that were put there.
                 rows = {row[0]: row[3] for row in await _scan(target)}
@@ -169,9 +176,9 @@ class SessionSaver:
                     "The engine's files have nothing of this session. They may not be mounted.",
                 ) from None
             raise CopyLost("its list of files is missing or damaged") from None
-        except (TimeoutError, EngineError, OSError) as error:
-            if isinstance(error, StateUnavailable | CopyLost):
-                raise
+        except StateUnavailable:
+            raise
+        except (TimeoutError, EngineError, OSError, NotSaved) as error:
             raise try_later(f"The session's files were not restored: {_why(error)}.") from error
 
     async def drop(self, session_id: str) -> None:
@@ -197,8 +204,8 @@ class SessionSaver:
                 tree = _parse(got[copy.manifest])
             known = _Known(copy, tree)
         self._known[session_id] = known
-        while len(self._known) > 1 and sum(len(o.tree) for o in self._known.values()) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        while sum(len(one.tree) for one in self._known.values()) > 10 * MAX_FILES:
+            self._known.popitem(last=False)  # it is fetched again if needed
         return known
 
     async def _fill(self, target: CopySource, tree: Tree) -> None:
@@ -209,9 +216,7 @@ class SessionSaver:
         batch: list[tuple[str, SavedFile, int]] = []
         room = BATCH_BYTES
         for path, file in tree.items():
-            if file.size == 0:
-                await _ask(target, _filling([], [[path, 0, file.can_run, ""]]), Written)
-            for number in range(len(file.pieces)):
+            for number in range(max(len(file.pieces), file.size == 0)):
                 batch.append((path, file, number))
                 room -= _piece_size(file, number)
                 if room <= 0 or len(batch) >= BATCH_PIECES:
@@ -222,18 +227,20 @@ class SessionSaver:
     async def _fill_batch(
         self, target: CopySource, batch: list[tuple[str, SavedFile, int]]
     ) -> None:
-        names = {file.pieces[number]: _piece_size(file, number) for _, file, number in batch}
+        names = {
+            file.pieces[number]: _piece_size(file, number) for _, file, number in batch if file.size
+        }
         try:
             contents = await self._files.get(names)
         except Missing as error:
-            lost = next(path for path, file, n in batch if file.pieces[n] == str(error))
+            lost = next(path for path, file, n in batch if str(error) in file.pieces[n : n + 1])
             shown = visible(lost)[:SHOWN_CHARACTERS]
             raise CopyLost(f"a piece of the file {shown} is missing or damaged") from None
         parts: list[list[Any]] = []
         room = FILL_BYTES
         for path, file, number in batch:
-            content = contents[file.pieces[number]]
-            for begin in range(0, len(content), FILL_BYTES):
+            content = contents[file.pieces[number]] if file.size else b""
+            for begin in range(0, max(1, len(content)), FILL_BYTES):
                 part = content[begin : begin + FILL_BYTES]
                 if parts and (room < len(part) or len(parts) >= MAX_LISTED):
                     await _ask(target, _filling([], parts), Written)
@@ -356,7 +363,8 @@ async def _scan(source: CopySource) -> list[Row]:
     rows: list[Row] = []
     after = ""
     while True:
-        request: JsonObject = {"do": "scan", "most": MAX_FILES, "after": after}
+        room = LIMITS.output_bytes * 2 // 3
+        request: JsonObject = {"do": "scan", "most": MAX_FILES, "after": after, "room": room}
         page = await _ask(source, request, Scanned)
         if page.too_many or len(rows) + len(page.rows) > MAX_FILES:
             raise NotSaved(f"the workspace has more than {MAX_FILES} files and directories")

@@ -764,7 +764,8 @@ class SessionKeeper:
         try:
             await session.container.until_free()
             if session.needs_copy:
-                await self._restore_copy(session)
+                with anyio.CancelScope(shield=True):  # a caller that gives up would cause another
+                    await self._restore_copy(session)
                 await session.container.until_free()
         finally:
             if session.is_stopped:

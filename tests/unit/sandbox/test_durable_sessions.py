@@ -484,6 +484,21 @@ async def test_file_that_grows_while_it_is_read_is_not_saved(tmp_path: Path) -> 
         assert made.store.kept == set()
 
 
+async def test_snapshot_that_is_restored_is_saved_and_a_fork_is_not_durable(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        session = await made.keeper.create(ALICE, durable=True, disk_mb=16)
+        snapshot = await made.keeper.snapshot(ALICE, session.id)
+        await made.run(session, write(a="1"))
+        write(a="0")(made.workspace())  # what the disk's copy had
+        restored = await made.keeper.restore(ALICE, session.id, snapshot.id)
+        assert restored.state == "active"
+        assert await made.lose_and_read(session) == {"a": b"0"}
+        (fork,) = await made.keeper.fork(ALICE, session.id)
+        assert (fork.durable, fork.saved_at) == (False, None)
+        await made.keeper.end(ALICE, session.id)
+        assert made.keeper.find(ALICE, session.id).durable
+
+
 async def test_saved_workspaces_have_a_quota_for_each_principal_and_in_total(
     tmp_path: Path,
 ) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from fumehood.core.call_log import AllCallsQuery, CallPage, CallQuery
 from fumehood.core.errors import ResourceNotFound
-from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.core.session import (
+    KeptSession,
+    SavedCopy,
+    SessionHome,
+    SessionRecord,
+    SessionStatus,
+)
 from fumehood.storage import calls as calls_module
 from fumehood.storage import database as database_module
 from fumehood.storage import retention as retention_module
@@ -329,6 +335,18 @@ RECORD = SessionRecord(
     is_busy=False,
 )
 ACTIVE = KeptSession("alice", RECORD)
+DURABLE = KeptSession(
+    "alice",
+    RECORD.model_copy(
+        update={
+            "id": "sess_3", "durable": True, "saved_at": NOW_SESSIONS, "restored_at": NOW_SESSIONS
+        }
+    ),
+    home=SessionHome(
+        "box", 1, 60.0, 3600.0, copy=SavedCopy(NOW_SESSIONS.isoformat(), "list", 7),
+        restored_at=NOW_SESSIONS.isoformat(),
+    ),
+)  # fmt: skip
 OVER = KeptSession(
     "bob",
     RECORD.model_copy(
@@ -344,10 +362,21 @@ async def test_session_rows_survive_reopening_and_are_changed_and_deleted_in_one
 ) -> None:
     path = tmp_path / "state.db"
     database = open_database(path)
-    await SessionTable(database).change([ACTIVE, OVER], [])
+    await SessionTable(database).change([ACTIVE, OVER, DURABLE], [])
     database.close()
     again = open_database(path)
-    assert sorted(SessionTable(again).all_now(), key=lambda one: one.record.id) == [ACTIVE, OVER]
+    rows = SessionTable(again)
+    assert sorted(rows.all_now(), key=lambda one: one.record.id) == [ACTIVE, OVER, DURABLE]
+    assert await rows.ids() == ({RECORD.id, "sess_3"}, {"sess_2"})
+    old = '{"container": "box", "epoch": 1, "idle_s": 60.0, "lifetime_s": 3600.0}'
+    again.write_now(
+        lambda connection: connection.exec_driver_sql(
+            "UPDATE sessions SET home = ? WHERE id = 'sess_3'", (old,)
+        )
+    )
+    (earlier,) = [one for one in rows.all_now() if one.record.id == "sess_3"]
+    assert (earlier.record.durable, earlier.home) == (False, SessionHome("box", 1, 60.0, 3600.0))
+    await rows.change([], ["sess_3"])
     ended = KeptSession(
         "alice", RECORD.model_copy(update={"state": SessionStatus.ENDED}), NOW_SESSIONS
     )

@@ -53,9 +53,6 @@ CHUNK_BYTES = 1 << 20
 MAX_TIME_NS = (1 << 63) - 1
 """Largest distance of a time from 1970 that is told. Programs may set any time."""
 
-MAX_SCAN_BYTES = 700 * 1024
-"""Size limit of the rows in one answer to a scan."""
-
 RECENT_NS = 20_000_000
 """Nanoseconds in which a file can change twice with one change time. The kernel's clock of files
 ticks every 4 to 10 ms."""
@@ -114,10 +111,10 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 def _scan(arguments: Result) -> Result:
     """List all plain files and directories as rows of path, size (-1 for a directory), whether it
-    can be executed, and version. The version changes with the file, whatever times a program sets;
-    it is empty for a file that could change again without a new one.
+    can be executed, and version, in at most `room` bytes. The version changes with the file,
+    whatever times a program sets; it is empty for a file that could change again without a new one.
     """
-    after, most = str(arguments.get("after") or ""), int(arguments["most"])
+    after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     mapped = _mapped()
     recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
@@ -127,13 +124,12 @@ def _scan(arguments: Result) -> Result:
                 return {"rows": [], "has_more": False, "too_many": True}
             found.append((path, status))
     rows: list[list[Any]] = []
-    room = MAX_SCAN_BYTES
     for path, status in sorted(found, key=lambda one: one[0]):
         if path <= after or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             continue
         row: list[Any] = [path, -1, True, ""]
         if stat.S_ISREG(status.st_mode):
-            version = f"{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+            version = f"{status.st_ino}:{status.st_ctime_ns}"
             is_settled = status.st_ctime_ns < recent and status.st_ino not in mapped
             can_run = bool(status.st_mode & stat.S_IXUSR)
             row = [path, status.st_size, can_run, version if is_settled else ""]
