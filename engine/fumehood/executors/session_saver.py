@@ -57,8 +57,14 @@ BATCH_BYTES = 16 << 20
 BATCH_PIECES = 256
 """Number of pieces that are stored or fetched at once."""
 
-FILL_BYTES = 512 * 1024
+FILL_BYTES = 2 << 20
 """Bytes of files in one request to the guest, before base64."""
+
+SCAN_BYTES = 400 * 1024
+"""Bytes of rows in one answer of the guest, which has at most 512 KB."""
+
+SETTLED_S = 0.05
+"""Seconds after which the guest tells the version of a file that was written."""
 
 SAVE_S = 60.0
 """Maximum seconds of saving after a call."""
@@ -106,8 +112,8 @@ class _Known:
     copy: SavedCopy
     tree: Tree
     garbage: set[str] | None = None
-    """Names of files that no stored manifest names, or perhaps one that was not known to be
-    stored. None: not known yet.
+    """Names of files that the copy does not need, or None until they are
+    listed.
     """
 
 
@@ -164,6 +170,7 @@ class SessionSaver:
             size = sum(file.size for file in known.tree.values())
             with anyio.fail_after(SAVE_S + size / RESTORED_BYTES_PER_S):
                 await self._fill(target, known.tree)
+                await anyio.sleep(SETTLED_S)
                 # No program has run yet, so these are the files that were put there.
                 rows = {row[0]: row[3] for row in await _scan(target)}
                 known.tree = {
@@ -363,8 +370,9 @@ async def _scan(source: CopySource) -> list[Row]:
     rows: list[Row] = []
     after = ""
     while True:
-        room = LIMITS.output_bytes * 2 // 3
-        request: JsonObject = {"do": "scan", "most": MAX_FILES, "after": after, "room": room}
+        request: JsonObject = {
+            "do": "scan", "most": MAX_FILES, "after": after, "room": SCAN_BYTES
+        }  # fmt: skip
         page = await _ask(source, request, Scanned)
         if page.too_many or len(rows) + len(page.rows) > MAX_FILES:
             raise NotSaved(f"the workspace has more than {MAX_FILES} files and directories")
