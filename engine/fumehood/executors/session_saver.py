@@ -112,9 +112,7 @@ class _Known:
     copy: SavedCopy
     tree: Tree
     garbage: set[str] | None = None
-    """Names of files that the copy does not need, or None until they are
-    listed.
-    """
+    """Names of files that the copy does not need, or None until they are listed."""
 
 
 class SessionSaver:
