@@ -583,9 +583,9 @@ def conclude(demo: Demo, seconds: float, waiting: Waiting | None, *, has_contain
         return
     missing = "" if figure else ", without containers: see docs/howto/set-up-docker.md"
     right = demo.steps - len(demo.failed)
-    demo.say("", f"{right} of {demo.steps} steps ended as expected, in {seconds:.0f} s{missing}.")
-    if figure:
-        demo.say(f"The figure stays: {figure}")
+    stays = f" The figure stays: {figure}" if figure else ""
+    took = f"in {seconds:.0f} s{missing}."
+    demo.say("", f"{right} of {demo.steps} steps ended as expected, {took}{stays}")
     plot = shlex.quote(str(KEPT.resolve() / "plot.py"))
     again = f"run {plot}" if figure else 'call calculator \'{"expression": "6 * 7"}\''
     demo.say(
