@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fumehood.client import Client, ControlClient
@@ -86,6 +88,28 @@ def test_drained_node_is_left_alone_until_it_is_resumed(daemon: Daemon) -> None:
         used = {run(client, "1")["metadata"]["sandbox"]["node"] for _ in range(5)}
         assert name not in used
         assert control.nodes.resume(name).state == "joined"
+
+
+def test_node_whose_process_alone_is_killed_is_back_soon(daemon: Daemon, cluster: Cluster) -> None:
+    """As the kernel does that runs out of memory: Ray on the machine goes on."""
+    bridges = [one for one in _descendants(daemon.process.pid) if "ray_bridge" in one[1]]
+    ((bridge, _),) = bridges
+    assert os.getsid(bridge) != os.getsid(daemon.process.pid)  # so that Ctrl-C does not end it
+    actor = next(
+        pid
+        for machine in cluster.processes
+        for pid, command in _descendants(machine.pid)
+        if "NodeActor" in command
+    )
+    os.kill(actor, signal.SIGKILL)
+    wait_until(lambda: joined(daemon) == 1, 20)
+    wait_until(lambda: joined(daemon) == 2, 20)
+    assert run(daemon.client(), "1")["success"]
+
+
+def _descendants(pid: int) -> list[tuple[int, str]]:
+    children = psutil.Process(pid).children(recursive=True)
+    return [(one.pid, " ".join(one.cmdline())) for one in children]
 
 
 def test_node_killed_in_a_call_ends_it_once_and_another_serves(

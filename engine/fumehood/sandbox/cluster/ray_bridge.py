@@ -10,16 +10,22 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import socket
 import sys
 from collections.abc import Awaitable
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fumehood.sandbox.cluster.ray_membership import HEADER
 from fumehood.sandbox.cluster.ray_nodes import NAMESPACE, actor_of, machines
+
+Asked = tuple[Awaitable[Any], tuple[str, ...]]
+"""A request that has begun, and the machines whose actors serve it."""
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Bridge:
@@ -33,20 +39,27 @@ class Bridge:
     def begin(self, number: int, request: bytes) -> None:
         """Begin with a request: at once, so that calls of a node stay in order."""
         name, *arguments = pickle.loads(request)  # noqa: S301 - from the engine
-        asked: Awaitable[Any]
         try:
-            asked = getattr(self, name)(*arguments)
-        except (RayError, KeyError) as error:
+            asked, keys = getattr(self, name)(*arguments)
+        except KeyError:
+            self._answer(number, ("gone", "its actor is gone"))
+            return
+        except RayError as error:
             self._answer(number, ("gone", _in_words(error)))
             return
-        task = asyncio.ensure_future(self._finish(number, asked))
+        task = asyncio.ensure_future(self._finish(number, asked, keys))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, number: int, asked: Awaitable[Any]) -> None:
+    async def _finish(self, number: int, asked: Awaitable[Any], keys: tuple[str, ...]) -> None:
         try:
             answer = ("ok", await asked)
+        except RayTaskError as error:  # the node lives
+            answer = ("failed", _in_words(error))
         except RayError as error:
+            if isinstance(error, RayActorError):  # the machine may live, and gets another one
+                for key in keys:
+                    self._actors.pop(key, None)
             answer = ("gone", _in_words(error))
         except Exception as error:  # what Ray raises is not documented
             answer = ("failed", _in_words(error))
@@ -59,17 +72,20 @@ class Bridge:
 
     # -- requests --------------------------------------------------------------------------
 
-    def call(self, key: str, asked: bytes) -> Any:
+    def call(self, key: str, asked: bytes) -> Asked:
         """Call a node."""
-        return self._actors[key].call.remote(asked)
+        return self._actors[key].call.remote(asked), (key,)
 
-    def pass_piece(self, key: str, asked: bytes, to: str, its: Any, transfer: str) -> Any:
+    def pass_piece(self, key: str, asked: bytes, to: str, its: Any, transfer: str) -> Asked:
         """Pass the result of a call on to another node. It does not come here."""
         piece = self._actors[key].call.remote(asked)
-        return self._actors[to].write_image.remote(its, transfer, piece)
+        return self._actors[to].write_image.remote(its, transfer, piece), (key, to)
 
-    async def machines(self) -> list[str]:
+    def machines(self) -> Asked:
         """Return the machines that are nodes, and start their actors."""
+        return self._machines(), ()
+
+    async def _machines(self) -> list[str]:
         alive = await asyncio.to_thread(machines)
         for key in self._actors.keys() - alive.keys():
             del self._actors[key]
@@ -79,7 +95,9 @@ class Bridge:
 
 
 def _in_words(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    """Return the first line of an error; of one inside an actor the last, below its traceback."""
+    lines = COLOURS.sub("", str(error)).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if "ray::" in lines[0] else 0].strip()[:200]
 
 
 async def _serve(connection: socket.socket, address: str) -> None:

@@ -38,7 +38,7 @@ from fumehood.sandbox.cluster.model import (
 from fumehood.sandbox.cluster.node import Fenced
 from fumehood.sandbox.cluster.wall import NodeGone, NodePort
 from fumehood.sandbox.container.pool import Kind
-from fumehood.sandbox.wall import HostSize, RunEnding
+from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
 HEADER = struct.Struct("!QI")
 """A message's number and length. A request's number is that of its answer."""
@@ -50,7 +50,11 @@ PROBE_S = 20.0
 """Seconds to find out whether the cluster asks for a token."""
 
 CONNECT_S = 60.0
-"""Seconds to connect to the cluster, and for it to answer."""
+"""Seconds to connect to the cluster, and for its first answer."""
+
+ANSWER_S = 20.0
+"""Seconds for each later answer. A process that hangs is replaced before the sessions of all nodes
+are given up."""
 
 
 class RayPort:
@@ -79,8 +83,8 @@ class RayPort:
 _SENT = {
     (one.__module__, one.__qualname__): one
     for one in (
-        EndedBy, Fenced, HeldState, HostSize, ImageFacts, Kind, Limit, NodeFacts, NodeReport,
-        Refused, RunEnding, frozenset,
+        EndedBy, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit, NodeFacts,
+        NodeReport, Refused, RunEnding, frozenset,
         *(one for one in vars(errors).values() if isinstance(one, type)),
     )
 }  # fmt: skip
@@ -118,6 +122,8 @@ class RayMembership:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._has_answered = False
+        """Whether the present process has answered."""
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
 
@@ -127,14 +133,19 @@ class RayMembership:
             return
         address, mode = await anyio.to_thread.run_sync(self._checked, abandon_on_cancel=True)
         await self.close()
-        own, its = socket.socketpair()
-        with its:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-m", "fumehood.sandbox.cluster.ray_bridge", address,
-                env=_environment(mode), stdin=its.fileno(), stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        reader, self._writer = await asyncio.open_connection(sock=own)
+        try:
+            own, its = socket.socketpair()
+            with its:
+                # In a session of its own: Ctrl-C is for the engine, whose calls may go on.
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", "-m", "fumehood.sandbox.cluster.ray_bridge", address,
+                    env=_environment(mode), stdin=its.fileno(), stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+            reader, self._writer = await asyncio.open_connection(sock=own)
+        except OSError as error:
+            raise SandboxUnavailable(f"Ray's process cannot be started: {error}") from None
+        self._has_answered = False
         self._reading = asyncio.ensure_future(self._read(reader))
 
     def _checked(self) -> tuple[str, str]:
@@ -145,11 +156,13 @@ class RayMembership:
     async def ports(self) -> Sequence[NodePort]:
         """Return the machines of the cluster that are nodes. Starts their actors."""
         try:
-            with anyio.fail_after(CONNECT_S):
+            with anyio.fail_after(ANSWER_S if self._has_answered else CONNECT_S):
                 alive = await self.ask("machines")
-        except (TimeoutError, NodeGone) as error:
+        except (TimeoutError, NodeGone, InternalError) as error:
             await self.close()
-            raise SandboxUnavailable(f"Ray's cluster does not answer: {error}") from None
+            why = str(error) or "it took too long"
+            raise SandboxUnavailable(f"Ray's cluster does not answer: {why}") from None
+        self._has_answered = True
         self._ports = {key: self._ports.get(key) or RayPort(self, key) for key in alive}
         return list(self._ports.values())
 
@@ -174,7 +187,8 @@ class RayMembership:
         if kind == "gone":
             raise NodeGone(result)
         if kind == "failed":
-            raise InternalError(f"A node failed: {result}")
+            # Callers may read this, so it has only the error's kind. Ray's log has everything.
+            raise InternalError(f"A node failed: {result.partition(':')[0]}.")
         return result
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -185,7 +199,7 @@ class RayMembership:
                 answer = pickle.loads(await reader.readexactly(length))  # noqa: S301 - our process
                 if number in self._asked and not self._asked[number].done():
                     self._asked[number].set_result(answer)
-        except (asyncio.IncompleteReadError, OSError):
+        except Exception:  # whatever it is, nobody would get an answer any more
             self._end()
 
     def _end(self) -> None:

@@ -18,7 +18,7 @@ from fumehood.sandbox.cluster.node import Fenced
 from fumehood.sandbox.cluster.ray_membership import _opened
 from fumehood.sandbox.cluster.wall import NodeGone
 from fumehood.sandbox.container.pool import Kind
-from fumehood.sandbox.wall import HostSize, RunEnding
+from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
 REPORT = NodeReport(
     number=1, is_ready=True, is_drained=False, seen=frozenset({Limit.MEMORY}), faults=(),
@@ -42,7 +42,9 @@ def test_answers_of_nodes_are_read(answer: object) -> None:
     assert _opened(pickle.dumps(answer)) == answer
 
 
-@pytest.mark.parametrize("kind", [InvalidParams, errors.SandboxUnavailable, errors.QuotaExceeded])
+@pytest.mark.parametrize(
+    "kind", [InvalidParams, errors.SandboxUnavailable, errors.QuotaExceeded, ImageMissing]
+)
 def test_refusals_of_nodes_are_raised(kind: type[EngineError]) -> None:
     with pytest.raises(kind, match="words") as raised:
         _opened(pickle.dumps(Refused(kind("words", fields=["a"], retry_after_ms=5))))
