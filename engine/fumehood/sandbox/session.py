@@ -110,6 +110,8 @@ class Session:
     """Whether it was to be paused since its last use. If that failed, it is not tried again."""
     is_stopping: bool = False
     """Whether it is being stopped because it was not used."""
+    stop_again: float = 0.0
+    """Until then, by the monotonic clock, it is not tried again to stop it."""
     is_outdated: bool = False
     """Whether its database row is out of date."""
     finished: KeptSession | None = None

@@ -78,6 +78,9 @@ ID_BYTES = 16
 TIDY_S = 1.0
 """Seconds between checks for expired sessions. Each check also stores when sessions were used."""
 
+STOP_AGAIN_S = 30.0
+"""Seconds until an unused session that could not be stopped is tried again."""
+
 PLACE_PAUSE_S = 0.05
 """Seconds between two tries to get a place among the sessions that run."""
 
@@ -545,10 +548,10 @@ class SessionKeeper:
             if self._group is None or session.finished is not None:
                 continue
             if session.disk_mb is not None and session.is_unused(now):
-                if not (session.is_stopped or session.is_stopping):
+                is_tried = session.is_stopping or now < session.stop_again
+                if not (session.is_stopped or is_tried):
                     session.is_stopping = True
-                    why = f"it was not used for {session.idle_s:g} s"
-                    self._group.start_soon(self._stop_unused, session, why)
+                    self._group.start_soon(self._stop_idle, session)
             elif session.is_idle(now, self._settings.pause_seconds):
                 session.is_pausing = True
                 self._group.start_soon(self._pause_idle, session)
@@ -704,17 +707,21 @@ class SessionKeeper:
         """Count one more session that runs. If there are too many, or too little memory is left,
         stop the one with a disk that was not used for the longest time. Raises QuotaExceeded.
         """
+        spared: set[str] = set()
         while (missing := self._places.take(principal_id, memory_mb, self._wall.host)) is not None:
             unused = [
                 one
                 for one in self._live.values()
                 if one.disk_mb is not None and not one.users and not one.is_stopped
+                and one.id not in spared
                 and (missing.lack is Lack.TOTAL or one.principal_id == principal_id)
             ]  # fmt: skip
             if not unused:
                 raise self._places.refusal(missing, principal_id, memory_mb)
             oldest = min(unused, key=lambda one: one.last_used)
-            await self._stop_unused(oldest, "another session needed its place")
+            spared.add(oldest.id)  # tried once: its node may be away
+            with suppress(SandboxUnavailable):
+                await self._stop_unused(oldest, "another session needed its place")
 
     async def _until_there_is_room(self) -> None:
         """Wait a bounded time until enough containers of ended sessions are removed.
@@ -877,6 +884,13 @@ class SessionKeeper:
             session.has_place = False
             self._places.give_back(session.principal_id, session.memory_mb)
 
+    async def _stop_idle(self, session: Session) -> None:
+        try:
+            await self._stop_unused(session, f"it was not used for {session.idle_s:g} s")
+        except EngineError as error:  # its node may be away
+            session.stop_again = self._clock.monotonic() + STOP_AGAIN_S
+            self._on_event("session.not_stopped", {"session": session.id, "why": error.message})
+
     async def _stop_unused(self, session: Session, why: str) -> None:
         try:
             await self._stop(session, why, unless=lambda: session.users > 0)
@@ -977,7 +991,7 @@ class SessionKeeper:
             return
         try:
             await session.container.pause()
-        except SandboxUnavailable as error:
+        except EngineError as error:
             self._on_event("session.not_paused", {"session": session.id, "why": error.message})
             return
         session.is_outdated = True

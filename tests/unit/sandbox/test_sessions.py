@@ -292,6 +292,28 @@ async def test_session_is_paused_after_its_calls_and_resumed_by_hand() -> None:
         assert (await made.keeper.resume(ALICE, record.id)).state.value == "active"
 
 
+async def test_unused_session_that_cannot_be_stopped_does_not_end_the_keeper() -> None:
+    async with bench(max=2, max_per_principal=2, pause_seconds=900) as made:
+        away = await made.keeper.create(ALICE, disk_mb=64, idle_seconds=60)
+
+        async def fail(unless: object = None) -> None:
+            raise SandboxUnavailable("The node cannot be reached.")
+
+        made.wall.held[0].stop = fail
+        other = await made.keeper.create(ALICE, disk_mb=64, idle_seconds=1800)
+        made.clock.advance(60)
+        for _ in range(3):
+            made.keeper.tidy()
+            await settle()
+        told = [event for event, _ in made.events]
+        assert told == ["session.created", "session.created", "session.not_stopped"]
+        # A new session takes the place of one that can be stopped.
+        assert (await made.keeper.create(ALICE)).state.value == "active"
+        assert (made.state(away)[0], made.state(other)[0]) == ("active", "stopped")
+        with pytest.raises(QuotaExceeded):
+            await made.keeper.create(ALICE)
+
+
 async def test_session_that_cannot_be_paused_continues() -> None:
     async with bench(pause_seconds=60) as made:
         record = await made.keeper.create(ALICE)
