@@ -19,10 +19,12 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SessionStatus
 from fumehood.core.status import NodeState
+from fumehood.sandbox.cluster import node as node_module
 from fumehood.sandbox.cluster import wall as cluster_module
-from fumehood.sandbox.cluster.model import NodeFacts, Ticket
+from fumehood.sandbox.cluster.model import NodeFacts, RunOrder, Terms, Ticket
 from fumehood.sandbox.cluster.node import Fenced
 from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
+from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from support.nodes import LocalMembership, LocalPort, make_cluster, wall_settings
 
@@ -289,7 +291,7 @@ async def test_newer_engine_ends_the_runs_of_the_older(members: LocalMembership)
         async with make_cluster(members, owner=owner, epoch=2) as newer:
             await joined(newer, 1)
             with anyio.fail_after(5):
-                assert (await running).ended_by in (EndedBy.SANDBOX_LOST, EndedBy.CANCELLED)
+                assert (await running).ended_by is EndedBy.SANDBOX_LOST  # nobody cancelled it
             assert (await run(newer, "1")).ended_by is EndedBy.OK
 
 
@@ -372,9 +374,10 @@ async def test_image_that_a_node_lacks_comes_from_another(
     lacking = members.found[1].node
 
     async def load(ticket: Ticket, transfer: str) -> None:
-        loaded.append(lacking._transfers[transfer].tell())
+        loaded.append(lacking._transfer(ticket, transfer).tell())
 
-    async with make_cluster(members, settings=wall_settings()) as wall:
+    told: list[tuple[str, JsonObject]] = []
+    async with make_cluster(members, settings=wall_settings(), told=told) as wall:
         await joined(wall, 2)
         lacking_wall = next(iter(lacking._joined.values())).wall
         monkeypatch.setattr(lacking, "load_image", load)
@@ -382,4 +385,227 @@ async def test_image_that_a_node_lacks_comes_from_another(
         monkeypatch.setattr(lacking_wall._supply, "_by_language", {})
         next(iter(lacking._joined.values())).on_change()
         await wait_until(lambda: bool(loaded), 60)
+        await wait_until(lambda: not wall._syncing, 60)
+        await asyncio.sleep(3)
+        copied = [values["image"] for event, values in told if event == "node.image_copied"]
+        assert len(copied) == len(set(copied))  # a copy that does not help is not repeated
+        held = [file for node in members.found for file in transfers(node)]
     assert loaded[0] > 10 * MB
+    assert held == []
+
+
+def transfers(port: LocalPort) -> list[Any]:
+    return [file for one in port.node._joined.values() for file in one.transfers.values()]
+
+
+async def test_transfers_of_an_engine_that_is_gone_leave_no_file(members: LocalMembership) -> None:
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        link = next(iter(wall._links.values()))
+        await link.port.call("write_image", link.ticket, "t", b"x")
+        (file,) = transfers(port)
+    assert file.closed
+
+
+async def test_run_that_is_cancelled_as_it_comes_ends_at_once(members: LocalMembership) -> None:
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        link = next(iter(wall._links.values()))
+        order = RunOrder(
+            "run", "python", program("1"), LIMITS, ME, kind=Kind("python-data", MEMORY_MB)
+        )
+        running = asyncio.ensure_future(port.node.run(link.ticket, order))
+        asyncio.get_running_loop().call_soon(port.node.cancel, link.ticket, "run")
+        with anyio.fail_after(2):
+            ((name, ending),) = await running
+        assert (name, ending.ended_by) == ("ending", EndedBy.CANCELLED)
+        assert not next(iter(port.node._joined.values())).runs
+
+
+async def test_events_that_nobody_fetches_are_forgotten(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "FORGET_S", 0.5)
+    port = members.add()
+    async with make_cluster(members) as wall, make_cluster(members) as other:
+        await joined(wall, 1)
+        await joined(other, 1)
+        link = next(iter(wall._links.values()))
+        order = RunOrder(
+            "run", "python", program("1"), LIMITS, ME, kind=Kind("python-data", MEMORY_MB)
+        )
+        task = asyncio.ensure_future(port.node.run(link.ticket, order))
+        await asyncio.sleep(0)
+        task.cancel()  # its answer is lost
+        mine = port.node._joined[link.ticket.owner]
+        await wait_until(lambda: not mine.running)
+        await wait_until(lambda: not mine.runs)
+        await wait_until(lambda: not any(one.placed.others for one in other._links.values()))
+        with pytest.raises(SandboxUnavailable):
+            await port.node.more(link.ticket, "run")
+
+
+async def test_session_that_is_resumed_after_its_node_has_joined_continues(
+    members: LocalMembership,
+) -> None:
+    members.add()
+    owner = "e" * 32
+    async with make_cluster(members, owner=owner) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "sess_1")
+        await run_in(place, "x = 41")
+        record, home = place.stored()
+    second = make_cluster(members, owner=owner, epoch=2)
+    second.expect(record, replace(home, epoch=1))
+    async with second:
+        await joined(second, 1)
+        await asyncio.sleep(3)  # the node has removed what it did not have to expect
+        again = second.resume(record, replace(home, epoch=2), lambda: None)
+        with anyio.fail_after(20):
+            while not again.is_known.is_set():
+                await asyncio.sleep(0.05)
+        assert await run_in(again, "x") == 41
+        again.end("the test is over")
+        await again.until_gone()
+
+
+async def test_session_that_nobody_waits_for_leaves_no_container(
+    members: LocalMembership,
+) -> None:
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        mine = next(iter(port.node._joined.values()))
+        began, may_go_on = asyncio.Event(), asyncio.Event()
+        holds = mine.wall.hold
+
+        async def slow(*arguments: Any, **options: Any) -> Any:
+            began.set()
+            await may_go_on.wait()
+            return await holds(*arguments, **options)
+
+        mine.wall.hold = slow  # type: ignore[method-assign]
+        making = asyncio.ensure_future(hold(wall, "sess_1"))
+        await began.wait()
+        making.cancel()
+        await asyncio.wait([making])
+        may_go_on.set()
+        await asyncio.sleep(1)
+        await wait_until(lambda: not (mine.wall._held or mine.held or mine.holding))
+        assert not next(iter(wall._links.values())).promised_mb
+
+
+async def test_session_that_ends_while_its_node_joins_leaves_no_container(
+    members: LocalMembership,
+) -> None:
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "sess_1")
+        await members.remove(port)
+        await wait_until(lambda: not wall._links)
+        again = members.add()
+        joins = again.node.join
+
+        async def slow(ticket: Ticket, terms: Terms) -> None:
+            await joins(ticket, terms)
+            place.end("its owner ended it")
+
+        again.node.join = slow  # type: ignore[method-assign]
+        await joined(wall, 1)
+        mine = next(iter(again.node._joined.values()))
+        await wait_until(lambda: not (mine.wall._held or mine.held))
+
+
+async def test_node_that_is_lost_again_gets_all_its_time_again(members: LocalMembership) -> None:
+    port = members.add()
+    lost: list[str] = []
+    async with make_cluster(members, lost_s=8) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "sess_1", lost)
+        await members.remove(port)
+        began = time.monotonic()
+        await asyncio.sleep(3)
+        port = members.add()
+        await joined(wall, 1)
+        await members.remove(port)
+        await wait_until(lambda: not wall._links)
+        await asyncio.sleep(began + 9 - time.monotonic())
+        assert (place.lost, lost) == (None, [])
+        await wait_until(lambda: lost == ["sess_1"])
+
+
+async def test_node_that_fails_in_any_way_does_not_end_the_engine(
+    members: LocalMembership,
+) -> None:
+    members.add()
+    failing = members.add()
+
+    async def fail(*arguments: object) -> Any:
+        raise ValueError("no words for callers")
+
+    failing.node.facts = fail  # type: ignore[method-assign]
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        await wait_until(lambda: NodeState.REFUSED in states(wall).values())
+        assert (await run(wall, "1")).ended_by is EndedBy.OK
+        assert "no words" not in str(wall.nodes())
+
+
+async def test_node_that_falls_silent_while_it_joins_is_given_up_and_may_come_back(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "SILENT_S", 1.0)
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "sess_1")
+        await run_in(place, "x = 41")
+        await members.remove(port)
+        await wait_until(lambda: not wall._links)
+        again = members.add()
+        resumes = again.node.resume
+
+        async def silent(*arguments: Any) -> Any:
+            await asyncio.Event().wait()
+
+        again.node.resume = silent  # type: ignore[method-assign]
+        await wait_until(lambda: NodeState.REFUSED in states(wall).values())
+        assert not wall._links
+        again.node.resume = resumes  # type: ignore[method-assign]
+        await joined(wall, 1)
+        assert await run_in(place, "x") == 41
+        place.end("the test is over")
+        await place.until_gone()
+
+
+async def test_run_on_a_silent_node_ends_when_the_node_joins_in_another_life(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        running = asyncio.ensure_future(run(wall, "import time; time.sleep(15)"))
+        await wait_until(lambda: any(link.placed.used for link in wall._links.values()))
+        port.is_silent = True
+        members.found.append(LocalPort(port.node))
+        with anyio.fail_after(8):  # before its silence is noticed
+            assert (await running).ended_by is EndedBy.SANDBOX_LOST
+        port.lose()
+        members.found.remove(port)
+
+
+async def test_engine_stops_while_a_node_is_silent_and_another_has_left(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "LEAVE_S", 4.0)
+    port, other = members.add(), members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 2)
+        port.is_silent = True
+        began = time.monotonic()
+    assert time.monotonic() - began < 8
+    assert not other.node._joined  # it has not joined again
+    port.lose()

@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fumehood.config import Config
+from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.cluster.model import Terms, Ticket
 from fumehood.sandbox.cluster.node import MakeWall, Node, NodeHome
@@ -53,10 +54,14 @@ class LocalPort:
         return await self._unless_cut(answer())
 
     def tell(self, method: str, *arguments: Any) -> None:
+        async def begin() -> None:
+            with suppress(EngineError):
+                result = getattr(self.node, method)(*arguments)
+                if inspect.isawaitable(result):
+                    await result
+
         if not (self.cut.is_set() or self.is_silent):
-            result = getattr(self.node, method)(*arguments)
-            if inspect.isawaitable(result):
-                asyncio.ensure_future(result)  # noqa: RUF006
+            asyncio.ensure_future(begin())  # noqa: RUF006
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
         await to.call("write_image", its, transfer, await self.call("read_image", ticket, transfer))

@@ -13,7 +13,7 @@ import asyncio
 import platform
 import tempfile
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ from fumehood.sandbox.cluster.model import (
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.wall import Brake, CallPort, OnEvent, RunEnding, RunSinks, try_later
-from fumehood.storage.directory import InUse, hold_lock, owner_id, private_directory
+from fumehood.storage.directory import InUse, StateError, hold_lock, owner_id, private_directory
 
 SILENCE_S = 60.0
 """Seconds without a word from an engine after which what it runs here is ended."""
@@ -52,6 +52,15 @@ REPORT_S = 1.0
 PIECE_BYTES = 1 << 20
 """Bytes of events, or of an image, in one piece. While as many bytes of events wait to be fetched,
 the program's stream is not read."""
+
+EVENT_BYTES = 256
+"""Bytes of an event besides its content, about."""
+
+FORGET_S = 60.0
+"""Seconds after its end for which the events of a run wait to be fetched."""
+
+MAX_CANCELLED = 1000
+"""Maximum number of cancelled runs that are remembered until they come."""
 
 MAX_IMAGE_BYTES = 16 << 30
 """Largest image that is passed on, in bytes."""
@@ -75,6 +84,10 @@ class Fenced(SandboxUnavailable):
         return Fenced, ()
 
 
+LAST = ("ending", "refused")
+"""The names of a run's last event."""
+
+
 class Events:
     """The events of one run that are not sent yet."""
 
@@ -82,14 +95,21 @@ class Events:
         self.brake = Brake()
         self._waiting: deque[tuple[RunEvent, int]] = deque()
         self._bytes = 0
+        self._is_over = False
         self._come = asyncio.Event()
 
     def add(self, *event: Any, size: int = 0) -> None:
         """Add an event, the last one with the name `ending` or `refused`."""
+        self._is_over = self._is_over or event[0] in LAST
         self._waiting.append((event, size))
-        self._bytes += size
+        self._bytes += EVENT_BYTES + size
         self.brake.is_on = self._bytes >= PIECE_BYTES
         self._come.set()
+
+    def close(self, ending: RunEnding) -> None:
+        """Add an ending, unless there is one. A task cancelled before it begins has added none."""
+        if not self._is_over:
+            self.add("ending", ending)
 
     async def next(self) -> list[RunEvent]:
         """Wait for events, and return those that came."""
@@ -112,7 +132,7 @@ class Events:
 
         def call(number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
             on_call(number, port)
-            self.add("call", number, tool, arguments)
+            self.add("call", number, tool, arguments, size=len(str(arguments)))
 
         wants = order.wants
         return RunSinks(
@@ -143,6 +163,8 @@ class _Run:
     task: asyncio.Task[None]
     events: Events
     port: CallPort | None = None
+    ended: float | None = None
+    """When it ended, by the monotonic clock."""
 
 
 @dataclass(eq=False, slots=True)
@@ -158,12 +180,28 @@ class _Joined:
     held: dict[str, HeldContainer] = field(default_factory=dict)
     """Session id → its container."""
     runs: dict[str, _Run] = field(default_factory=dict)
-    cancelled: set[str] = field(default_factory=set)
-    """Runs that were cancelled before they began."""
+    cancelled: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """Runs that were cancelled before they came."""
+    holding: dict[str, object] = field(default_factory=dict)
+    """Session id → the command that takes a container for it, while somebody waits for that."""
+    transfers: dict[str, IO[bytes]] = field(default_factory=dict)
+    """Images on their way from or to another node."""
     number: int = 0
     changes: dict[str, int] = field(default_factory=dict)
     """Session id → the number of its last change."""
     has_changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def running(self) -> int:
+        """The number of runs that have not ended."""
+        return sum(run.ended is None for run in self.runs.values())
+
+    def forget_old(self) -> None:
+        """Forget the runs whose events nobody fetches any more."""
+        oldest = time.monotonic() - FORGET_S
+        for run_id, run in list(self.runs.items()):
+            if run.ended is not None and run.ended < oldest:
+                del self.runs[run_id]
 
     def on_change(self, session_id: str | None = None) -> None:
         """Let reports show a change."""
@@ -211,8 +249,6 @@ class Node:
         self._joined: dict[str, _Joined] = {}
         self._newest: dict[str, int] = {}
         """Owner → the highest number that was seen."""
-        self._transfers: dict[str, IO[bytes]] = {}
-        """Images on their way from or to another node."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._joining = anyio.Lock()
 
@@ -235,7 +271,10 @@ class Node:
             await self._leave(self._joined.get(ticket.owner))
             if ticket.epoch < self._newest[ticket.owner]:
                 raise Fenced
-            directory = private_directory(self._home.path / ticket.owner)
+            try:
+                directory = private_directory(self._home.path / ticket.owner)
+            except StateError as error:
+                raise SandboxUnavailable(str(error)) from None
             container = terms.settings.container
             container = container.model_copy(
                 update={
@@ -253,6 +292,8 @@ class Node:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             await is_open.wait()
+            if joined.ended.is_set():
+                raise SandboxUnavailable("The node could not start what holds its containers.")
             self._joined[ticket.owner] = joined
 
     async def leave(self, ticket: Ticket) -> None:
@@ -276,6 +317,7 @@ class Node:
         joined.heard = time.monotonic()
         if joined.is_over.is_set():
             raise Fenced
+        joined.forget_old()
         wall, status = joined.wall, joined.wall.status
         others = [one for one in self._joined.values() if one is not joined]
         changed = [one for one, number in joined.changes.items() if number > seen]
@@ -293,7 +335,7 @@ class Node:
             },
             warm=dict(wall.warm),
             counts=wall.counts,
-            others=sum(len(one.runs) for one in others),
+            others=sum(one.running for one in others),
             engines=len(others) + 1,
             changed={one: _state_of(joined.held[one]) for one in changed if one in joined.held},
         )
@@ -332,39 +374,46 @@ class Node:
 
     async def save_image(self, ticket: Ticket, transfer: str, image: str) -> int:
         """Save an image for another node, in a file; return the number of its pieces."""
-        file = self._transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
-        await self._of(ticket).wall.save_image(image, file)
+        joined = self._of(ticket)
+        file = joined.transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
+        await joined.wall.save_image(image, file)
         size = file.tell()
         file.seek(0)
         return -(-size // PIECE_BYTES)
 
     async def read_image(self, ticket: Ticket, transfer: str) -> bytes:
         """Return the next piece of a saved image."""
-        self._of(ticket)
-        return await anyio.to_thread.run_sync(self._transfers[transfer].read, PIECE_BYTES)
+        file = self._transfer(ticket, transfer)
+        return await anyio.to_thread.run_sync(file.read, PIECE_BYTES)
 
     async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> None:
         """Add a piece to an image of another node. Raises SandboxUnavailable."""
-        self._of(ticket)
-        if transfer not in self._transfers:
-            self._transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
-        file = self._transfers[transfer]
+        transfers = self._of(ticket).transfers
+        if transfer not in transfers:
+            transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
+        file = transfers[transfer]
         if file.tell() + len(piece) > MAX_IMAGE_BYTES:
             raise SandboxUnavailable("An image of another node is too large.", retryable=False)
         await anyio.to_thread.run_sync(file.write, piece)
 
     async def load_image(self, ticket: Ticket, transfer: str) -> None:
         """Load an image whose pieces were written. Raises SandboxUnavailable."""
-        file = self._transfers[transfer]
+        file = self._transfer(ticket, transfer)
         file.seek(0)
         await self._of(ticket).wall.load_image(file)
         await self.look_again(ticket)
 
     def end_transfer(self, ticket: Ticket, transfer: str) -> None:
         """Remove the file of an image."""
-        file = self._transfers.pop(transfer, None)
+        file = self._of(ticket).transfers.pop(transfer, None)
         if file is not None:
             file.close()
+
+    def _transfer(self, ticket: Ticket, transfer: str) -> IO[bytes]:
+        file = self._of(ticket).transfers.get(transfer)
+        if file is None:
+            raise try_later("The image is not on its way any more.")
+        return file
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -374,18 +423,27 @@ class Node:
         """
         joined = self._of(ticket)
         if order.id in joined.cancelled:
-            joined.cancelled.discard(order.id)
+            del joined.cancelled[order.id]
             return [("ending", RunEnding(EndedBy.CANCELLED, "call"))]
         events = Events()
         task = asyncio.ensure_future(self._run(joined, order, events))
-        joined.runs[order.id] = _Run(task, events)
+        run = joined.runs[order.id] = _Run(task, events)
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            events.close(_cut_off(joined, order))
+            run.ended = time.monotonic()
+
+        task.add_done_callback(on_done)
         return await self.more(ticket, order.id)
 
     async def more(self, ticket: Ticket, run_id: str) -> list[RunEvent]:
         """Wait for more events of a run."""
         joined = self._of(ticket)
-        piece = await joined.runs[run_id].events.next()
-        if piece[-1][0] in ("ending", "refused"):
+        run = joined.runs.get(run_id)
+        if run is None:
+            raise try_later("The node does not know this run any more.")
+        piece = await run.events.next()
+        if piece[-1][0] in LAST:
             joined.runs.pop(run_id, None)
         return piece
 
@@ -396,7 +454,9 @@ class Node:
         if run is not None:
             run.task.cancel()
         else:
-            joined.cancelled.add(run_id)
+            joined.cancelled[run_id] = None
+            if len(joined.cancelled) > MAX_CANCELLED:
+                joined.cancelled.popitem(last=False)
 
     def answer(self, ticket: Ticket, run_id: str, answer: bytes) -> None:
         """Pass the answer to a program's tool call on."""
@@ -426,12 +486,30 @@ class Node:
     ) -> HeldState:
         """Take a container for a session. Raises as the wall's."""
         joined, session_id = self._of(ticket), domain.session_id or ""
-        held = await joined.wall.hold(
-            domain, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
-            packages=packages, lock=lock, on_lost=lambda: joined.on_change(session_id),
-        )  # fmt: skip
+        mine = joined.holding[session_id] = object()
+        try:
+            held = await joined.wall.hold(
+                domain, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
+                packages=packages, lock=lock, on_lost=lambda: joined.on_change(session_id),
+            )  # fmt: skip
+        finally:
+            is_wanted = joined.holding.get(session_id) is mine
+            if is_wanted:
+                del joined.holding[session_id]
+        if not is_wanted:  # nobody waits for it any more
+            held.end("nobody waits for it")
+            return _state_of(held)
         joined.held[session_id] = held
         return _state_of(held)
+
+    async def drop(self, ticket: Ticket, session_id: str, why: str) -> None:
+        """End the container of a session that the engine does not know, also one in the making."""
+        joined = self._of(ticket)
+        joined.holding.pop(session_id, None)
+        held = joined.held.get(session_id)
+        if held is not None:
+            held.end(why)
+            await self.in_session(ticket, session_id, "until_gone")
 
     async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
         """Take an earlier session's container over, soon, and before its first use."""
@@ -479,9 +557,9 @@ class Node:
         async with self._of(ticket).wall.fork(copy, session_id, home) as name:
             return name
 
-    async def unfork(self, ticket: Ticket, name: str) -> None:
+    async def unfork(self, ticket: Ticket, session_id: str) -> None:
         """Remove the disk of a fork that was not made."""
-        self._of(ticket).wall.drop_disk(name)
+        self._of(ticket).wall.drop_disk(f"fumehood-{session_id}")
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -494,7 +572,7 @@ class Node:
     def _held(self, ticket: Ticket, session_id: str) -> HeldContainer:
         held = self._of(ticket).held.get(session_id)
         if held is None:
-            raise try_later("The session's node has only just come back. Repeat the call.")
+            raise _not_yet()
         return held
 
     async def _leave(self, joined: _Joined | None) -> None:
@@ -523,6 +601,8 @@ class Node:
         finally:
             if self._joined.get(joined.ticket.owner) is joined:
                 del self._joined[joined.ticket.owner]
+            for file in joined.transfers.values():
+                file.close()
             is_open.set()
             joined.ended.set()
 
@@ -538,8 +618,10 @@ class Node:
         except EngineError as error:
             events.add("refused", error)
         except asyncio.CancelledError:
-            lost = RunEnding(EndedBy.CANCELLED, "session" if order.session_id else "call")
-            events.add("ending", cancelled[0] if cancelled else lost)
+            if cancelled and joined.is_over.is_set():  # nobody has cancelled it
+                lost = replace(cancelled[0], ended_by=EndedBy.SANDBOX_LOST, is_node_lost=True)
+                cancelled = [lost]
+            events.add("ending", cancelled[0] if cancelled else _cut_off(joined, order))
             raise
         except Exception as error:
             events.add("refused", InternalError(f"A node failed: {type(error).__name__}."))
@@ -549,7 +631,9 @@ class Node:
         wall, arguments, limits = joined.wall, order.arguments, order.limits
         if order.session_id is not None:
             held = joined.held.get(order.session_id)
-            if held is None or held.lost is not None:
+            if held is None:
+                raise _not_yet()
+            if held.lost is not None:
                 return RunEnding(EndedBy.SANDBOX_LOST, "session")
             await held.until_free()
             return await held.run(order.program, arguments, limits, sinks)
@@ -560,6 +644,18 @@ class Node:
             order.domain, fresh=order.fresh, memory_mb=order.kind.memory_mb, image=order.kind.image
         ) as lease:
             return await lease.run(order.program, arguments, limits, sinks)
+
+
+def _not_yet() -> SandboxUnavailable:
+    return try_later("The session's node has only just come back. Repeat the call.")
+
+
+def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
+    """Return the ending of a run that was cancelled, by its engine or because that is left."""
+    isolation = "session" if order.session_id else "call"
+    if joined.is_over.is_set():
+        return RunEnding(EndedBy.SANDBOX_LOST, isolation, is_node_lost=True)
+    return RunEnding(EndedBy.CANCELLED, isolation)
 
 
 def _state_of(held: HeldContainer) -> HeldState:

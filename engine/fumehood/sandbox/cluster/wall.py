@@ -10,6 +10,7 @@ is lost has `lost_s` seconds to come back, and then its sessions are lost.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -74,6 +75,9 @@ REPORT_PAUSE_S = 0.05
 MAX_SKEW_S = 300.0
 """Largest difference of a node's clock from the engine's."""
 
+JOIN_S = 60.0
+"""Seconds for a node to end what it ran for an earlier engine, and to join."""
+
 CANCEL_S = 6.0
 """Seconds for a node to end a cancelled run."""
 
@@ -82,6 +86,9 @@ LEAVE_S = 10.0
 
 JOINS = 1_000_000
 """Number of times that one start of an engine can join the same node; factor of its epochs."""
+
+COPY_AGAIN_S = 600.0
+"""Seconds until an image is copied to the same node again, if it did not fail."""
 
 PROMISED = 0.75
 """Part of a node's memory that its sessions are promised."""
@@ -144,6 +151,8 @@ class _Link:
     report: NodeReport | None = None
     promised_mb: dict[str, int] = field(default_factory=dict)
     """Session id → MB, of its sessions that are not stopped."""
+    copied: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Name and digest of an image → when a copy to this node began, by the monotonic clock."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is lost, or silent for too long."""
 
@@ -200,8 +209,10 @@ class ClusterWall(HasImages):
         self._joins: dict[str, int] = {}
         self._held: dict[str, RemoteContainer] = {}
         """Session id → its container."""
-        self._awaited: set[str] = set()
-        """Ids of the nodes with sessions of an earlier engine."""
+        self._expected: dict[str, tuple[SessionRecord, SessionHome]] = {}
+        """Session id → what is stored of an earlier engine's session, until `resume`."""
+        self._waits: dict[str, object] = {}
+        """Node id → the latest wait for a node that is lost, or has not come yet."""
         self._copies: Callable[[], Iterable[str]] = tuple
         self._copying: set[str] = set()
         """Copies of disks that are being made."""
@@ -225,14 +236,19 @@ class ClusterWall(HasImages):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._group = None
-        with anyio.move_on_after(LEAVE_S, shield=True):
-            async with anyio.create_task_group() as group:
-                for link in self._links.values():
-                    group.start_soon(self._quietly, link.port.call("leave", link.ticket))
-        await self._stack.aclose()
-        with anyio.CancelScope(shield=True):
-            await self._membership.close()
+        self._group = None  # from here on no node joins again
+        try:
+            with anyio.move_on_after(LEAVE_S, shield=True):
+                async with anyio.create_task_group() as group:
+                    for link in self._links.values():
+                        leaving = link.port.call("leave", link.ticket)
+                        group.start_soon(self._guarded, self._quietly, leaving)
+        finally:
+            try:
+                await self._stack.aclose()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._membership.close()
 
     # -- for the operator --------------------------------------------------------------------
 
@@ -329,7 +345,7 @@ class ClusterWall(HasImages):
                 retryable=False,
             )
         found = self._images().get(name)
-        if found is None and self._links and not self._is_hopeful:
+        if found is None and self.status.is_ready and not self._is_hopeful:
             raise _image_missing(name)
         if found is not None and language not in found.languages:
             raise SandboxUnavailable(
@@ -360,7 +376,9 @@ class ClusterWall(HasImages):
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
         """Return the name of an image with packages, whose versions one node looks up."""
         await self._find(image)
-        link = next(one for one in self._links.values() if image in one.placed.images)
+        link = next((one for one in self._links.values() if image in one.placed.images), None)
+        if link is None:  # its node is lost, or not ready any more
+            raise try_later(f"No node has the image {image} now. Repeat the call.")
         name, lock = await self._ask(link, "with_packages", image, tuple(packages), principal_id)
         self._locks[name] = lock
         self._locks.move_to_end(name)
@@ -466,8 +484,9 @@ class ClusterWall(HasImages):
                 link, "hold", domain, image=image, memory_mb=memory_mb, cpus=cpus,
                 disk_mb=disk_mb, packages=tuple(packages), lock=lock,
             )  # fmt: skip
-        except BaseException:
+        except BaseException:  # if its caller has gone, the node may have made it
             link.promised_mb.pop(session_id, None)
+            link.port.tell("drop", link.ticket, session_id, "nobody waits for it")
             raise
         record = SessionRecord.model_construct(
             id=session_id, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
@@ -503,8 +522,9 @@ class ClusterWall(HasImages):
 
     def sweep_soon(self) -> None:
         """Let the nodes remove copies that are not needed any more."""
+        needed = self._needed
         for node_id in self._links:
-            self.tell(node_id, "keep_copies", self._needed)
+            self.tell(node_id, "keep_copies", needed)
 
     @asynccontextmanager
     async def copied(self, copy: str) -> AsyncIterator[None]:
@@ -519,15 +539,15 @@ class ClusterWall(HasImages):
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
         """Make the disk of a new session from a copy, on the copy's node."""
-        name = await self.ask(home.node, "fork", copy, session_id, home)
         try:
-            yield name
+            yield await self.ask(home.node, "fork", copy, session_id, home)
         except BaseException:
-            self.tell(home.node, "unfork", name)
+            self.tell(home.node, "unfork", session_id)
             raise
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Do nothing: no node is told to sweep before `resume` was called for all sessions."""
+        """Let a node that joins before `resume` keep the session's container."""
+        self._expected[record.id] = record, home
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
@@ -542,13 +562,13 @@ class ClusterWall(HasImages):
             record.state is SessionStatus.STOPPED,
         )
         held = RemoteContainer(self, home.node, record, home.epoch, state, on_lost)
+        self._expected.pop(record.id, None)
         self._held[record.id] = held
         link = self._links.get(home.node)
         if link is not None:
             self._start_soon(self._quietly, self._resume(link, held))
-        elif home.node not in self._awaited:
-            self._awaited.add(home.node)
-            self._start_soon(self._give_up, home.node)
+        else:
+            self._wait_for(home.node)
         return held
 
     def let_go(self, held: RemoteContainer) -> None:
@@ -623,22 +643,22 @@ class ClusterWall(HasImages):
         """Join the nodes that come, until the engine stops."""
         await anyio.lowlevel.checkpoint()  # sessions are resumed first
         known: set[str] = set()
-        assert self._group is not None
-        while True:
+        while self._group is not None:
             try:
                 await self._membership.open()
                 ports = await self._membership.ports()
                 self._away = None
                 for key in self._refused.keys() - {port.key for port in ports}:
                     del self._refused[key]
-            except SandboxUnavailable as error:
+            except Exception as error:  # whatever Ray does, the engine goes on
+                why = error.message if isinstance(error, EngineError) else type(error).__name__
                 if self._away is None:
-                    self._on_event("cluster.unavailable", {"why": error.message})
-                self._away = error.message.rstrip(".")
+                    self._on_event("cluster.unavailable", {"why": why})
+                self._away = why.rstrip(".")
                 ports = []
                 await anyio.sleep(AGAIN_S)
             for port in ports:
-                if port.key not in known:
+                if port.key not in known and self._group is not None:
                     known.add(port.key)
                     self._group.start_soon(self._serve, port, known)
             await anyio.sleep(LOOK_S)
@@ -647,7 +667,7 @@ class ClusterWall(HasImages):
         """Join a node, and follow it until it is lost."""
         label, link = port.key[:12], None
         try:
-            facts = await port.call("facts")
+            facts = await _in_time(port.call("facts"), SILENT_S)
             label = facts.name
             why = _why_refused(facts.version, facts.clock)
             if why is not None:
@@ -655,11 +675,13 @@ class ClusterWall(HasImages):
             link = await self._join(port, facts.id, facts.name, facts.slots)
             self._refused.pop(port.key, None)
             await self._follow_reports(link)
-        except (NodeGone, EngineError) as error:
+        except Exception as error:  # whatever a node does, the engine and the others go on
+            is_known = isinstance(error, NodeGone | EngineError)
+            why = str(error) if is_known else type(error).__name__
             if link is None:
-                self._refuse(port.key, label, f"it does not answer: {error}")
+                self._refuse(port.key, label, f"it does not answer: {why}")
             elif self._group is not None:
-                self._on_event("node.lost", {"node": label, "why": str(error)})
+                self._on_event("node.lost", {"node": label, "why": why})
         finally:
             if link is not None:
                 self._on_gone(link)
@@ -675,22 +697,41 @@ class ClusterWall(HasImages):
         """Join a node, and let it take its sessions over."""
         join = self._joins[node_id] = self._joins.get(node_id, 0) + 1
         ticket = Ticket(self._owner, self._epoch * JOINS + join)
-        mine = [one for one in self._held.values() if one.node == node_id and one.lost is None]
+        mine = self._sessions_of(node_id)
+        expected = [one for one in self._expected.values() if one[1].node == node_id]
         terms = replace(
-            self._terms, sessions=tuple(one.stored() for one in mine), copies=self._needed
+            self._terms,
+            sessions=(*(one.stored() for one in mine), *expected),
+            copies=self._needed,
         )
-        await port.call("join", ticket, terms)
+        await _in_time(port.call("join", ticket, terms), JOIN_S)
+        before = self._links.get(node_id)
+        if before is not None:  # its end was not noticed
+            self._on_gone(before)
         link = _Link(port, ticket, PlacedNode(node_id, name, slots, {}, is_open=False))
         self._links[node_id], self._names[node_id] = link, name
         self._newest = None
-        for held in mine:
-            await self._resume(link, held)
+        try:
+            # Also those that came or ended meanwhile.
+            mine = list(dict.fromkeys((*mine, *self._sessions_of(node_id))))
+            for held in mine:
+                await _in_time(self._resume(link, held), SILENT_S)
+        except BaseException:
+            self._on_gone(link)
+            raise
+        self._waits.pop(node_id, None)
         self._on_event("node.joined", {"node": name, "slots": slots, "sessions": len(mine)})
         return link
+
+    def _sessions_of(self, node_id: str) -> list[RemoteContainer]:
+        return [one for one in self._held.values() if one.node == node_id and one.lost is None]
 
     async def _resume(self, link: _Link, held: RemoteContainer) -> None:
         record, home = held.stored(self._joins[link.placed.id])
         held.apply(await self._ask(link, "resume", record, home))
+        if held.lost is not None:  # the session ended before its node knew it
+            link.port.tell("drop", link.ticket, held.session_id, "its session is over")
+            return
         held.is_known.set()
         self.count(held)
 
@@ -698,11 +739,8 @@ class ClusterWall(HasImages):
         seen = -1
         while True:
             before = link.report
-            try:
-                with anyio.fail_after(SILENT_S):
-                    report = link.report = await link.port.call("report", link.ticket, seen)
-            except TimeoutError:
-                raise NodeGone(f"it has not answered for {SILENT_S:g} s") from None
+            asked = link.port.call("report", link.ticket, seen)
+            report = link.report = await _in_time(asked, SILENT_S)
             if before is None or _offer(before) != _offer(report):
                 self._newest = None
             seen = report.number
@@ -737,11 +775,11 @@ class ClusterWall(HasImages):
 
     def _on_gone(self, link: _Link) -> None:
         node_id = link.placed.id
+        link.gone.set()
         if self._links.get(node_id) is not link:
             return
         del self._links[node_id]
         self._newest = None
-        link.gone.set()
         self._placer.drop(node_id)
         for held in self._held.values():
             if held.node == node_id:
@@ -749,8 +787,7 @@ class ClusterWall(HasImages):
         self._forget(link)
         for other in self._links.values():
             self._place(other)  # what was the newest image may be gone with it
-        if self._group is not None:
-            self._start_soon(self._give_up, node_id)
+        self._wait_for(node_id)
 
     def _forget(self, lost: _Link) -> None:
         """Forget a node that was taken away as it should be: drained first, and without sessions.
@@ -764,11 +801,17 @@ class ClusterWall(HasImages):
         for one in gone[:-MAX_GONE]:
             del self._names[one]
 
-    async def _give_up(self, node_id: str) -> None:
+    def _wait_for(self, node_id: str) -> None:
         """Give a lost node time to come back, then give its sessions up."""
+        if node_id not in self._waits:
+            wait = self._waits[node_id] = object()
+            self._start_soon(self._give_up, node_id, wait)
+
+    async def _give_up(self, node_id: str, wait: object) -> None:
         await anyio.sleep(self._lost_s)
-        if node_id in self._links:
+        if self._waits.get(node_id) is not wait:  # it was back, and may be lost again
             return
+        del self._waits[node_id]
         for held in [one for one in self._held.values() if one.node == node_id]:
             held.lose(f"its node {self._names.get(node_id, '')} is lost".replace("  ", " "))
 
@@ -814,7 +857,12 @@ class ClusterWall(HasImages):
         """Copy the newest image of a name to a node, in the background, from one that has it."""
         key = (to.placed.id, image)
         source = next((one for one in self._links.values() if image in one.placed.images), None)
-        if source is not None and key not in self._syncing and self._group is not None:
+        if source is None or key in self._syncing or self._group is None:
+            return
+        # Two kinds of Docker give one image two digests: then a copy does not help, nor another.
+        copy = image, source.placed.images[image]
+        if time.monotonic() >= to.copied.get(copy, -math.inf) + COPY_AGAIN_S:
+            to.copied[copy] = time.monotonic()
             self._syncing.add(key)
             self._start_soon(self._copy, image, source, to)
 
@@ -822,13 +870,15 @@ class ClusterWall(HasImages):
         transfer = secrets.token_hex(8)
         values: JsonObject = {"image": image, "from": source.placed.name, "to": to.placed.name}
         try:
-            pieces = await source.port.call("save_image", source.ticket, transfer, image)
-            for _ in range(pieces):
-                await source.port.pass_piece(source.ticket, transfer, to.port, to.ticket)
-            await to.port.call("load_image", to.ticket, transfer)
+            saving = source.port.call("save_image", source.ticket, transfer, image)
+            for _ in range(await source.unless_gone(saving)):
+                piece = source.port.pass_piece(source.ticket, transfer, to.port, to.ticket)
+                await source.unless_gone(to.unless_gone(piece))
+            await to.unless_gone(to.port.call("load_image", to.ticket, transfer))
             self._on_event("node.image_copied", values)
         except (NodeGone, EngineError) as error:
             self._on_event("node.image_not_copied", {**values, "why": str(error)})
+            to.copied.clear()
             await anyio.sleep(AGAIN_S)
         finally:
             for link in (source, to):
@@ -855,7 +905,14 @@ class ClusterWall(HasImages):
 
     def _start_soon(self, task: Callable[..., Any], *arguments: object) -> None:
         if self._group is not None:
-            self._group.start_soon(task, *arguments)
+            self._group.start_soon(self._guarded, task, *arguments)
+
+    async def _guarded(self, task: Callable[..., Any], *arguments: object) -> None:
+        """Await a task whose failure must not end the engine."""
+        try:
+            await task(*arguments)
+        except Exception as error:
+            self._on_event("cluster.failed", {"why": repr(error)[:200]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -995,7 +1052,7 @@ class RemoteContainer:
         self._wall.let_go(self)
 
     async def until_gone(self) -> None:
-        with suppress(SandboxUnavailable):
+        with suppress(EngineError):
             await self._wall.ask(self.node, "in_session", self.session_id, "until_gone")
 
     async def _do(self, operation: str, *arguments: Any) -> Any:
@@ -1028,7 +1085,10 @@ class _Receiver:
                 if name == "refused":
                     raise values[0]
                 self._pass(name, values)
-            piece = await port.call("more", ticket, order.id)
+            try:
+                piece = await port.call("more", ticket, order.id)
+            except SandboxUnavailable as error:  # the node has left this engine, and the run
+                raise NodeGone(error.message) from None
 
     def _pass(self, name: str, values: list[Any]) -> None:
         sinks = self._sinks
@@ -1068,6 +1128,15 @@ _SINK = {
 }  # fmt: skip
 
 _NO_LIMITS = Limits(0, 0, None, 0)
+
+
+async def _in_time(asked: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """Return what a node is asked for. Raises NodeGone if that takes longer."""
+    try:
+        with anyio.fail_after(seconds):
+            return await asked
+    except TimeoutError:
+        raise NodeGone(f"it has not answered for {seconds:g} s") from None
 
 
 def _why_refused(its_version: str, clock: float) -> str | None:
