@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from fumehood.config import Config
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -311,7 +312,7 @@ async def test_two_states_share_a_node_and_its_slots(members: LocalMembership) -
     ("facts", "why"),
     [
         ({"version": "0.0.1"}, "it has fumehood 0.0.1"),
-        ({"clock": time.time() - 3600}, "its clock is -3"),
+        ({"clock": -3600}, "its clock is -3"),
     ],
 )
 async def test_unfit_node_is_refused_by_name_while_it_is_there(
@@ -321,7 +322,8 @@ async def test_unfit_node_is_refused_by_name_while_it_is_there(
     honest = await port.node.facts()
 
     async def lie() -> NodeFacts:
-        return replace(honest, **facts)
+        now = {"clock": time.time() + facts["clock"]} if "clock" in facts else {}
+        return replace(honest, **{**facts, **now})
 
     port.node.facts = lie  # type: ignore[method-assign]
     async with make_cluster(members) as wall:
@@ -377,7 +379,9 @@ async def test_image_that_a_node_lacks_comes_from_another(
         loaded.append(lacking._transfer(ticket, transfer).tell())
 
     told: list[tuple[str, JsonObject]] = []
-    async with make_cluster(members, settings=wall_settings(), told=told) as wall:
+    small = dict.fromkeys(("python", "shell", "javascript"), "python")
+    settings = wall_settings(Config.model_validate({"container": {"images": small}}))
+    async with make_cluster(members, settings=settings, told=told) as wall:
         await joined(wall, 2)
         lacking_wall = next(iter(lacking._joined.values())).wall
         monkeypatch.setattr(lacking, "load_image", load)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from fumehood.core.call_log import AllCallsQuery, CallPage, CallQuery
 from fumehood.core.errors import ResourceNotFound
@@ -25,6 +26,7 @@ from fumehood.storage.calls import AllCalls, CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import ReadFailed
 from fumehood.storage.retention import retention
+from fumehood.storage.schema import SESSIONS
 from fumehood.storage.sessions import SessionTable
 from support.state import call_row
 
@@ -368,10 +370,10 @@ async def test_session_rows_survive_reopening_and_are_changed_and_deleted_in_one
     rows = SessionTable(again)
     assert sorted(rows.all_now(), key=lambda one: one.record.id) == [ACTIVE, OVER, DURABLE]
     assert await rows.ids() == ({RECORD.id, "sess_3"}, {"sess_2"})
-    old = '{"container": "box", "epoch": 1, "idle_s": 60.0, "lifetime_s": 3600.0}'
+    old = {"container": "box", "epoch": 1, "idle_s": 60.0, "lifetime_s": 3600.0}
     again.write_now(
-        lambda connection: connection.exec_driver_sql(
-            "UPDATE sessions SET home = ? WHERE id = 'sess_3'", (old,)
+        lambda connection: connection.execute(
+            update(SESSIONS).where(SESSIONS.c.id == "sess_3").values(home=old)
         )
     )
     (earlier,) = [one for one in rows.all_now() if one.record.id == "sess_3"]
