@@ -151,24 +151,39 @@ def test_node_killed_in_a_call_ends_it_once_and_another_serves(
     wait_until(lambda: joined(daemon) == 2, 40)
 
 
-def test_attack_cluster_without_token_is_refused_unless_it_is_on_loopback(
+def test_attack_cluster_without_token_that_others_reach_is_refused(
     start_daemon: StartDaemon, home: Path
 ) -> None:
-    """Without a token, whoever reaches the head could run code on every node."""
+    """Without a token, whoever reaches the head could run code on every node. This one has an
+    address of loopback, and listens on all networks.
+    """
     with running_cluster(nodes=1, environment={"RAY_AUTH_MODE": "disabled"}) as open_to_all:
         membership = RayMembership(open_to_all.address, allow_unauthenticated=False)
         assert ray_membership._probed(open_to_all.address, mode="disabled") == (
             open_to_all.address,
             False,
         )
+        with pytest.raises(SandboxUnavailable, match="no token authentication"):
+            membership._checked()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ray_membership, "_is_loopback", lambda address: False)
-            with pytest.raises(SandboxUnavailable, match="no token authentication"):
-                membership._checked()
+            patch.setattr(ray_membership, "_is_open", lambda host, port: False)
+            assert membership._checked() == (open_to_all.address, "disabled")
         control = start_daemon(
-            home, variables=open_to_all.environment, cluster__address=open_to_all.address
-        )
+            home, variables=open_to_all.environment, cluster__address=open_to_all.address,
+            cluster__allow_unauthenticated="true",
+        )  # fmt: skip
         assert run(control.client(), "1")["success"]
+
+
+def test_engine_whose_cluster_does_not_answer_stops_at_once(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    daemon = start_daemon(home, cluster__address="127.0.0.1:1")
+    time.sleep(1)
+    assert any(" -c " in command for _, command in _descendants(daemon.process.pid))
+    began = time.monotonic()
+    daemon.stop()
+    assert time.monotonic() - began < 8
 
 
 def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(

@@ -387,13 +387,13 @@ def test_doctor_says_whether_the_cluster_can_be_used_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: tuple[str, ...] | None, token: str,
     address: str, allows: bool, verdict: str, words: str,
 ) -> None:  # fmt: skip
-    def run(*_: Any, env: dict[str, str], **__: Any) -> Any:
+    def ran(asked: str, mode: str, on_start: object) -> str:
         if refused is None:
             raise OSError
-        is_refused = env["RAY_AUTH_MODE"] in refused
-        return SimpleNamespace(stdout=f"{address}\n{'refused' * is_refused}".encode())
+        return f"{asked}\n{'refused' * (mode in refused)}"
 
-    monkeypatch.setattr(ray_membership.subprocess, "run", run)
+    monkeypatch.setattr(ray_membership, "_ran", ran)
+    monkeypatch.setattr(ray_membership, "_is_open", lambda host, port: False)
     monkeypatch.setattr(doctor, "find_spec", lambda _: True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)

@@ -16,13 +16,14 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 
 from fumehood.core import errors
 from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
@@ -45,6 +46,9 @@ HEADER = struct.Struct("!QI")
 
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Below the home directory: the cluster's token. *Source*: Ray, "Token authentication"."""
+
+CONNECT_TO_SELF_S = 0.5
+"""Seconds to find out whether a port of this machine is open."""
 
 PROBE_S = 20.0
 """Seconds to find out whether the cluster asks for a token."""
@@ -79,6 +83,8 @@ class RayPort:
         passed = self._membership.ask("pass_piece", self.key, asked, to.key, its, transfer)
         _opened(await passed)
 
+
+Probe = subprocess.Popen[bytes]
 
 _SENT = {
     (one.__module__, one.__qualname__): one
@@ -126,6 +132,7 @@ class RayMembership:
         """Whether the present process has answered."""
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._probes: list[Probe] = []
 
     async def open(self) -> None:
         """Connect to the cluster, unless it is connected. Raises SandboxUnavailable."""
@@ -150,7 +157,11 @@ class RayMembership:
 
     def _checked(self) -> tuple[str, str]:
         """Return the address of the cluster's head, and Ray's mode. Raises SandboxUnavailable."""
-        address, asks = probe(self._address, allow_unauthenticated=self._allow_unauthenticated)
+        address, asks = probe(
+            self._address,
+            allow_unauthenticated=self._allow_unauthenticated,
+            on_start=self._probes.append,
+        )
         return address, "token" if asks else "disabled"
 
     async def ports(self) -> Sequence[NodePort]:
@@ -213,6 +224,9 @@ class RayMembership:
     async def close(self) -> None:
         """Disconnect; the nodes stay."""
         self._end()
+        for probe in self._probes:  # their threads would hold up the end of this process
+            probe.kill()
+        self._probes.clear()
         if self._reading is not None:
             self._reading.cancel()
         if self._process is not None:
@@ -232,20 +246,25 @@ def _environment(mode: str) -> dict[str, str]:
     return {**kept, "RAY_AUTH_MODE": mode, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def probe(address: str, *, allow_unauthenticated: bool) -> tuple[str, bool]:
+def probe(
+    address: str,
+    *,
+    allow_unauthenticated: bool,
+    on_start: Callable[[Probe], None] = lambda probe: None,
+) -> tuple[str, bool]:
     """Return the address of the cluster's head, and whether it asks for a token, which is there.
 
     Raises:
         SandboxUnavailable: the cluster cannot or must not be used. The first sentence says why, the
             second what to do.
     """
-    found, asks = _probed(address, mode="disabled")
-    if asks and not (has_token() and not _probed(address, mode="token")[1]):
+    found, asks = _probed(address, mode="disabled", on_start=on_start)
+    if asks and not (has_token() and not _probed(address, mode="token", on_start=on_start)[1]):
         raise SandboxUnavailable(
             f"Ray's cluster asks for its token. Copy it from the head to ~/{TOKEN_FILE}, or "
             "set RAY_AUTH_TOKEN"
         )
-    if not (asks or allow_unauthenticated or _is_loopback(found)):
+    if not (asks or allow_unauthenticated or _is_private(found)):
         raise SandboxUnavailable(
             "Ray's cluster has no token authentication, so whoever reaches it could run code "
             "on every node. Start all of it with RAY_AUTH_MODE=token, or set "
@@ -274,7 +293,9 @@ except AuthenticationError:
 """
 
 
-def _probed(address: str, *, mode: str) -> tuple[str, bool]:
+def _probed(
+    address: str, *, mode: str, on_start: Callable[[Probe], None] = lambda probe: None
+) -> tuple[str, bool]:
     """Return the address of the cluster's head, and whether it refuses a client of this mode.
 
     The client is a process of its own, because Ray reads its mode once.
@@ -283,22 +304,55 @@ def _probed(address: str, *, mode: str) -> tuple[str, bool]:
         SandboxUnavailable: it cannot be reached.
     """
     try:
-        probe = subprocess.run(  # noqa: S603 - the address was checked
-            [sys.executable, "-I", "-c", _PROBE, address],
-            env=_environment(mode), stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=PROBE_S, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
+        found, *refused = _ran(address, mode, on_start).split()
+    except (OSError, ValueError, subprocess.SubprocessError):
         raise SandboxUnavailable(
             f"Ray's cluster at {address} cannot be reached. Start it with fumehood node, here too, "
             "or correct cluster.address"
         ) from None
-    found, *refused = probe.stdout.decode().split()
     return found, bool(refused)
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
+    """Return what the client says. Raises OSError or SubprocessError."""
+    with subprocess.Popen(  # noqa: S603 - the address was checked
+        [sys.executable, "-I", "-c", _PROBE, address],
+        env=_environment(mode), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as running:  # fmt: skip
+        on_start(running)
+        try:
+            said, _ = running.communicate(timeout=PROBE_S)
+        finally:
+            running.kill()
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, sys.executable)
+    return said.decode()
+
+
+def _is_private(address: str) -> bool:
+    """Whether the cluster's head is on loopback, and cannot be reached otherwise: with most
+    addresses of loopback Ray listens on all networks.
+    """
+    host, _, port = address.rpartition(":")
+    return _is_loopback(host) and not any(
+        _is_open(one.address, int(port))
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(one.address)
+    )
+
+
+def _is_open(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_TO_SELF_S):
+            return True
+    except OSError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    host = host.strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
