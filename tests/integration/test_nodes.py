@@ -556,6 +556,11 @@ async def test_node_that_fails_in_any_way_does_not_end_the_engine(
         await wait_until(lambda: NodeState.REFUSED in states(wall).values())
         assert (await run(wall, "1")).ended_by is EndedBy.OK
         assert "no words" not in str(wall.nodes())
+        await members.remove(members.found[0])
+        await wait_until(lambda: not wall._links)
+        assert "ValueError" in str(wall.nodes())
+        assert "ValueError" not in wall.status.remedy
+        assert "nodes were refused" in wall.status.remedy
 
 
 async def test_node_that_falls_silent_while_it_joins_is_given_up_and_may_come_back(

@@ -286,9 +286,15 @@ class ClusterWall(HasImages):
         reports = [link.report for link in self._links.values() if link.report is not None]
         ready = [one for one in reports if one.is_ready]
         faults = [fault for one in reports for fault in one.faults]
+        remedy = ""
         if not ready:
+            away = self._away or "no node has joined"
+            # Why a node was refused may name paths of its machine, which callers are not told.
+            refused = ["nodes were refused (see fumehood nodes list)"] if self._refused else []
+            words = "; ".join(one.rstrip(".") for one in [*faults, *refused, away])
+            remedy = f"No node can be used: {words}."
             faults += [f"{name}: {why}" for name, why in self._refused.values()]
-            faults.append(self._away or "no node has joined")
+            faults.append(away)
         # At first calls wait, because nodes need a moment to join.
         is_usable = bool(ready) or self._is_hopeful
         return WallStatus(
@@ -297,9 +303,7 @@ class ClusterWall(HasImages):
             frozenset.intersection(*(one.seen for one in ready)) if ready else frozenset(),
             is_ready=bool(ready),
             faults=() if ready else tuple(faults),
-            remedy=""
-            if ready
-            else f"No node can be used: {'; '.join(one.rstrip('.') for one in faults)}.",
+            remedy=remedy,
             missing_images=tuple(
                 f"No node has the image {name}."
                 for name in dict.fromkeys(self._by_language.values())
