@@ -501,6 +501,24 @@ async def test_session_that_nobody_waits_for_leaves_no_container(
         assert not next(iter(wall._links.values())).promised_mb
 
 
+async def test_session_that_is_restored_on_its_node_is_not_forgotten_with_its_old_container(
+    members: LocalMembership,
+) -> None:
+    port = members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        first = await hold(wall, "sess_1")
+        leaving = asyncio.ensure_future(first.until_gone())
+        await asyncio.sleep(0.1)
+        second = await hold(wall, "sess_1")
+        mine = next(iter(port.node._joined.values()))
+        next(one for one in mine.wall._held.values() if one.name == first.name).end("over")
+        await leaving
+        assert await run_in(second, "1") == 1
+        second.end("the test is over")
+        await second.until_gone()
+
+
 async def test_session_that_ends_while_its_node_joins_leaves_no_container(
     members: LocalMembership,
 ) -> None:

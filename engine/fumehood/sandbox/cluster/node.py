@@ -528,8 +528,9 @@ class Node:
         result = await getattr(held, operation)(*arguments)
         if operation == "until_gone":
             joined = self._of(ticket)
-            joined.held.pop(session_id, None)
-            joined.changes.pop(session_id, None)
+            if joined.held.get(session_id) is held:  # it may have been restored here meanwhile
+                del joined.held[session_id]
+                joined.changes.pop(session_id, None)
         return result, _state_of(held)
 
     def end(self, ticket: Ticket, session_id: str, why: str) -> None:
