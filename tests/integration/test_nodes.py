@@ -339,11 +339,30 @@ async def test_node_whose_docker_is_away_is_unready_and_gets_no_call(
     tmp_path: Path, members: LocalMembership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members.add()
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+        members.add()
+        await wait_until(lambda: any("Docker" in (node.why or "") for node in wall.nodes()))
+        (away,) = (node for node in wall.nodes() if node.state is NodeState.UNREADY)
+        endings = await asyncio.gather(*[run(wall, "1") for _ in range(4)])
+        assert away.name not in {ending.node for ending in endings}
+        assert {ending.ended_by for ending in endings} == {EndedBy.OK}
+        monkeypatch.undo()
+
+
+async def test_attack_image_built_again_after_placing_runs_nothing(
+    members: LocalMembership,
+) -> None:
+    """An approval is bound to the image's digest. Twin: the same call with the right one."""
     members.add()
     async with make_cluster(members) as wall:
-        await wait_until(lambda: NodeState.UNREADY in states(wall).values())
-        monkeypatch.undo()
+        await joined(wall, 1)
+        async with wall.lease(ME, fresh=False, memory_mb=MEMORY_MB) as lease:
+            other = replace(lease, order=replace(lease.order, digest="sha256:another"))
+            with pytest.raises(SandboxUnavailable, match="has changed"):
+                await other.run("python", program("1"), LIMITS)
+            assert (await lease.run("python", program("1"), LIMITS)).ended_by is EndedBy.OK
 
 
 async def test_large_output_stops_the_program_while_the_engine_does_not_read(

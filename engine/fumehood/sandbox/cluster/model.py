@@ -111,6 +111,8 @@ class RunOrder:
     domain: TrustDomain
     fresh: bool = False
     kind: Kind | None = None
+    digest: str = ""
+    """That of the image below its packages, to which an approval may be bound."""
     lock: str = ""
     """The packages in the name of its image, with hashes."""
     session_id: str | None = None

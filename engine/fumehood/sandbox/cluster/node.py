@@ -38,6 +38,7 @@ from fumehood.sandbox.cluster.model import (
     Terms,
     Ticket,
 )
+from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.wall import Brake, CallPort, OnEvent, RunEnding, RunSinks, try_later
@@ -644,6 +645,10 @@ class Node:
         async with wall.lease(
             order.domain, fresh=order.fresh, memory_mb=order.kind.memory_mb, image=order.kind.image
         ) as lease:
+            below = wall.images.get(order.kind.image.partition(PLUS)[0])
+            found = lease.container.image_id if not order.lock else below and below.id
+            if found != order.digest:  # it was built again since the call was placed
+                raise try_later(f"The image {order.kind.image} has changed. Repeat the call.")
             return await lease.run(order.program, arguments, limits, sinks)
 
 

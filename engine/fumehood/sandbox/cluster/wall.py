@@ -423,10 +423,10 @@ class ClusterWall(HasImages):
             raise
         assert request.node is not None
         try:
-            lock = self._locks.get(image, "")
             order = RunOrder(
-                "", "", {}, _NO_LIMITS, domain, fresh=fresh, kind=Kind(image, memory_mb), lock=lock
-            )
+                "", "", {}, _NO_LIMITS, domain, fresh=fresh, kind=Kind(image, memory_mb),
+                digest=request.node.images.get(below, ""), lock=self._locks.get(image, ""),
+            )  # fmt: skip
             yield NodeLease(self, request.node.id, order, (time.monotonic() - asked) * 1e3)
         finally:
             self._placer.give_back(request)
