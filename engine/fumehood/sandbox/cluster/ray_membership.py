@@ -26,7 +26,7 @@ import anyio.to_thread
 import psutil
 
 from fumehood.core import errors
-from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
 from fumehood.core.limits import Limit
 from fumehood.sandbox.cluster.model import (
     HeldState,
@@ -91,7 +91,7 @@ _SENT = {
     for one in (
         EndedBy, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit, NodeFacts,
         NodeReport, Refused, RunEnding, frozenset,
-        *(one for one in vars(errors).values() if isinstance(one, type)),
+        *(e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EngineError)),
     )
 }  # fmt: skip
 """The classes of what nodes answer, by module and name."""
