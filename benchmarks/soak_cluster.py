@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.bench_daemon import FUMEHOOD, SMALLEST_IMAGE, Running, run_daemon
+from benchmarks.soak_standby import POLICY, TAKEN_OVER_S, is_ready, waiting_approvals
 from fumehood.client import Client, ControlClient
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
@@ -37,11 +38,8 @@ KILLED_NODES = 50
 CALLS_OF_SESSION = 30
 """Calls in one session until its caller makes another."""
 
-TAKEN_OVER_S = 5.0
 BACK_S = 60.0
 """Seconds for all nodes to be there again at the end."""
-
-POLICY = '[[rules]]\nid = "ask"\ndecision = "ask"\ntools = ["run_restricted_python"]\n'
 
 
 @dataclass
@@ -179,7 +177,8 @@ def report_cluster(
     )
     verdicts = {
         "no answer changed, none was lost, no program ran twice": not faults,
-        f"the standby served within {TAKEN_OVER_S:g} s": took[-1] <= TAKEN_OVER_S,
+        f"the standby served within {TAKEN_OVER_S:g} s": bool(engines.took)
+        and took[-1] <= TAKEN_OVER_S,
         f"all {NODES} nodes were there at the end": joined == NODES,
         "half of all calls were successful at least": sum(told.calls.values()) * 2
         >= len(told.calls),
@@ -204,12 +203,6 @@ def until(condition: object, seconds: float) -> None:
     last = time.monotonic() + seconds
     while not condition() and time.monotonic() < last:  # type: ignore[operator]
         time.sleep(0.2)
-
-
-def is_ready(socket: Path) -> bool:
-    with suppress(FumehoodError), Client(socket) as client:
-        return client.ready().status == "ready"
-    return False
 
 
 def call_on(engines: Engines, told: Told, caller: int) -> None:
@@ -300,15 +293,7 @@ def broken(engines: Engines, told: Told) -> list[str]:
         missing = sum(one not in logged for one in told.calls)
         if missing > len(told.calls) // 10:
             faults.append(f"{missing} of {len(told.calls)} calls are not in the log")
-        waiting: set[str] = set()
-        cursor = None
-        while True:
-            asked = client.approvals.list("pending", limit=100, cursor=cursor)
-            waiting |= {one.id for one in asked.items}
-            cursor = asked.next_cursor
-            if cursor is None:
-                break
-        faults += [f"{one} is not waiting" for one in told.waiting - waiting]
+        faults += [f"{one} is not waiting" for one in told.waiting - waiting_approvals(client)]
     return faults
 
 

@@ -148,16 +148,20 @@ def broken(socket: Path, expected: dict[str, tuple[str | None, object]], seen: S
             found = again.metadata.call_id, again.data.get("value")
             if found != (call_id, value) or not again.metadata.idempotent_replay:
                 faults.append(f"{key}: was {(call_id, value)}, is {found}")
-        waiting = set()
-        cursor = None
-        while True:
-            page = client.approvals.list("pending", limit=100, cursor=cursor)
-            waiting |= {one.id for one in page.items}
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        faults += [f"{one} is not waiting" for one in seen.waiting - waiting]
+        faults += [f"{one} is not waiting" for one in seen.waiting - waiting_approvals(client)]
     return faults
+
+
+def waiting_approvals(client: Client) -> set[str]:
+    """The ids of all calls that wait for approval."""
+    waiting: set[str] = set()
+    cursor = None
+    while True:
+        page = client.approvals.list("pending", limit=100, cursor=cursor)
+        waiting |= {one.id for one in page.items}
+        cursor = page.next_cursor
+        if cursor is None:
+            return waiting
 
 
 if __name__ == "__main__":
