@@ -447,6 +447,27 @@ async def test_run_that_is_cancelled_as_it_comes_ends_at_once(members: LocalMemb
         assert not next(iter(port.node._joined.values())).runs
 
 
+async def test_node_gives_all_its_slots_to_one_caller_if_the_engine_placed_that_many_there(
+    members: LocalMembership,
+) -> None:
+    port = members.add(slots=4)
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        link = next(iter(wall._links.values()))
+        code = program("import time; time.sleep(60)")
+        kind, digest = Kind("python-data", MEMORY_MB), wall._images()["python-data"].id
+        orders = [
+            RunOrder(str(number), "python", code, LIMITS, ME, kind=kind, digest=digest)
+            for number in range(4)
+        ]
+        runs = [asyncio.ensure_future(port.node.run(link.ticket, order)) for order in orders]
+        mine = port.node._joined[link.ticket.owner]
+        await wait_until(lambda: mine.wall.counts["busy"] == 4)
+        for order in orders:
+            port.node.cancel(link.ticket, order.id)
+        await asyncio.gather(*runs)
+
+
 async def test_events_that_nobody_fetches_are_forgotten(
     members: LocalMembership, monkeypatch: pytest.MonkeyPatch
 ) -> None:

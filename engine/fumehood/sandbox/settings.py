@@ -228,6 +228,9 @@ class WallSettings:
     longest_session_s: float
     longest_with_disk_s: float
     orphan_s: float
+    part_of_one: float = 0.75
+    """The part of all containers, rounded up, that the calls of one principal may use. On a node
+    all, since the engine divides the slots of all nodes."""
 
 
 @dataclass(frozen=True, slots=True)

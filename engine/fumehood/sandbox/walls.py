@@ -199,6 +199,7 @@ def container_wall(
         ),
         disks=Disks(state / "disks" if state is not None else None, docker, on_event),
         eager=eager,
+        part_of_one=settings.part_of_one,
         on_event=on_event,
     )
 

@@ -282,7 +282,7 @@ class Node:
                     "pool_max": self._slots, "pool_min": min(container.pool_min, self._slots),
                 }
             )  # fmt: skip
-            settings = replace(terms.settings, container=container)
+            settings = replace(terms.settings, container=container, part_of_one=1.0)
             wall = self._make_wall(settings, directory, lambda *event: joined.on_change())
             joined = _Joined(ticket, wall, set(terms.copies), time.monotonic())
             wall.spare_copies(lambda: joined.copies)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -309,13 +310,14 @@ class Pool:
         start_soon: Callable[..., object],
         *,
         warm_image: str = "python",
+        part_of_one: float = 0.75,
         on_event: OnEvent = lambda event, values: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._factory = factory
         self._settings = settings
         self._warm_kind = Kind(warm_image, settings.warm_memory_mb)
-        self._most_of_one = settings.pool_max - settings.pool_max // 4
+        self._most_of_one = math.ceil(settings.pool_max * part_of_one)
         """The limit for one principal, so that its calls cannot occupy the whole pool."""
         self._start_soon = start_soon
         self._on_event = on_event

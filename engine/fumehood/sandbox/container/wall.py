@@ -122,6 +122,7 @@ class ContainerWall(HasImages):
         layers: PackageLayers | None = None,
         disks: Disks | None = None,
         eager: bool = True,
+        part_of_one: float = 0.75,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = settings.limits
@@ -171,6 +172,7 @@ class ContainerWall(HasImages):
             settings,
             self._start_soon,
             warm_image=settings.images.python,
+            part_of_one=part_of_one,
             on_event=on_event,
         )
 
