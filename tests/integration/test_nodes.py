@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from fumehood.config import Config
-from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.errors import EndedBy, InvalidParams, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
@@ -254,6 +254,19 @@ async def test_drained_node_takes_nothing_new_also_from_the_next_engine(
         assert (await second.drain(name, is_drained=False)).state is NodeState.JOINED
 
 
+async def test_nodes_of_one_name_are_drained_by_their_ids(members: LocalMembership) -> None:
+    ports = [members.add(), members.add()]
+    for port in ports:
+        port.node._home.name = "twin"
+    async with make_cluster(members) as wall:
+        await wait_until(lambda: [one.state for one in wall.nodes()] == [NodeState.JOINED] * 2)
+        with pytest.raises(InvalidParams, match=ports[0].node._home.id):
+            await wall.drain("twin", is_drained=True)
+        drained = await wall.drain(ports[1].node._home.id, is_drained=True)
+        assert (drained.id, drained.state) == (ports[1].node._home.id, NodeState.DRAINED)
+        assert sorted(node.state for node in wall.nodes()) == [NodeState.DRAINED, NodeState.JOINED]
+
+
 async def test_node_that_was_drained_and_taken_away_is_forgotten_and_a_lost_one_is_not(
     members: LocalMembership,
 ) -> None:
@@ -415,6 +428,22 @@ async def test_image_that_a_node_lacks_comes_from_another(
         held = [file for node in members.found for file in transfers(node)]
     assert loaded[0] > 10 * MB
     assert held == []
+
+
+async def test_node_with_an_older_image_is_listed_with_that_reason(
+    members: LocalMembership,
+) -> None:
+    members.add(), members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 2)
+        link = next(iter(wall._links.values()))
+        assert link.report is not None
+        older = replace(link.report.images["python-data"], id="sha256:another", created=0.0)
+        link.report = replace(link.report, images={**link.report.images, "python-data": older})
+        wall._newest = None
+        wall._place(link)
+        (why,) = [node.why for node in wall.nodes() if node.why is not None]
+        assert why == "Not the newest images: python-data."
 
 
 def transfers(port: LocalPort) -> list[Any]:

@@ -25,7 +25,7 @@ PORT = 6379
 HEALTH = '{"health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
 """Ray's settings, so that a dead machine is noticed after some five seconds."""
 
-Name = Annotated[str, typer.Argument(metavar="NODE", help="A node's name.")]
+Name = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
 
 
 def _used(node: NodeRecord) -> str:

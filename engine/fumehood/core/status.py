@@ -126,7 +126,7 @@ class NodeRecord(_Value):
     name: str
     state: NodeState
     why: str | None = None
-    """One sentence if no call is placed there."""
+    """One sentence if no calls are placed there, or not those of some images."""
     id: str = ""
     slots: int = 0
     """Calls that it can take at once."""

@@ -61,8 +61,8 @@ def _files(request: Request, _: Principal) -> SessionFiles:
 OwnedSessionAnswer = Annotated[
     OwnedSession, As("session", "OwnedSessionAnswer", "A session as it is now, with its owner.")
 ]
-NODE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
-NodeName = Annotated[str, "A node's name."]
+NODE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
+NodeName = Annotated[str, "A node's name or id."]
 NodeAnswer = Annotated[NodeRecord, As("node", "NodeAnswer", "A node as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 

@@ -23,7 +23,13 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
-from fumehood.core.errors import EndedBy, EngineError, ResourceNotFound, SandboxUnavailable
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
@@ -265,11 +271,18 @@ class ClusterWall(HasImages):
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
         """Let a node take nothing new, or again.
 
+        `name` may be its id, too.
+
         Raises:
             ResourceNotFound: no such node has joined.
+            InvalidParams: several have this name.
             SandboxUnavailable: it was lost.
         """
-        link = next((one for one in self._links.values() if one.placed.name == name), None)
+        called = [one for one in self._links.values() if name in (one.placed.name, one.placed.id)]
+        if len(called) > 1:
+            ids = " or ".join(one.placed.id for one in called)
+            raise InvalidParams(f"Several nodes have this name: use {ids}.", fields=["node"])
+        link = called[0] if called else None
         if link is None or link.report is None:
             raise ResourceNotFound("No such node has joined.", fields=["node"])
         await self._ask(link, "drain", is_drained=is_drained)
@@ -1173,6 +1186,8 @@ def _record(link: _Link) -> NodeRecord:
     elif report is None or not report.is_ready:
         state = NodeState.UNREADY
         why = "; ".join(report.faults if report else ()) or "it has not reported yet"
+    elif other := report.images.keys() - placed.images.keys():
+        why = f"Not the newest images: {', '.join(sorted(other))}."
     return NodeRecord(
         name=placed.name,
         state=state,
