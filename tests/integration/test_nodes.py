@@ -410,6 +410,9 @@ async def test_image_that_a_node_lacks_comes_from_another(
     async def load(ticket: Ticket, transfer: str) -> None:
         loaded.append(lacking._transfer(ticket, transfer).tell())
 
+    async def find(ticket: Ticket, image: str) -> str:
+        raise SandboxUnavailable("There is no such image.", retryable=False)
+
     told: list[tuple[str, JsonObject]] = []
     small = dict.fromkeys(("python", "shell", "javascript"), "python")
     settings = wall_settings(Config.model_validate({"container": {"images": small}}))
@@ -417,6 +420,7 @@ async def test_image_that_a_node_lacks_comes_from_another(
         await joined(wall, 2)
         lacking_wall = next(iter(lacking._joined.values())).wall
         monkeypatch.setattr(lacking, "load_image", load)
+        monkeypatch.setattr(lacking, "find_image", find)
         lacking_wall._supply.images = {}  # as if Docker had none
         monkeypatch.setattr(lacking_wall._supply, "_by_language", {})
         next(iter(lacking._joined.values())).on_change()
@@ -428,6 +432,21 @@ async def test_image_that_a_node_lacks_comes_from_another(
         held = [file for node in members.found for file in transfers(node)]
     assert loaded[0] > 10 * MB
     assert held == []
+
+
+async def test_image_that_a_node_has_not_looked_for_is_not_copied_to_it(
+    members: LocalMembership,
+) -> None:
+    told: list[tuple[str, JsonObject]] = []
+    first = members.add()
+    async with make_cluster(members, told=told) as wall:
+        await joined(wall, 1)
+        await wall.ask(first.node._home.id, "find_image", "python")  # which no language uses
+        await wait_until(lambda: "python" in wall._images())
+        members.add()
+        await joined(wall, 2)
+        await wait_until(lambda: all("python" in one.placed.images for one in wall._links.values()))
+        assert not [event for event, _ in told if event == "node.image_copied"]
 
 
 async def test_node_with_an_older_image_is_listed_with_that_reason(

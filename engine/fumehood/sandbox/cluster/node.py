@@ -353,11 +353,14 @@ class Node:
 
     # -- images ----------------------------------------------------------------------------
 
-    async def find_image(self, ticket: Ticket, image: str) -> None:
-        """Look for an image; reports show it from then on. Raises SandboxUnavailable."""
+    async def find_image(self, ticket: Ticket, image: str) -> str:
+        """Look for an image, and return its digest; reports show it from then on. Raises
+        SandboxUnavailable.
+        """
         joined = self._of(ticket)
-        await joined.wall.facts_of(image)
+        facts = await joined.wall.facts_of(image)
         joined.on_change()
+        return str(facts["image_digest"])
 
     async def look_again(self, ticket: Ticket) -> None:
         """Query Docker again."""

@@ -887,6 +887,8 @@ class ClusterWall(HasImages):
         transfer = secrets.token_hex(8)
         values: JsonObject = {"image": image, "from": source.placed.name, "to": to.placed.name}
         try:
+            if await self._has(to, image, source.placed.images.get(image)):
+                return
             saving = source.port.call("save_image", source.ticket, transfer, image)
             for _ in range(await source.unless_gone(saving)):
                 piece = source.port.pass_piece(source.ticket, transfer, to.port, to.ticket)
@@ -901,6 +903,15 @@ class ClusterWall(HasImages):
             for link in (source, to):
                 link.port.tell("end_transfer", link.ticket, transfer)
             self._syncing.discard((to.placed.id, image))
+
+    async def _has(self, link: _Link, image: str, digest: str | None) -> bool:
+        """Whether a node has this image, although its report does not show it: it has not looked
+        for it yet.
+        """
+        with suppress(EngineError):
+            found = await link.unless_gone(link.port.call("find_image", link.ticket, image))
+            return bool(found == digest)
+        return False
 
     # -- inside ------------------------------------------------------------------------------
 
