@@ -12,10 +12,13 @@ Host to guest:
                                         `live`: a client follows output and progress;
                                         `thin`: it seems to need nothing that the image preloads;
                                         `tools`: the program may call tools;
+                                        `trust` (optional): its connections go to the gateway, and
+                                        these certificates are for its clients;
                                         `quiet` (optional): its files are not needed
     {"op": "answer", "id", "text"}      answers a call: its JSON, or the last part of it
     {"op": "pause", "id", "paused"}     stops the program's clock, or starts it again
     {"op": "cancel", "id"}
+Both ways, for a program with network: frames of its connections (`framing.ConnectionFrame`).
 Guest to host: `ready` once (see `messages`), then for each run any number of `output`, `progress`
 and `call`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
 time: the next may be sent when `reset` came and says clean.
@@ -34,7 +37,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.core.session import FileKind, SessionState
 from fumehood.protocol import framing, strict_json
-from fumehood.protocol.framing import FrameError
+from fumehood.protocol.framing import CONNECTION_START, ConnectionFrame, FrameError
 from fumehood.protocol.messages import (
     GuestProgress,
     GuestReady,
@@ -127,7 +130,7 @@ class ContainerReset(StrictFrame):
     why: str | None = Field(max_length=200)
 
 
-ContainerFrame = (
+ContainerMessage = (
     GuestReady
     | ContainerOutput
     | GuestProgress
@@ -138,7 +141,9 @@ ContainerFrame = (
     | ContainerReset
 )
 
-_KINDS: dict[str, type[ContainerFrame]] = {
+ContainerFrame = ContainerMessage | ConnectionFrame
+
+_KINDS: dict[str, type[ContainerMessage]] = {
     "ready": GuestReady,
     "output": ContainerOutput,
     "progress": GuestProgress,
@@ -150,7 +155,7 @@ _KINDS: dict[str, type[ContainerFrame]] = {
 }
 
 
-def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
+def parse_container_frame(message: dict[str, Any]) -> ContainerMessage:
     """Parse a frame of a container's guest.
 
     Raises:
@@ -168,6 +173,8 @@ def parse_container_body(body: bytes) -> ContainerFrame:
     Raises:
         FrameError: not one of its messages.
     """
+    if body.startswith(CONNECTION_START):
+        return ConnectionFrame.parse(body)
     if not body.startswith(OUTPUT_START):
         return parse_container_frame(framing.parse_body(body))
     try:
@@ -187,6 +194,7 @@ def run_frames(
     live: bool = False,
     thin: bool = False,
     tools: bool = False,
+    trust: str | None = None,
 ) -> list[JsonObject]:
     """Return the frames that start a run. A long request is sent in parts before the run."""
     run: JsonObject = {
@@ -202,6 +210,8 @@ def run_frames(
     }
     if arguments.get("return_files") is False:
         run["quiet"] = True
+    if trust is not None:
+        run["trust"] = trust
     text = strict_json.dumps(arguments).decode()
     if len(text) <= PART_CHARACTERS:
         return [run]

@@ -10,7 +10,7 @@ length over the cap is refused before a byte of the body is kept.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from fumehood.protocol import strict_json
 
@@ -32,6 +32,26 @@ MAX_REPORT_CHARACTERS = 200
 """Length of the message in a progress report."""
 
 
+WINDOW_BYTES = 256 * 1024
+"""Bytes of one connection that may be on their way in one direction."""
+
+MAX_CONNECTIONS = 256
+"""Concurrent connections of one program to the gateway."""
+
+PIECE_BYTES = 64 * 1024
+"""Bytes of a connection in one frame."""
+
+OPENED, DATA, TAKEN, FINISHED, CLOSED = range(1, 6)
+"""Kinds of the frames of a program's connections: a program opened one; its next bytes; so many
+bytes were taken, and as many more may be sent; the sender sends no more; it is gone."""
+
+CONNECTION_START = b"\0"
+"""The first byte of a frame of a connection. JSON never begins with it."""
+
+CONNECTION = struct.Struct("!xBII")
+"""The head of a connection's frame: its kind, the id of the run, the number of the connection."""
+
+
 class FrameError(ValueError):
     """The peer does not speak frames; the channel cannot be used any further."""
 
@@ -44,6 +64,46 @@ def encode(message: dict[str, Any]) -> bytes:
     """One message as one frame."""
     body = strict_json.dumps(message)
     return HEADER.pack(len(body)) + body
+
+
+class ConnectionFrame(NamedTuple):
+    """A frame of a program's connection. Its bytes are not JSON, which would cost most of the time
+    that the bytes take.
+    """
+
+    kind: int
+    run_id: int
+    number: int
+    data: bytes = b""
+
+    def encode(self) -> bytes:
+        """This frame in bytes."""
+        body = CONNECTION.pack(self.kind, self.run_id, self.number) + self.data
+        return HEADER.pack(len(body)) + body
+
+    @classmethod
+    def parse(cls, body: bytes) -> ConnectionFrame:
+        """The frame in a body that begins with `CONNECTION_START`.
+
+        Raises:
+            FrameError: it is none.
+        """
+        if len(body) < CONNECTION.size:
+            raise FrameError("a connection's frame is too short")
+        kind, run_id, number = CONNECTION.unpack_from(body)
+        if not OPENED <= kind <= CLOSED or len(body) > CONNECTION.size + PIECE_BYTES:
+            raise FrameError("a connection's frame is of no kind, or too long")
+        return cls(kind, run_id, number, body[CONNECTION.size :])
+
+    @property
+    def taken_bytes(self) -> int:
+        """The number of bytes that were taken."""
+        return int.from_bytes(self.data, "big")
+
+
+def taken(run_id: int, number: int, count: int) -> bytes:
+    """The frame that says that so many bytes of a connection were taken."""
+    return ConnectionFrame(TAKEN, run_id, number, count.to_bytes(4, "big")).encode()
 
 
 class Decoder:

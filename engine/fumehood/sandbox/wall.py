@@ -21,6 +21,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
 from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
 from fumehood.protocol.messages import GuestEnding
+from fumehood.sandbox.connections import Connection
 
 OnProgress = Callable[[float, str], None]
 """Receives a percentage (0 to 100) and a message of at most 200 characters."""
@@ -88,6 +89,30 @@ class Brake:
             resume()
 
 
+GATEWAY_PORT = 3128
+"""The port on a container's loopback where programs find the gateway, as an HTTP proxy."""
+
+TRUST_FILE = "/run/fumehood/trust.pem"
+"""The file in a container with the certificates that its clients should trust."""
+
+
+class OnConnection(Protocol):
+    """Receives a program's connections."""
+
+    def __call__(self, connection: Connection, port: CallPort) -> None:
+        """Take a connection; `port` pauses the program's clock. Must not block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How a program reaches the gateway."""
+
+    on_connection: OnConnection
+    trust: str
+    """The certificates for the program's clients, in PEM."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSinks:
     """Receivers of a run's events. Events without a receiver are dropped.
@@ -107,6 +132,8 @@ class RunSinks:
     """Whether output is sent as soon as it is written, instead of in few long pieces."""
     call: OnCall | None = None
     """Receives the program's tool calls. Without it the program cannot call tools."""
+    network: Network | None = None
+    """Receives the program's connections to the gateway. Without it the program has no network."""
     brake: Brake | None = None
     """Stops the reading of output and files while too much of it waits."""
 

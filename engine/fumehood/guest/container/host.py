@@ -38,7 +38,7 @@ PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
 
 
-Request = Run | Answer | Pause | Keep | int
+Request = Run | Answer | Pause | Keep | framing.ConnectionFrame | int
 
 
 class Host:
@@ -86,8 +86,11 @@ class Host:
             return []
         requests: list[Request] = []
         try:
-            for message in self._decoder.feed(chunk):
-                self._read_one(message, requests)
+            for body in self._decoder.bodies(chunk):
+                if body.startswith(framing.CONNECTION_START):
+                    requests.append(framing.ConnectionFrame.parse(body))
+                else:
+                    self._read_one(framing.parse_body(body), requests)
         except (framing.FrameError, KeyError, TypeError, ValueError):
             end()
         return requests
@@ -97,6 +100,11 @@ class Host:
         self._waiting += framing.encode(message)
         if more and len(self._waiting) < CHUNK_BYTES:
             return
+        self.flush()
+
+    def send_bytes(self, frame: bytes) -> None:
+        """Send one frame of a connection."""
+        self._waiting += frame
         self.flush()
 
     def flush(self) -> None:
@@ -165,6 +173,7 @@ class Host:
             thin=message["thin"] is True,
             has_tools=message["tools"] is True,
             quiet=message.get("quiet") is True,
+            trust=message.get("trust"),
         )
 
 

@@ -83,6 +83,8 @@ class Run:
     left_s: float | None = None
     """Seconds left while the clock is paused."""
     was_paused: bool = False
+    trust: str | None = None
+    """Certificates for its clients, if it has network."""
     quiet: bool = False
     """Only its figures are wanted, not its files."""
     is_left: bool = False

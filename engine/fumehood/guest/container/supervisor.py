@@ -42,6 +42,7 @@ from fumehood.guest.container.prefork_pool import (
     Zygote,
     make_child,
 )
+from fumehood.guest.container.relay import Relay
 from fumehood.guest.container.run import Answer, Keep, Pause, Run, stays
 from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.walk import WORKSPACE
@@ -145,6 +146,7 @@ class Supervisor:
         self._cleaner = Cleaner(
             self._pools, self._chain, self._counters, self._mounts, self._reap, self._relays
         )
+        self._relay = Relay(self._host, self._selector)
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
@@ -194,6 +196,9 @@ class Supervisor:
             if isinstance(request, Keep):
                 self._keep(request)
                 continue
+            if isinstance(request, framing.ConnectionFrame):
+                self._relay.on_frame(request)
+                continue
             if isinstance(request, Run):
                 if self._run is not None:
                     end()  # one at a time; the host knows that
@@ -227,6 +232,7 @@ class Supervisor:
         """Wait for another engine: this one is gone. What it runs has nobody to answer to."""
         self._left_at = time.monotonic()
         self._unwatch(0)
+        self._relay.end()
         if self._run is not None:
             self._run.is_left, self._run.live = True, False
             self._stop(self._run, "cancelled")
@@ -273,6 +279,8 @@ class Supervisor:
         child = run.child
         assert child is not None
         child.decoder.max_bytes = MAX_CLAIM_BYTES
+        if run.trust is not None:
+            self._relay.begin(run.id, run.trust)
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._meter.read()
         run.deadline = time.monotonic() + run.limits.wall_s
@@ -509,6 +517,7 @@ class Supervisor:
         run.is_over = True
         state = self._settle(run)
         is_over = self._cleaner.end_the_rest()
+        self._relay.end()
         self._chain.stop()
         self._watch_at = time.monotonic() + WATCH_S
         if run.child is not None:

@@ -446,6 +446,8 @@ class ClusterWall(HasImages):
 
     async def run(self, node_id: str, order: RunOrder, sinks: RunSinks) -> RunEnding:
         """Run a program on a node. Cancelling it ends the program, then raises."""
+        if sinks.network is not None:
+            raise SandboxUnavailable("Programs on nodes have no network.", retryable=False)
         isolation = "session" if order.session_id else "call"
         link = self._links.get(node_id)
         name = self._names.get(node_id)

@@ -45,7 +45,7 @@ from fumehood.protocol.container_frames import (
     parse_container_body,
     run_frames,
 )
-from fumehood.protocol.framing import FrameError
+from fumehood.protocol.framing import ConnectionFrame, FrameError
 from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.sandbox.container.received import ReceivedRun
 from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
@@ -196,7 +196,10 @@ class Channel(asyncio.Protocol):
         if not self.is_free or not self.ready.is_set() or self._transport is None:
             raise InternalError("A run was given to a container that is not free.")
         self._runs += 1
-        received = self._run = ReceivedRun(self._runs, limits, sinks, isolation)
+        write = self._transport.write
+        received = self._run = ReceivedRun(
+            self._runs, limits, sinks, isolation, write, _CallPort(self, self._runs)
+        )
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
@@ -206,8 +209,9 @@ class Channel(asyncio.Protocol):
         for frame in run_frames(
             received.id, program, arguments, limits,
             keep=keep, live=sinks.is_live, thin=thin, tools=tools,
+            trust=sinks.network.trust if sinks.network is not None else None,
         ):  # fmt: skip
-            self._transport.write(framing.encode(frame))
+            write(framing.encode(frame))
         grace_s = self._clocks.answer_grace_s + (
             PRELOAD_GRACE_S if program == "python" and not thin else 0.0
         )
@@ -226,6 +230,8 @@ class Channel(asyncio.Protocol):
             elif answer.exception() is None and sinks.ending is not None:
                 sinks.ending(answer.result())
             raise
+        finally:
+            received.close_connections()
 
     def end(self, why: str) -> None:
         """Close the stream once. The guest's stdin closes, so it ends itself. The container's owner
@@ -295,6 +301,8 @@ class Channel(asyncio.Protocol):
                 run.on_progress(frame)
             case ContainerCall():
                 run.on_call(frame, _CallPort(self, run.id))
+            case ConnectionFrame():
+                run.on_connection(frame)
             case ContainerFile():
                 if not run.is_collecting:
                     self._expect_by(self._clocks.collect_s, self._give_up)

@@ -8,6 +8,7 @@ the workspace are forwarded, with relative paths that stay inside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.limits import CONTAINER_FILES_OUT, MB, Limits
@@ -18,8 +19,9 @@ from fumehood.protocol.container_frames import (
     ContainerFile,
     ContainerOutput,
 )
-from fumehood.protocol.framing import FrameError
+from fumehood.protocol.framing import ConnectionFrame, FrameError
 from fumehood.protocol.messages import GuestProgress
+from fumehood.sandbox.connections import Connections
 from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks, claims_of
 
 BEGINNING_CHARACTERS = 64 * 1024
@@ -57,8 +59,22 @@ class ReceivedRun:
     Its methods raise FrameError for a frame that breaks the protocol's order or limits.
     """
 
-    def __init__(self, run_id: int, limits: Limits, sinks: RunSinks, isolation: str) -> None:
+    def __init__(
+        self,
+        run_id: int,
+        limits: Limits,
+        sinks: RunSinks,
+        isolation: str,
+        send: Callable[[bytes], None] = lambda frame: None,
+        port: CallPort | None = None,
+    ) -> None:
+        """`send` sends a frame to the guest, and `port` answers and pauses the program."""
         self.id = run_id
+        self._connections: Connections | None = None
+        if sinks.network is not None and port is not None:
+            self._connections = Connections(
+                run_id, send, partial(sinks.network.on_connection, port=port)
+            )
         self.is_collecting = False
         """Whether the program has ended and its files follow."""
         self.brake = sinks.brake
@@ -106,6 +122,17 @@ class ReceivedRun:
             raise FrameError("a call of a tool that no program can have made")
         if self._on_call is not None:
             self._on_call(frame.number, frame.tool, frame.arguments, port)
+
+    def on_connection(self, frame: ConnectionFrame) -> None:
+        """Take a frame of one of the program's connections. Raises FrameError."""
+        if self._connections is None or self.is_collecting:
+            raise FrameError("a connection that no program can have made")
+        self._connections.on_frame(frame)
+
+    def close_connections(self) -> None:
+        """Break the program's connections: it has ended."""
+        if self._connections is not None:
+            self._connections.close()
 
     def on_file(self, frame: ContainerFile) -> None:
         """Start a file. Raises FrameError."""

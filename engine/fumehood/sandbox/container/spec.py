@@ -211,9 +211,13 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
         # Writable places.
         "ReadonlyRootfs": True,
         "Tmpfs": {
-            path: _tmpfs(size)
-            for path, size in spec.writable_mb.items()
-            if spec.disk is None or path != WORKSPACE
+            **{
+                path: _tmpfs(size)
+                for path, size in spec.writable_mb.items()
+                if spec.disk is None or path != WORKSPACE
+            },
+            # For the guest's own file, which programs read.
+            "/run/fumehood": "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode=0755",
         },
         "Binds": [],
         "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk

@@ -81,6 +81,7 @@ WHOLE: dict[str, Any] = {
             "/workspace": "rw,nosuid,nodev,noexec,size=128m,nr_inodes=4096,mode=1777",
             "/tmp": "rw,nosuid,nodev,noexec,size=96m,nr_inodes=3072,mode=1777",
             "/dev/shm": "rw,nosuid,nodev,noexec,size=32m,nr_inodes=1024,mode=1777",
+            "/run/fumehood": "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode=0755",
         },
         "Binds": [],
         "LogConfig": {"Type": "none", "Config": {}},
@@ -108,7 +109,7 @@ def test_writable_mounts_take_half_of_the_memory_in_every_size_class(memory_mb: 
 def test_disk_takes_the_place_of_the_workspace_in_memory() -> None:
     body = create_body(replace(SPEC, disk=("fumehood-sess_1", 1024)))
     config = body["HostConfig"]
-    assert sorted(config["Tmpfs"]) == ["/dev/shm", "/tmp"]
+    assert sorted(config["Tmpfs"]) == ["/dev/shm", "/run/fumehood", "/tmp"]
     assert config["Mounts"] == [
         {"Type": "volume", "Source": "fumehood-sess_1", "Target": "/workspace", "ReadOnly": False,
          "VolumeOptions": {"NoCopy": True}},

@@ -1,0 +1,192 @@
+"""The relay: a program's connections to the gateway, over the channel.
+
+Guest side, used by the supervisor. Programs find it as an HTTP proxy on loopback, but nothing here
+reads what they say: the host does. Invariants: bytes pass only during a run with network, and a
+connection outside one is closed at once; of one connection at most `WINDOW_BYTES` are on their way
+in each direction, so no program fills this process or the channel; after the run no connection of
+it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+from dataclasses import dataclass
+
+from fumehood.guest.container.host import Host
+from fumehood.protocol.framing import (
+    CLOSED,
+    DATA,
+    FINISHED,
+    MAX_CONNECTIONS,
+    OPENED,
+    PIECE_BYTES,
+    TAKEN,
+    WINDOW_BYTES,
+    ConnectionFrame,
+    taken,
+)
+
+PORT = 3128
+"""The port on loopback. No program can have it: it is bound before the first one runs."""
+
+DIRECTORY = "/run/fumehood"
+"""A directory that programs can read and only the supervisor can write."""
+
+TRUST = f"{DIRECTORY}/trust.pem"
+"""The certificates that clients in the container should trust."""
+
+BACKLOG = 128
+
+
+@dataclass(eq=False)
+class _Connection:
+    number: int
+    socket: socket.socket
+    unread: int = 0
+    """Bytes that the host has not taken yet."""
+    unsent: bytearray | None = None
+    """Bytes that the program has not read yet; None if it reads no more."""
+    is_finished: bool = False
+    """Whether the program sends no more."""
+    is_closing: bool = False
+    """Whether it is closed as soon as nothing is unsent."""
+    events: int = 0
+
+
+class Relay:
+    """Accepts connections of programs, and passes their bytes on."""
+
+    def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
+        self._host = host
+        self._selector = selector
+        self._run_id: int | None = None
+        self._numbers = 0
+        self._open: dict[int, _Connection] = {}
+        self._trust = ""
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(("127.0.0.1", PORT))
+        self._listener.listen(BACKLOG)
+        selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+
+    def begin(self, run_id: int, trust: str) -> None:
+        """Pass bytes from now on. `trust` has the certificates in PEM. Raises OSError."""
+        if trust != self._trust:
+            with open(f"{TRUST}.new", "w") as file:
+                file.write(trust)
+            os.replace(f"{TRUST}.new", TRUST)
+            self._trust = trust
+        self._run_id = run_id
+
+    def end(self) -> None:
+        """Close all connections, and pass nothing on until `begin`."""
+        self._run_id = None
+        for connection in list(self._open.values()):
+            self._drop(connection)
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the host. Frames of connections that are gone are dropped."""
+        connection = self._open.get(frame.number)
+        if frame.run_id != self._run_id or connection is None:
+            return
+        if frame.kind == DATA:
+            if connection.unsent is None:  # the program has closed it
+                self._host.send_bytes(taken(frame.run_id, frame.number, len(frame.data)))
+                return
+            connection.unsent += frame.data
+            self._write(connection)
+        elif frame.kind == TAKEN:
+            connection.unread -= frame.taken_bytes
+            self._watch(connection)
+        elif frame.kind == CLOSED:
+            connection.is_closing = True
+            self._write(connection)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _on_connection(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:
+            return
+        if self._run_id is None or len(self._open) >= MAX_CONNECTIONS:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        self._numbers += 1
+        connection = _Connection(self._numbers, accepted, unsent=bytearray())
+        self._open[connection.number] = connection
+        self._tell(OPENED, connection)
+        self._watch(connection)
+
+    def _on_event(self, connection: _Connection) -> None:
+        """Read and write what goes without waiting: the selector does not say which it was."""
+        if connection.number in self._open and not connection.is_finished:
+            self._read(connection)
+        if connection.number in self._open:
+            self._write(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        if connection.unread >= WINDOW_BYTES:
+            return
+        try:
+            data = connection.socket.recv(min(PIECE_BYTES, WINDOW_BYTES - connection.unread))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._tell(CLOSED, connection)
+            self._drop(connection)
+            return
+        if data:
+            connection.unread += len(data)
+            self._tell(DATA, connection, data)
+        else:
+            connection.is_finished = True
+            self._tell(FINISHED, connection)
+        self._watch(connection)
+
+    def _write(self, connection: _Connection) -> None:
+        unsent = connection.unsent
+        try:
+            count = connection.socket.send(unsent) if unsent else 0
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            count, connection.unsent = len(unsent or b""), None
+        if count and self._run_id is not None:
+            self._host.send_bytes(taken(self._run_id, connection.number, count))
+        if unsent:
+            del unsent[:count]
+        if connection.is_closing and not unsent:
+            self._drop(connection)
+        else:
+            self._watch(connection)
+
+    def _watch(self, connection: _Connection) -> None:
+        events = 0
+        if not connection.is_finished and connection.unread < WINDOW_BYTES:
+            events |= selectors.EVENT_READ
+        if connection.unsent:
+            events |= selectors.EVENT_WRITE
+        if events == connection.events:
+            return
+        if connection.events:
+            self._selector.unregister(connection.socket)
+        if events:
+            self._selector.register(connection.socket, events, lambda: self._on_event(connection))
+        connection.events = events
+
+    def _tell(self, kind: int, connection: _Connection, data: bytes = b"") -> None:
+        if self._run_id is not None:
+            frame = ConnectionFrame(kind, self._run_id, connection.number, data)
+            self._host.send_bytes(frame.encode())
+
+    def _drop(self, connection: _Connection) -> None:
+        del self._open[connection.number]
+        if connection.events:
+            self._selector.unregister(connection.socket)
+        with contextlib.suppress(OSError):
+            connection.socket.close()

@@ -1,0 +1,162 @@
+"""The connections of one program to the gateway, as byte streams.
+
+Host side, between a container's channel and the gateway. Everything received is untrusted.
+Invariants: at most `WINDOW_BYTES` of one connection are kept in either direction, and a guest that
+sends more, or opens more than `MAX_CONNECTIONS`, breaks the protocol; after `close` every stream is
+broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from fumehood.protocol.framing import (
+    CLOSED,
+    DATA,
+    FINISHED,
+    MAX_CONNECTIONS,
+    OPENED,
+    PIECE_BYTES,
+    TAKEN,
+    WINDOW_BYTES,
+    ConnectionFrame,
+    FrameError,
+    taken,
+)
+
+
+class Connection(anyio.abc.ByteStream):
+    """One connection of a program."""
+
+    def __init__(self, connections: Connections, number: int) -> None:
+        self._connections = connections
+        self._number = number
+        self._received = bytearray()
+        self._untold = 0
+        """Bytes that were taken since the guest was told."""
+        self._room = WINDOW_BYTES
+        self._is_finished = False
+        self._is_gone = False
+        self._change = anyio.Event()
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """Return the next bytes. Raises as anyio's streams do."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        while not self._received:
+            if self._is_gone:
+                raise anyio.BrokenResourceError
+            if self._is_finished:
+                raise anyio.EndOfStream
+            await self._change.wait()
+        data = bytes(self._received[:max_bytes])
+        del self._received[:max_bytes]
+        self._untold += len(data)
+        if not self._received or self._untold >= WINDOW_BYTES // 2:
+            self._connections.send(taken(self._connections.run_id, self._number, self._untold))
+            self._untold = 0
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes, as far as the program reads them. Raises as anyio's streams do."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        view = memoryview(item)
+        while view:
+            if self._is_gone:
+                raise anyio.BrokenResourceError
+            if not self._room:
+                await self._change.wait()
+                continue
+            piece = bytes(view[: min(self._room, PIECE_BYTES)])
+            view = view[len(piece) :]
+            self._room -= len(piece)
+            self._tell(DATA, piece)
+
+    async def send_eof(self) -> None:
+        """Do nothing: a program is told the end of a stream by its closing."""
+
+    async def aclose(self) -> None:
+        """Close it, once the program has read what was sent."""
+        if not self._is_gone:
+            self._tell(CLOSED)
+        self.lose()
+        self._connections.forget(self._number)
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the guest. Raises FrameError."""
+        if frame.kind == DATA and not self._is_finished:
+            self._received += frame.data
+            if len(self._received) + self._untold > WINDOW_BYTES:
+                raise FrameError("more bytes of a connection than it may send")
+        elif frame.kind == TAKEN:
+            self._room += frame.taken_bytes
+            if self._room > WINDOW_BYTES:
+                raise FrameError("more bytes of a connection were taken than were sent")
+        elif frame.kind == FINISHED:
+            self._is_finished = True
+        elif frame.kind == CLOSED:
+            self.lose()
+            self._connections.forget(self._number)
+        else:
+            raise FrameError("a connection's frame in the wrong place")
+        self._wake()
+
+    def lose(self) -> None:
+        """Break it."""
+        self._is_gone = True
+        self._received.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()
+
+    def _tell(self, kind: int, data: bytes = b"") -> None:
+        frame = ConnectionFrame(kind, self._connections.run_id, self._number, data)
+        self._connections.send(frame.encode())
+
+
+class Connections:
+    """All connections of one run. `on_open` receives each new one, and must not block."""
+
+    def __init__(
+        self, run_id: int, send: Callable[[bytes], None], on_open: Callable[[Connection], None]
+    ) -> None:
+        self.run_id = run_id
+        self.send = send
+        self._on_open = on_open
+        self._open: dict[int, Connection] = {}
+        self._last = 0
+        self._is_closed = False
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the guest. Raises FrameError."""
+        if frame.run_id != self.run_id:
+            raise FrameError("a connection of another run")
+        if self._is_closed:
+            return
+        if frame.kind == OPENED:
+            if frame.number <= self._last or len(self._open) >= 2 * MAX_CONNECTIONS:
+                raise FrameError("a connection that cannot be new")
+            self._last = frame.number
+            opened = self._open[frame.number] = Connection(self, frame.number)
+            self._on_open(opened)
+        elif frame.number in self._open:
+            self._open[frame.number].on_frame(frame)
+        elif not 0 < frame.number <= self._last:
+            raise FrameError("a connection that was never opened")
+
+    def forget(self, number: int) -> None:
+        """Drop what still comes for a connection that is gone."""
+        self._open.pop(number, None)
+
+    def close(self) -> None:
+        """Break all connections."""
+        self._is_closed = True
+        self.send = lambda frame: None
+        for connection in list(self._open.values()):
+            connection.lose()
+        self._open.clear()
