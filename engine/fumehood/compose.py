@@ -48,6 +48,7 @@ from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.executors.mcp_servers import McpServers
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
+from fumehood.gateway.service import Gateway
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
@@ -279,6 +280,7 @@ def compose(
     upstreams.mcp = McpServers(
         config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
     )
+    upstreams.gateway = Gateway(config.gateway, policy.gate.decide, files)
     requests = _make_requests(basis, database, state, webhook, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(
@@ -549,6 +551,7 @@ class EngineLife:
         if made.upstreams.mcp is not None:
             await enter(made.upstreams.mcp.run())
         self._stack.push_async_callback(made.upstreams.close)
+        self._stack.push_async_callback(made.upstreams.gateway.close)
         self._stack.push_async_callback(_close, made.state.blobs.room)
         self._stack.push_async_callback(_close, made.state.recordings.room)
         # If it fails, amounts that are reserved in advance count as spent.

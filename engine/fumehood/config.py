@@ -60,6 +60,7 @@ from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.executors.mcp_settings import AllMcpServers
+from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
 from fumehood.observe.settings import AlertSettings
 from fumehood.protocol.sockets import ConfigError as ConfigError
@@ -135,6 +136,7 @@ class Config(SocketSettings):
     rest: RestSettings = RestSettings()
     secrets: AllSecrets = Field(default_factory=dict)
     web: WebSettings = WebSettings()
+    gateway: GatewaySettings = GatewaySettings()
     external_tools: AllExternalTools = Field(default_factory=dict)
     mcp_servers: AllMcpServers = Field(default_factory=dict)
 

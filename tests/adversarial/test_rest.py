@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine, Envelope
-from fumehood.executors import addresses, upstreams
+from fumehood.executors import upstreams
+from fumehood.gateway import addresses
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.testing import FakeWall
 from support.attacks import Harm

@@ -49,7 +49,7 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL
+from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
@@ -134,6 +134,12 @@ class ApprovalScheduler:
             PermissionDenied: a rule forbids the edited call, or it needs other approvers.
         """
         approval = stored.approval
+        if approval.tool == NET_TOOL:
+            raise InvalidParams(
+                "A program's request is sent as it is, or not at all. Deny it, and say in the "
+                "reason what should change.",
+                fields=["arguments"],
+            )
         if approval.tool.startswith(EXTERNAL):
             raise InvalidParams(
                 "The caller runs this tool itself, with its own arguments, so they cannot be "

@@ -78,6 +78,14 @@ def call(
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory the tool may use.")] = None,
     package: Packages = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network",
+            metavar="HOST",
+            help="A host that the program may reach, if the operator allows it; repeatable.",
+        ),
+    ] = None,
     agent: Annotated[str | None, typer.Option(help="The agent to make the call for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session to make the call in.")] = None,
     idempotency_key: Annotated[
@@ -143,7 +151,7 @@ def call(
     if batch is not None:
         others = (
             tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, package,
-            agent, session, idempotency_key, new_call, max_length, wait, token_file,
+            network, agent, session, idempotency_key, new_call, max_length, wait, token_file,
         )  # fmt: skip
         if arguments != "{}" or any(option not in ("", False, None) for option in others):
             fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
@@ -169,6 +177,7 @@ def call(
         timeout_seconds=timeout,
         memory_limit_mb=memory,
         packages=package,
+        network=network,
         enable_cache=False if no_cache else None,
         max_length=max_length,
         debug=debug or None,

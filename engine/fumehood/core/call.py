@@ -47,6 +47,16 @@ Packages = Annotated[
 ]
 
 
+NetworkHosts = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=300)]],
+    Field(
+        max_length=100,
+        description="Hosts that the program may reach, such as `api.example.org` or "
+        "`*.example.org:443`. `gateway.hosts` of the configuration says which are allowed.",
+    ),
+]
+
+
 class CallOptions(BaseModel):
     """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
 
@@ -73,9 +83,10 @@ class CallOptions(BaseModel):
     isolation: Literal["call", "session", "container_per_call"] | None = None
     new_call: bool = False
     packages: Packages | None = None
+    network: NetworkHosts | None = None
 
 
-DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages")
+DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "network")
 """Options that change what a call does. `agent_id` and `session_id` also do."""
 
 _NO_OPTIONS = CallOptions()

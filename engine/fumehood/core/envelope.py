@@ -67,6 +67,19 @@ class LimitsApplied(_Value):
     memory_mb: int | None
 
 
+class NetworkReport(_Value):
+    """What a program sent through the gateway. Refused and held requests count as requests, too."""
+
+    requests: int
+    denied: int
+    held: int
+    """Requests that waited for a human."""
+    bytes_in: int
+    bytes_out: int
+    hosts: dict[str, int]
+    """Host → requests."""
+
+
 class SandboxReport(_Value):
     """The placement and the ending of the run. Null if nothing ran or the run is unknown."""
 
@@ -76,6 +89,8 @@ class SandboxReport(_Value):
     limits: LimitsApplied
     node: str | None = None
     """The machine on which it ran, if the engine has nodes."""
+    network: NetworkReport | None = Field(default=None, exclude_if=not_)
+    """Absent without network."""
 
 
 class Resources(_Value):

@@ -8,6 +8,7 @@ callers must then assume that the URL could lead to any host.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address
 
 # *Source*: RFC 3986, narrowed: no user information, no percent encoding in the host.
@@ -51,6 +52,34 @@ def host_pattern_fault(pattern: str) -> str | None:
 def host_matches(host: str, pattern: str) -> bool:
     """Whether a host is equal to the pattern or, for `*.NAME`, is a subdomain of NAME."""
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def network_pattern(pattern: str) -> str:
+    """Return a pattern of hosts that a program may reach (`api.example.org`, `*.example.org:443`)
+    in lower case. Raises ValueError, which says what is wrong.
+    """
+    pattern = pattern.lower()
+    host, port = _split_port(pattern)
+    if fault := host_pattern_fault(host):
+        raise ValueError(fault)
+    if port is not None and not 0 < port <= MAX_PORT:
+        raise ValueError("has no valid port")
+    return pattern
+
+
+def network_matches(host: str, port: int, patterns: Iterable[str]) -> bool:
+    """Whether a host in its canonical form, with its port, is one of those in the patterns."""
+    for pattern in patterns:
+        wanted, wanted_port = _split_port(pattern)
+        if wanted_port in (None, port) and host_matches(host, wanted):
+            return True
+    return False
+
+
+def _split_port(pattern: str) -> tuple[str, int | None]:
+    host, colon, port = pattern.rpartition(":")
+    is_port = colon and port.isascii() and port.isdigit()
+    return (host, int(port)) if is_port else (pattern, None)
 
 
 def _canonical(host: str) -> str | None:

@@ -32,6 +32,7 @@ class CallKeywords(TypedDict, total=False):
     isolation: Literal["call", "session", "container_per_call"] | None
     new_call: bool
     packages: list[str] | None
+    network: list[str] | None
 
 
 class DecisionKeywords(TypedDict, total=False):
@@ -65,6 +66,7 @@ class HandleKeywords(TypedDict, total=False):
     isolation: Literal["call", "session", "container_per_call"] | None
     new_call: bool
     packages: list[str] | None
+    network: list[str] | None
     max_parallel: int
     parallel_tool_calls: bool
     repair_arguments: bool

@@ -17,6 +17,10 @@ IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 EXTERNAL = "external:"
 """Prefix of the names of external tools. Registered tools cannot have it."""
 
+NET_TOOL = "net"
+"""The tool as which policy and approvals see the requests of programs. No other tool has its
+name."""
+
 EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
 """Pattern of an external tool's name after the prefix. *Source*: the names that MCP allows."""
 

@@ -40,6 +40,9 @@ EXECUTOR_PATTERN = (
 DECISION = "decision"
 """The executor of `external:` tools, which no definition can name."""
 
+NET_EXECUTOR = "net"
+"""The executor of programs' requests, which no definition can name."""
+
 EXPRESSION_OUTPUT: JsonObject = {
     "type": "object",
     "required": ["value", "text"],

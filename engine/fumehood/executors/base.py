@@ -8,12 +8,13 @@ wall than the definition requires, and a run uses only what its `ToolRun` holds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
 from fumehood.core.call import CallRequest
+from fumehood.core.errors import EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
@@ -77,6 +78,17 @@ class ProgramCalls(Protocol):
         """Start a call, or refuse it. Must not block. The answer is sent through `port`."""
         ...
 
+    async def ask(
+        self,
+        arguments: JsonObject,
+        send: Callable[[], Awaitable[EngineError | None]],
+        port: CallPort,
+    ) -> EngineError | None:
+        """Let a human decide on a request of the program, which `send` sends after a yes. Return
+        why it was not sent, or None.
+        """
+        ...
+
     async def close(self) -> None:
         """Cancel the calls that still run, and wait until they have ended."""
         ...
@@ -100,7 +112,7 @@ class ToolRun:
     expected: str | None = None
     """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
     calls: ProgramCalls | None = None
-    """Set for a program that may call other tools."""
+    """Set for a program that may call other tools, or has network."""
 
     @property
     def traceparent(self) -> str:

@@ -14,7 +14,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from fumehood.core.errors import EngineError
 from fumehood.executors.outcome import Outcome
 from fumehood.protocol.framing import MAX_REPORTS
-from fumehood.sandbox.wall import FileSink, OnCall, OnEnding, OnOutput, OnProgress, RunSinks
+from fumehood.sandbox.wall import (
+    FileSink,
+    Network,
+    OnCall,
+    OnEnding,
+    OnOutput,
+    OnProgress,
+    RunSinks,
+)
 
 
 class CallHandle:
@@ -128,6 +136,7 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
         call: OnCall | None = None,
+        network: Network | None = None,
     ) -> RunSinks:
         """Return the sinks for a run behind a wall: the executor's, and this call's progress."""
         return RunSinks(
@@ -136,6 +145,7 @@ class CallHandle:
             output=output,
             ending=ending,
             call=call,
+            network=network,
             is_live=self.output is not None or self._on_progress is not None,
         )
 

@@ -8,12 +8,13 @@ from types import MappingProxyType
 from fumehood.core.decision import ALLOWED
 from fumehood.core.errors import EndedBy
 from fumehood.core.languages import LANGUAGES
-from fumehood.core.tool import DECISION, ToolDefinition
+from fumehood.core.tool import DECISION, NET_EXECUTOR, ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.mcp import McpExecutor
+from fumehood.executors.net import NetExecutor
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
 from fumehood.executors.rest import RestExecutor
@@ -40,6 +41,7 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
         DECISION: _DecisionExecutor(),
+        NET_EXECUTOR: NetExecutor(),
         "http": RestExecutor(),
         "http:fetch": FetchExecutor(),
         "mcp": McpExecutor(),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
 
@@ -56,6 +57,8 @@ class Outcome:
     """Fields of `data` that hold a file's content and are never shortened."""
     redacted: int = 0
     """Number of matches that redaction has already replaced in its output."""
+    network: NetworkReport | None = None
+    """What a program sent through the gateway, if it had network."""
     network_ms: float = 0.0
     """Milliseconds spent on requests to other services."""
 

@@ -8,13 +8,14 @@ Invariant: a claim never turns a failure into a success.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
 import anyio
 
-from fumehood.core.errors import EndedBy, EngineError, InvalidParams
+from fumehood.core.errors import EndedBy, EngineError, InvalidParams, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
@@ -33,9 +34,11 @@ from fumehood.executors.endings import (
 )
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.gateway.door import NetworkUse
+from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
 from fumehood.observe.tracing import VARIABLE
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import Network, RunEnding
 
 _PLACEMENT = Placement(
     "container",
@@ -91,21 +94,27 @@ class ProgramExecutor(Executor):
             session_id,
         )
         cancelled: list[RunEnding] = []
+        hosts = run.request.options.network
         sent = program_arguments(arguments, self.language)
         # The caller's own variable of this name wins.
-        sent["env"] = [{"name": VARIABLE, "value": run.traceparent}, *sent.get("env", [])]
-        if calls is not None:
+        own = {VARIABLE: run.traceparent, **(ENVIRONMENT if hosts else {})}
+        variables = [{"name": name, "value": value} for name, value in own.items()]
+        sent["env"] = [*variables, *sent.get("env", [])]
+        has_tools = calls is not None and bool(calls.tools)
+        if calls is not None and has_tools:
             sent["tools"] = calls.tools
-        sinks = handle.sinks(
-            files=files, output=streams.hear, ending=cancelled.append,
-            call=calls.on_call if calls is not None else None,
-        )  # fmt: skip
+        use = NetworkUse()
         try:
-            try:
-                ending = await run.lease.run(self.language, sent, run.limits, sinks)
-            finally:
-                if calls is not None:
-                    await calls.close()
+            async with _network(run) as (use, network):
+                sinks = handle.sinks(
+                    files=files, output=streams.hear, ending=cancelled.append, network=network,
+                    call=calls.on_call if calls is not None and has_tools else None,
+                )  # fmt: skip
+                try:
+                    ending = await run.lease.run(self.language, sent, run.limits, sinks)
+                finally:
+                    if calls is not None:
+                        await calls.close()
         except BaseException:
             files.discard()
             if cancelled and handle.is_cancelled:
@@ -114,7 +123,7 @@ class ProgramExecutor(Executor):
                 ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
                 with anyio.CancelScope(shield=True):
                     kept = await streams.finish()
-                    outcome = _outcome(run, ending, kept, files)
+                    outcome = _outcome(run, ending, kept, files, use)
                     handle.partial = replace(outcome, redacted=streams.redacted)
             else:
                 streams.discard()
@@ -122,12 +131,35 @@ class ProgramExecutor(Executor):
         with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
             await files.entries()
             kept = await streams.finish()
-        outcome = _outcome(run, ending, kept, files)
+        outcome = _outcome(run, ending, kept, files, use)
         return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
+@asynccontextmanager
+async def _network(run: ToolRun) -> AsyncIterator[tuple[NetworkUse, Network | None]]:
+    """Give the program the network that its call asks for."""
+    hosts, calls = run.request.options.network, run.calls
+    if not hosts or calls is None:
+        yield NetworkUse(), None
+        return
+    if not run.upstreams.gateway.is_open:
+        raise PermissionDenied(
+            "This engine gives programs no network: the operator has set no gateway.hosts. Do not "
+            "retry."
+        )
+    async with run.upstreams.gateway.door(
+        hosts, calls.ask, principal_id=run.domain.principal_id,
+        agent_id=run.request.options.agent_id, session_id=run.domain.session_id,
+    ) as (door, network):  # fmt: skip
+        yield door.use, network
+
+
 def _outcome(
-    run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left: ProgramFiles
+    run: ToolRun,
+    ending: RunEnding,
+    kept: Mapping[str, KeptText],
+    left: ProgramFiles,
+    use: NetworkUse,
 ) -> Outcome:
     tool, limits = run.tool.definition, run.limits
     session_id = run.domain.session_id
@@ -141,7 +173,7 @@ def _outcome(
     fields = _fields(language, ending, value, left.files, left.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
-    if run.calls is not None:
+    if run.calls is not None and run.calls.tools:
         fields["tool_calls"] = run.calls.report
     error = None
     if ending.ended_by is not EndedBy.OK:
@@ -160,7 +192,9 @@ def _outcome(
             + (left_out_words(left_out) if left_out else ())
             + tuple(value.notes)
             + (state_words(ending) if session_id is not None else ())
+            + use.warnings()
         ),
+        network=use.report() if run.request.options.network else None,
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )

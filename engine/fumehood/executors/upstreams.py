@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import httpcore2
 
     from fumehood.executors.mcp_servers import McpServers
+    from fumehood.gateway.service import Gateway
 
 MAX_IDLE_CONNECTIONS = 16
 """Maximum number of unused connections that are kept open."""
@@ -152,6 +153,8 @@ class Upstreams:
         """Size limit of a relayed answer in bytes."""
         self.mcp: McpServers | None = None
         """The MCP servers of the configuration; `compose` sets it."""
+        self.gateway: Gateway
+        """The way of programs to the network; `compose` sets it."""
         self._allowed_hosts = settings.allowed_hosts
         self._setting = "rest.allowed_hosts"
         self._only_hosts: tuple[str, ...] | None = None
@@ -279,7 +282,7 @@ class Upstreams:
         if self._pool is None:
             import httpcore2
 
-            from fumehood.executors.addresses import CheckedBackend
+            from fumehood.gateway.addresses import CheckedBackend
 
             self._pool = httpcore2.AsyncConnectionPool(
                 ssl_context=self._tls or httpcore2.default_ssl_context(),

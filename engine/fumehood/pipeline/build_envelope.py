@@ -248,6 +248,7 @@ def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None
         ended_by=outcome.ended_by,
         limits=LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb),
         node=outcome.node,
+        network=outcome.network,
     )
 
 

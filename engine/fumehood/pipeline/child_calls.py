@@ -32,6 +32,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.names import NET_TOOL
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
 from fumehood.identity.agents import seen_by_agent
@@ -163,6 +164,45 @@ class ChildCalls:
         task = asyncio.create_task(self._run(number, request, handle, port))
         self._open[task] = handle
         task.add_done_callback(self._open.pop)
+
+    async def ask(
+        self,
+        arguments: JsonObject,
+        send: Callable[[], Awaitable[EngineError | None]],
+        port: CallPort,
+    ) -> EngineError | None:
+        """Let a human decide on a request of the program, which `send` sends after a yes. Return
+        why it was not sent, or None.
+        """
+        if len(self._open) >= MAX_OPEN_CALLS:
+            return RateLimited(
+                f"{MAX_OPEN_CALLS} requests of the program wait already.", retry_after_ms=1000
+            )
+        self._made += 1
+        held = self._services.upstreams.gateway.held
+        handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(port, is_waiting))
+        request = self._request(self._made, NET_TOOL, arguments)
+        # Its program waits, as far as its caller did not say otherwise; and each request is one of
+        # its own, however much it is like another.
+        own: JsonObject = {"new_call": True, "enable_cache": False}
+        if self._parent.request.options.wait_for_approval is None:
+            own["wait_for_approval"] = True
+        request = replace(
+            request,
+            options=request.options.model_copy(update=own),
+            context={"parent": self._parent.request.call_id},
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task], held[request.call_id] = handle, send
+        try:
+            answer = await self._run_call(request, self._services, handle)
+        finally:
+            del self._open[task]
+            was_sent = held.pop(request.call_id, None) is None
+        if answer.error is not None:
+            return PermissionDenied(answer.error.message)
+        return None if was_sent else PermissionDenied("It was not sent.")
 
     async def close(self) -> None:
         """Cancel the calls that still run, and wait until they have ended."""

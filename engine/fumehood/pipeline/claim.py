@@ -369,8 +369,9 @@ def fingerprint(permitted: PermittedCall) -> str:
     """
     options = permitted.request.options
     given = {name: getattr(options, name) for name in DECIDING_OPTIONS}
-    if options.packages is None:  # stored fingerprints may be older than this option
-        del given["packages"]
+    for name in ("packages", "network"):
+        if given[name] is None:  # stored fingerprints may be older than these options
+            del given[name]
     return _digest(_action(permitted) | {"options": given})
 
 

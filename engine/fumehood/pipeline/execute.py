@@ -32,6 +32,7 @@ async def execute(
     `run_call` is the pipeline's entry, for the calls that a program makes.
     """
     permitted, tools = admitted.permitted, call.tools
+    has_calls = tools is not None or permitted.request.options.network
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -45,7 +46,7 @@ async def execute(
         upstreams=services.upstreams,
         request=permitted.request,
         expected=admitted.expected,
-        calls=ChildCalls(call, tools, services, run_call) if tools is not None else None,
+        calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
     )
     tool = permitted.tool.definition
     if tool.retry_count == 0 or not may_retry(tool, permitted.request.options):

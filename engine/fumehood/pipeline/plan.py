@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fumehood.circuits.breaker import upstream_of
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
+from fumehood.core.hosts import network_pattern
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
@@ -89,6 +90,19 @@ def _no_packages(words: str) -> InvalidParams:
     return InvalidParams(words, fields=["options.packages"])
 
 
+def _check_network(executor: Executor, options: CallOptions) -> None:
+    fault = None
+    if options.network and executor.language is None:
+        fault = "Network is for programs that run in containers."
+    for host in options.network or ():
+        try:
+            network_pattern(host)
+        except ValueError as error:
+            fault = f"The host {host[:100]!a} of network {error}."
+    if fault is not None:
+        raise InvalidParams(fault, fields=["options.network"])
+
+
 def executor_of(tool: ToolDefinition) -> Executor:
     """Return the executor of a tool.
 
@@ -133,6 +147,7 @@ def make_plan(
             fields=["options.memory_limit_mb"],
         )
     _check_isolation(placement, options)
+    _check_network(executor, options)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
     wall_s = smallest(

@@ -13,7 +13,7 @@ from datetime import datetime
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled, ToolNotFound
 from fumehood.core.identity import Scope
-from fumehood.core.names import EXTERNAL
+from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.agents import Agents
 from fumehood.identity.model import Binding
@@ -46,7 +46,7 @@ def resolve(
     binding = None
     reference = request.tool
     agent_id = request.options.agent_id
-    is_external = reference.startswith(EXTERNAL)
+    is_external = reference.startswith(EXTERNAL) or reference.partition("@")[0] == NET_TOOL
     if (
         is_external and request.context is None
     ):  # a key or the call log could return the decision again

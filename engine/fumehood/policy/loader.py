@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fumehood.core.names import EXTERNAL, compile_glob, suggestion
+from fumehood.core.names import EXTERNAL, NET_TOOL, compile_glob, suggestion
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.model import (
     MAX_RULES,
@@ -82,7 +82,9 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
             coming.append(tool[0])
     for number, rule in shaped.items():
         is_known = _check_tools(number, rule, versions, tuple(coming), found)
-        is_external = any(pattern.startswith(EXTERNAL) for pattern in rule.tools or ())
+        is_external = any(
+            pattern.startswith(EXTERNAL) or pattern == NET_TOOL for pattern in rule.tools or ()
+        )
         if is_known and is_complete and not is_external:
             _check_arguments(number, rule, definitions, found)
     _check_shadowed(shaped, found)
@@ -348,7 +350,7 @@ def _check_tools(
 def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
     """Whether an entry of `tools` matches any version of any tool."""
     name, _, version = pattern.partition("@")
-    if name.startswith(EXTERNAL):
+    if name.startswith(EXTERNAL) or pattern == NET_TOOL:
         return True  # these need not be declared
     if names_exactly(pattern):
         return any(map(compile_glob(version or "*"), versions.get(name, ())))

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
-from fumehood.core.tool import DECISION, ToolDefinition
+from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NET_TOOL
+from fumehood.core.tool import DECISION, NET_EXECUTOR, ToolDefinition
 from fumehood.registry.index import RegisteredTool, Source
 from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.settings import ExternalToolSettings
@@ -29,11 +29,14 @@ class ExternalTools:
         self._other = lru_cache(lambda name: _made(name, ExternalToolSettings()))
 
     def __call__(self, reference: str) -> RegisteredTool:
-        """Return the tool for `external:NAME` or `external:NAME@VERSION` (there is one version).
+        """Return the tool for `external:NAME` or `external:NAME@VERSION` (there is one version),
+        or for `net`.
 
         Raises:
             ToolNotFound: the name is invalid, or there is no such version.
         """
+        if reference.partition("@")[0] == NET_TOOL:
+            return NET
         name, _, version = reference.removeprefix(EXTERNAL).partition("@")
         if not re.fullmatch(EXTERNAL_NAME_PATTERN, name):
             raise ToolNotFound(f"No tool can have the name {reference[:80]!r}. Do not retry.")
@@ -53,3 +56,19 @@ def _made(name: str, settings: ExternalToolSettings) -> RegisteredTool:
     return RegisteredTool(
         definition.model_copy(update=own), Source.EXTERNAL, CompiledSchema(ANY_ARGUMENTS), None
     )
+
+
+NET = RegisteredTool(
+    ToolDefinition(
+        name=NET_TOOL,
+        version="1.0.0",
+        description="Send a request that a program in a sandbox has made.",
+        parameters=ANY_ARGUMENTS,
+        dangerous=True,
+        sandboxed=False,
+    ).model_copy(update={"executor": NET_EXECUTOR}),
+    Source.EXTERNAL,
+    CompiledSchema(ANY_ARGUMENTS),
+    None,
+)
+"""A request of a program that a human decides on. Only the gateway calls it."""

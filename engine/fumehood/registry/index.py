@@ -16,7 +16,7 @@ from typing import Any
 
 from fumehood.core.call import FunctionAddress, HostFunction
 from fumehood.core.errors import ToolNotFound
-from fumehood.core.names import EXTERNAL, did_you_mean
+from fumehood.core.names import EXTERNAL, NET_TOOL, did_you_mean
 from fumehood.core.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
@@ -233,9 +233,9 @@ class ToolIndex:
         Raises:
             ToolNotFound: no such name or version.
         """
-        if self._external is not None and reference.startswith(EXTERNAL):
-            return self._external(reference)
         name, at, version = reference.partition("@")
+        if self._external is not None and (reference.startswith(EXTERNAL) or name == NET_TOOL):
+            return self._external(reference)
         versions = self._now.by_name.get(name)
         if versions is None:
             near = did_you_mean(name, self._now.names) if names_others else ""
@@ -278,6 +278,8 @@ class ToolIndex:
         function: HostFunction | FunctionAddress | None,
     ) -> list[str]:
         faults = []
+        if definition.name == NET_TOOL:
+            faults.append("name: net is the name of requests that programs send")
         versions = self._now.by_name.get(definition.name, {})
         if definition.version in versions:
             faults.append(f"name: {definition.name}@{definition.version} is already registered")

@@ -44,6 +44,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "isolation": None,
     "new_call": False,
     "packages": None,
+    "network": None,
 }
 
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.responses import Response
 
 from fumehood.core.call_log import ToolFigures
-from fumehood.core.names import EXTERNAL
+from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.core.tool import ToolDefinition
 from fumehood.web.view import Page, Problem, View, get
 
@@ -31,6 +31,8 @@ async def show(view: View) -> Response:
 async def show_one(view: View) -> Response:
     """Show one tool in full."""
     name = view.path["name"]
+    if name == NET_TOOL:
+        raise Problem("This stands for the requests that programs send.", 404)
     if name.startswith(EXTERNAL):
         raise Problem("This is a tool of another agent: the engine only decides about it.", 404)
     try:

@@ -29,6 +29,9 @@ RESOLVED_AT_ONCE = 8
 RESOLVE_S = 60.0
 """The longest that the engine waits for a name, in seconds. System resolvers give up sooner."""
 
+CHECKED_CONNECTION = "checked_connection"
+"""The extra information of a stream that is its `CheckedConnection`."""
+
 TURNS = 2
 """Number of event loop turns after which a read has returned, if any data has arrived."""
 
@@ -91,7 +94,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
                 stream = await super().connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
-                return _Connection(stream)
+                return CheckedConnection(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 continue
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
@@ -123,7 +126,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         return list(found)
 
 
-class _Connection(httpcore2.AsyncNetworkStream):
+class CheckedConnection(httpcore2.AsyncNetworkStream):
     """A connection that is not reused after unexpected data, and is closed if its handshake fails.
 
     The HTTP library does neither. Before it reuses a connection, it looks for unread data only in
@@ -135,13 +138,18 @@ class _Connection(httpcore2.AsyncNetworkStream):
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream
         self._has_answered = False
+        self._is_relayed = False
+
+    def relay(self) -> None:
+        """From now on both sides send as they like, as over a WebSocket."""
+        self._is_relayed = True
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         self._has_answered = True
         return await self._stream.read(max_bytes, timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        if self._has_answered and await self._has_unread():
+        if self._has_answered and not self._is_relayed and await self._has_unread():
             raise httpcore2.ConnectionNotAvailable  # the library then uses another connection
         self._has_answered = False
         await self._stream.write(buffer, timeout)
@@ -167,13 +175,15 @@ class _Connection(httpcore2.AsyncNetworkStream):
     ) -> httpcore2.AsyncNetworkStream:
         try:
             stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
-            return _Connection(stream)
+            return CheckedConnection(stream)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
             raise
 
     def get_extra_info(self, info: str) -> Any:
+        if info == CHECKED_CONNECTION:
+            return self
         return self._stream.get_extra_info(info)
 
 

@@ -1,0 +1,3 @@
+"""The gateway: the only way from a sandbox to the network. It judges each request."""
+
+from __future__ import annotations

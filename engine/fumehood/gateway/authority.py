@@ -1,0 +1,155 @@
+"""The gateway's certificate authority, and the certificates that it shows to programs.
+
+Host side. It is made once for each state and stays there; its key never enters a sandbox, and its
+certificate is trusted in sandboxes only. Certificates for hosts are made when they are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections import OrderedDict
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fumehood.storage.directory import write_private
+
+LIFETIME = timedelta(days=3650)
+HOST_LIFETIME = timedelta(days=90)
+"""How long a host's certificate is valid. It is made again in each life of an engine."""
+
+RENEWED = timedelta(days=30)
+"""How long a made certificate is used."""
+
+SKEW = timedelta(days=2)
+"""How far a sandbox's clock may be behind."""
+
+MAX_CONTEXTS = 256
+"""Maximum number of hosts whose certificates are kept."""
+
+
+class Authority:
+    """Makes the certificates of one engine. The authority's own is `certificate`, in PEM."""
+
+    def __init__(self, file: Path | None) -> None:
+        """`file` keeps the authority for the next engine; without one it is made for this one.
+
+        Raises:
+            ValueError: the file has no authority.
+            OSError: it cannot be read or written.
+        """
+        if file is not None and file.exists():
+            pem = file.read_bytes()
+            key = load_pem_private_key(pem, None)
+            certificate = x509.load_pem_x509_certificate(pem)
+            if not isinstance(key, ec.EllipticCurvePrivateKey):
+                raise ValueError("the gateway's authority has a key of another kind")
+        else:
+            key = ec.generate_private_key(ec.SECP256R1())
+            certificate = _authority(key)
+            if file is not None:
+                write_private(file, _key_pem(key) + certificate.public_bytes(Encoding.PEM))
+        self._key, self._certificate = key, certificate
+        self.certificate = certificate.public_bytes(Encoding.PEM).decode()
+        self._host_key = ec.generate_private_key(ec.SECP256R1())
+        self._contexts: OrderedDict[str, tuple[datetime, ssl.SSLContext]] = OrderedDict()
+
+    def context_for(self, host: str) -> ssl.SSLContext:
+        """Return the settings of TLS for connections that are for this host, a name in its
+        canonical form or an address. A client that names another host in TLS is refused.
+        """
+        now = datetime.now(UTC)
+        made, context = self._contexts.get(host, (None, None))
+        if made is None or context is None or now - made > RENEWED:
+            context = self._context(host, now)
+            self._contexts[host] = now, context
+        self._contexts.move_to_end(host)
+        while len(self._contexts) > MAX_CONTEXTS:
+            self._contexts.popitem(last=False)
+        return context
+
+    def _context(self, host: str, now: datetime) -> ssl.SSLContext:
+        bare = host.removeprefix("[").removesuffix("]")
+        try:
+            name: x509.GeneralName = x509.IPAddress(ip_address(bare))
+        except ValueError:
+            name = x509.DNSName(bare)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(self._certificate.subject)
+            .public_key(self._host_key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - SKEW)
+            .not_valid_after(min(now + HOST_LIFETIME, self._certificate.not_valid_after_utc))
+            .add_extension(x509.SubjectAlternativeName([name]), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        _load(context, _key_pem(self._host_key) + certificate.public_bytes(Encoding.PEM))
+
+        def check_name(_: ssl.SSLObject, asked: str | None, __: ssl.SSLContext) -> int | None:
+            is_same = asked is None or asked.lower().removesuffix(".") == bare
+            return None if is_same else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+        context.sni_callback = check_name
+        return context
+
+
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
+    key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+    decipher_only=False,
+)  # fmt: skip
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    now = datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fumehood gateway")])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_SIGNS_CERTIFICATES, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _load(context: ssl.SSLContext, pem: bytes) -> None:
+    """Load a certificate with its key, which the library takes only from a file."""
+    descriptor = os.memfd_create("certificate")
+    try:
+        os.write(descriptor, pem)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)

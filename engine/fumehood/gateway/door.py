@@ -1,0 +1,177 @@
+"""The door of one call: what its program may send, what it did send, and who is asked.
+
+Host side, in the event loop. Invariants: nothing is sent to a host that the call did not ask for or
+the operator does not allow; a request that a human must see is sent once, after the yes, exactly as
+it was shown; what was counted is what was passed on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from fumehood.core.envelope import NetworkReport
+from fumehood.core.errors import EngineError
+from fumehood.core.hosts import network_matches
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.gateway.request import READS, ProgramRequest, Refusal
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.policy.model import Decision, Verdict
+from fumehood.sandbox.wall import CallPort
+
+Send = Callable[[], Awaitable[EngineError | None]]
+"""Sends a request that was held, and returns what went wrong."""
+
+Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
+"""Asks a human about a request, and sends it after a yes. Returns why it was not sent."""
+
+OTHERS = "(others)"
+MAX_HOSTS = 50
+"""Maximum number of hosts that are counted one by one."""
+
+MAX_WARNINGS = 5
+
+MAX_SHOWN_BYTES = 64 * 1024
+"""Longest body that an approver sees as text. A longer one is shown by its hash and size."""
+
+
+@dataclass
+class NetworkUse:
+    """What one call's program did."""
+
+    requests: int = 0
+    denied: int = 0
+    held: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    hosts: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Why requests were refused → how often."""
+
+    def report(self) -> NetworkReport:
+        """Return the part of the envelope."""
+        return NetworkReport(
+            requests=self.requests,
+            denied=self.denied,
+            held=self.held,
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+            hosts=dict(self.hosts),
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each kind of refusal."""
+        return tuple(
+            f"The gateway refused {count} of the program's requests: {why}"
+            for why, count in self.refusals.most_common(MAX_WARNINGS)
+        )
+
+
+class Door:
+    """Judges and counts the requests of one call."""
+
+    def __init__(
+        self,
+        hosts: tuple[str, ...],
+        settings: GatewaySettings,
+        decide: Callable[[JsonObject], Decision],
+        ask: Ask,
+    ) -> None:
+        self._hosts = hosts
+        self._settings = settings
+        self._decide = decide
+        self._ask = ask
+        self.use = NetworkUse()
+
+    @property
+    def max_held_bytes(self) -> int:
+        """Longest body of a request that is held."""
+        return self._settings.max_held_kb * 1024
+
+    def judge(self, request: ProgramRequest) -> bool:
+        """Count a request, and return whether it may be sent at once, or must be held.
+
+        Raises:
+            Refusal: it may not be sent.
+        """
+        use, place = self.use, request.place
+        use.requests += 1
+        if use.requests > self._settings.max_requests:
+            raise self.refused(429, "QUOTA_EXCEEDED", "This call may make no more requests.")
+        host = place.host if len(use.hosts) < MAX_HOSTS or place.host in use.hosts else OTHERS
+        use.hosts[host] += 1
+        if not network_matches(place.host, place.port, self._hosts):
+            raise self.refused(
+                403, "PERMISSION_DENIED",
+                f"The call did not ask for {place.authority}: its argument network names the hosts "
+                "that its program may reach.",
+            )  # fmt: skip
+        if not network_matches(place.host, place.port, self._settings.hosts):
+            raise self.refused(
+                403, "PERMISSION_DENIED", f"The operator does not allow {place.authority}."
+            )
+        self.sent(request.head_bytes)
+        decision = self._decide(request.facts())
+        is_default = decision.rule.startswith("default:")
+        verdict = decision.verdict
+        if is_default:
+            is_read = request.method in READS and not request.is_upgrade
+            verdict = Verdict.ALLOW if is_read else Verdict(self._settings.writes)
+        if verdict is Verdict.DENY:
+            why = decision.reason or f"by {'the setting' if is_default else decision.rule}"
+            raise self.refused(
+                403,
+                "PERMISSION_DENIED",
+                f"{request.method} {place.authority} is not allowed: {why}.",
+            )
+        return verdict is Verdict.ALLOW
+
+    async def ask(
+        self, request: ProgramRequest, body: bytes, send: Send, port: CallPort
+    ) -> EngineError | None:
+        """Ask a human about a request, and send it after a yes. `port` pauses the program's clock.
+        Return why it was not sent, or what went wrong then.
+        """
+        self.use.held += 1
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
+        }
+        arguments = {**request.facts(), "headers": headers, **(_shown(body) if body else {})}
+        return await self._ask(arguments, send, port)
+
+    def refused(self, status: int, code: str, message: str) -> Refusal:
+        """Count a refusal, and return it."""
+        self.use.denied += 1
+        if len(self.use.refusals) < MAX_HOSTS or message in self.use.refusals:
+            self.use.refusals[message] += 1
+        return Refusal(status, code, message)
+
+    def sent(self, count: int) -> None:
+        """Count bytes on their way out. Raises Refusal if there may be no more."""
+        self.use.bytes_out += count
+        self._check_bytes()
+
+    def received(self, count: int) -> None:
+        """Count bytes on their way in. Raises Refusal if there may be no more."""
+        self.use.bytes_in += count
+        self._check_bytes()
+
+    def _check_bytes(self) -> None:
+        if self.use.bytes_in + self.use.bytes_out > self._settings.max_mb * MB:
+            raise self.refused(
+                429,
+                "QUOTA_EXCEEDED",
+                f"This call may pass no more than {self._settings.max_mb} MB.",
+            )
+
+
+def _shown(body: bytes) -> JsonObject:
+    if len(body) <= MAX_SHOWN_BYTES:
+        try:
+            return {"body": body.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"body_sha256": hashlib.sha256(body).hexdigest(), "body_bytes": len(body)}

@@ -1,0 +1,309 @@
+"""The HTTP proxy that programs talk to: HTTP, HTTPS and WebSocket, one connection at a time.
+
+Host side, in the event loop. Everything that a program says is hostile. TLS ends here, so each
+request is judged by itself; its answer comes from a connection of the engine's own, whose address
+was checked and whose certificate is checked as usual. Invariants: a request is judged before
+anything of it is sent; it is sent once; a refusal is an answer with its reason, never a silent end.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+import h11
+from anyio.streams.tls import TLSStream
+
+from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
+from fumehood.gateway.addresses import CHECKED_CONNECTION
+from fumehood.gateway.authority import Authority
+from fumehood.gateway.door import Door
+from fumehood.gateway.request import (
+    Place,
+    ProgramRequest,
+    Refusal,
+    malformed,
+    passed_on,
+    read_request,
+)
+from fumehood.protocol import strict_json
+from fumehood.sandbox.wall import CallPort
+
+if TYPE_CHECKING:
+    import httpcore2
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Maximum size of a request's or answer's line and headers."""
+
+PIECE_BYTES = 64 * 1024
+
+TLS_RECORD = b"\x16"
+"""The first byte of a client's TLS handshake. *Source*: RFC 8446, section 5.1."""
+
+CONNECT_S = 30.0
+"""Seconds to connect to a host. Everything after it is bounded by the program's own time."""
+
+BROKEN = (
+    anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, ssl.SSLError, OSError
+)  # fmt: skip
+"""How a program's connection ends early."""
+
+
+class _Prefixed(anyio.abc.ByteStream):
+    """A stream whose first bytes were already read."""
+
+    def __init__(self, before: bytes, stream: anyio.abc.ByteStream) -> None:
+        self._before = before
+        self._stream = stream
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        if self._before:
+            piece, self._before = self._before[:max_bytes], self._before[max_bytes:]
+            return piece
+        return await self._stream.receive(max_bytes)
+
+    async def send(self, item: bytes) -> None:
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Peer:
+    """One HTTP connection of a program."""
+
+    def __init__(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
+        self.stream = stream
+        self.port = port
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self.has_answered = False
+        """Whether the answer to the present request has begun."""
+
+    async def event(self) -> Any:
+        """Return the next event of the program. Raises h11.RemoteProtocolError."""
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            try:
+                data = await self.stream.receive(PIECE_BYTES)
+            except anyio.EndOfStream:
+                data = b""
+            self.http.receive_data(data)
+        return event
+
+    async def send(self, *events: Any) -> None:
+        """Send events, in one piece."""
+        data = b"".join(self.http.send(event) or b"" for event in events)
+        if data:
+            await self.stream.send(data)
+
+    async def body(self, door: Door) -> AsyncIterator[bytes]:
+        """Yield the body of the present request."""
+        while isinstance(event := await self.event(), h11.Data):
+            door.sent(len(event.data))
+            yield bytes(event.data)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer with a refusal."""
+        error = {"code": refusal.code, "message": refusal.message}
+        body = strict_json.dumps({"error": error})
+        headers = [
+            ("content-type", "application/json"), ("content-length", str(len(body))),
+        ]  # fmt: skip
+        if self.http.their_state is not h11.DONE:  # its body is not read
+            headers.append(("connection", "close"))
+        self.has_answered = True
+        response = h11.Response(status_code=refusal.status, headers=headers)
+        await self.send(response, h11.Data(data=body), h11.EndOfMessage())
+
+
+class Proxy:
+    """Serves the connections of one call's program."""
+
+    def __init__(
+        self, door: Door, authority: Authority, upstream: httpcore2.AsyncConnectionPool
+    ) -> None:
+        self._door = door
+        self._authority = authority
+        self._upstream = upstream
+
+    async def serve(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
+        """Serve one connection until it ends. `port` pauses the program's clock."""
+        try:
+            with suppress(*BROKEN, h11.LocalProtocolError):
+                await self._serve(_Peer(stream, port), None)
+        finally:
+            with anyio.CancelScope(shield=True), suppress(*BROKEN):
+                await stream.aclose()
+
+    async def _serve(self, peer: _Peer, inside: Place | None) -> None:
+        """Serve requests; `inside` is the place that a tunnel is for."""
+        while True:
+            peer.has_answered = False
+            try:
+                event = await peer.event()
+                if not isinstance(event, h11.Request):
+                    return
+                if inside is None and event.method == b"CONNECT":
+                    await self._tunnel(peer, event)
+                    return
+                request = read_request(
+                    event.method, event.target, event.headers.raw_items(), inside
+                )
+                await self._exchange(peer, request)
+            except h11.RemoteProtocolError as error:
+                if peer.has_answered:
+                    return
+                status = error.error_status_hint
+                await peer.refuse(self._door.refused(status, "INVALID_REQUEST", f"{error}."))
+            except Refusal as refusal:
+                if peer.has_answered:
+                    return
+                await peer.refuse(refusal)
+            if {peer.http.our_state, peer.http.their_state} != {h11.DONE}:
+                return
+            peer.http.start_next_cycle()
+
+    async def _tunnel(self, peer: _Peer, event: h11.Request) -> None:
+        """Serve what comes through a tunnel, as if it had arrived."""
+        authority = event.target.decode("ascii", "replace")
+        if ":" not in authority.rpartition("]")[2]:
+            raise malformed("CONNECT needs a host and a port")
+        place = Place.of("https", authority)
+        await peer.event()  # its end: CONNECT has no body
+        await peer.send(h11.Response(status_code=200, headers=[], reason="Connection established"))
+        before = peer.http.trailing_data[0] or await peer.stream.receive(PIECE_BYTES)
+        stream: anyio.abc.ByteStream = _Prefixed(before, peer.stream)
+        if before.startswith(TLS_RECORD):
+            context = self._authority.context_for(place.host)
+            stream = await TLSStream.wrap(
+                stream, server_side=True, ssl_context=context, standard_compatible=False
+            )
+        else:
+            place = Place("http", place.host, place.port)
+        await self._serve(_Peer(stream, peer.port), place)
+
+    async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
+        """Judge a request, send it, and pass the answer on."""
+        door = self._door
+        if door.judge(request):
+            content = peer.body(door) if request.length != 0 else None
+            if content is None:
+                await peer.event()  # the end of a request without a body
+            await self._send(peer, request, content)
+            return
+        body = await self._whole(peer, request)
+
+        async def once() -> AsyncIterator[bytes]:
+            yield body
+
+        async def send() -> EngineError | None:
+            try:
+                await self._send(peer, request, once() if body else None, len(body))
+            except Refusal as refusal:
+                if not peer.has_answered:
+                    await peer.refuse(refusal)
+                return NetworkError(refusal.message, retryable=False)
+            return None
+
+        error = await door.ask(request, body, send, peer.port)
+        if error is not None and not peer.has_answered:
+            raise door.refused(403, error.code, error.message)
+
+    async def _whole(self, peer: _Peer, request: ProgramRequest) -> bytes:
+        """Return the body of a request that is held. Raises Refusal if it is too long."""
+        door, body = self._door, b""
+        too_long = Refusal(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
+        if (request.length or 0) > door.max_held_bytes:
+            raise too_long
+        async for piece in peer.body(door):
+            body += piece
+            if len(body) > door.max_held_bytes:
+                raise too_long
+        return body
+
+    async def _send(
+        self,
+        peer: _Peer,
+        request: ProgramRequest,
+        content: AsyncIterator[bytes] | None,
+        length: int | None = None,
+    ) -> None:
+        import httpcore2
+
+        length = request.length if length is None else length
+        place = request.place
+        headers = [(b"host", place.authority.encode()), *request.headers]
+        if request.is_upgrade:
+            headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
+        if content is not None and length is None:
+            headers.append((b"transfer-encoding", b"chunked"))
+        elif content is not None or request.method not in ("GET", "HEAD", "OPTIONS"):
+            headers.append((b"content-length", str(length).encode()))
+        url = httpcore2.URL(
+            scheme=place.scheme, host=place.host.strip("[]"), port=place.port,
+            target=request.target.encode(),
+        )  # fmt: skip
+        try:
+            async with self._upstream.stream(
+                request.method, url, headers=headers, content=content,
+                extensions={"timeout": {"connect": CONNECT_S}},
+            ) as answer:  # fmt: skip
+                await self._answer(peer, answer)
+        except PermissionDenied as error:
+            raise self._door.refused(403, error.code, error.message) from None
+        except (EngineError, httpcore2.TimeoutException) as error:
+            raise self._door.refused(502, "NETWORK_ERROR", str(error)) from None
+        except httpcore2.ConnectError:
+            raise self._door.refused(
+                502, "NETWORK_ERROR", "No secure connection to the host could be made: is its "
+                "certificate valid for its name?",
+            ) from None  # fmt: skip
+        except (httpcore2.NetworkError, httpcore2.ProtocolError):
+            raise self._door.refused(
+                502, "NETWORK_ERROR", "The host broke off its answer, or gave none that is HTTP."
+            ) from None
+
+    async def _answer(self, peer: _Peer, answer: httpcore2.Response) -> None:
+        headers = passed_on(answer.headers)
+        self._door.received(sum(len(name) + len(value) for name, value in headers))
+        peer.has_answered = True
+        if answer.status == 101:
+            headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
+            await peer.send(h11.InformationalResponse(status_code=101, headers=headers))
+            await self._relay(peer, answer.extensions["network_stream"])
+            return
+        await peer.send(h11.Response(status_code=answer.status, headers=headers))
+        async for piece in answer.aiter_stream():
+            self._door.received(len(piece))
+            await peer.send(h11.Data(data=piece))
+        await peer.send(h11.EndOfMessage())
+
+    async def _relay(self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream) -> None:
+        """Pass the bytes of a WebSocket on, both ways, until either side ends it."""
+        upstream.get_extra_info(CHECKED_CONNECTION).relay()
+
+        async def there(group: anyio.abc.TaskGroup) -> None:
+            data = peer.http.trailing_data[0]
+            with suppress(*BROKEN, Refusal):
+                while True:
+                    if data:
+                        self._door.sent(len(data))
+                        await upstream.write(data)
+                    data = await peer.stream.receive(PIECE_BYTES)
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(there, group)
+            with suppress(*BROKEN, Refusal):
+                while data := await upstream.read(PIECE_BYTES):
+                    self._door.received(len(data))
+                    await peer.stream.send(data)
+            group.cancel_scope.cancel()

@@ -1,0 +1,166 @@
+"""One request of a program, as the gateway judges it: parsed so that nobody can disagree about it.
+
+Values only. Invariants: host and port are those that the gateway connects to; the `Host` header
+names the same; headers that belong to one connection are never passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fumehood.core.hosts import MAX_PORT, host_of
+from fumehood.core.json_types import JsonObject
+
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""The methods that change nothing. *Source*: RFC 9110, section 9.2.1."""
+
+METHODS = READS | {"POST", "PUT", "PATCH", "DELETE"}
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_OF_A_CONNECTION = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-authentication-info", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
+    b"upgrade", b"expect", b"alt-svc",
+})  # fmt: skip
+"""Headers that are about one connection, or lead around the gateway.
+*Source*: RFC 9110, section 7.6.1."""
+
+_USUAL_PORTS = {"https": 443, "http": 80}
+
+
+class Refusal(Exception):
+    """The gateway answers a request itself. `code` and the message are for the program."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A scheme, a host in its canonical form, and a port."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, scheme: str, authority: str) -> Place:
+        """Return the place of `HOST` or `HOST:PORT`. Raises Refusal."""
+        host = host_of(f"{scheme}://{authority}/")
+        _, _, port = authority.rpartition("]")[2].rpartition(":") if ":" in authority else ("",) * 3
+        if host is None or (port and not 0 < int(port) <= MAX_PORT):
+            raise malformed("it names no host that all clients read alike")
+        return cls(scheme, host, int(port) if port else _USUAL_PORTS[scheme])
+
+    @property
+    def authority(self) -> str:
+        """As in a `Host` header."""
+        usual = _USUAL_PORTS.get(self.scheme)
+        return self.host if self.port == usual else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRequest:
+    """One request of a program, without its body."""
+
+    method: str
+    place: Place
+    target: str
+    """Path and query."""
+    headers: Headers
+    """Without those of the connection, and without `Host`."""
+    length: int | None
+    """Bytes of the body, or None if it is sent in chunks."""
+    is_upgrade: bool
+    """Whether it asks for a WebSocket."""
+
+    @property
+    def url(self) -> str:
+        return f"{self.place.scheme}://{self.place.authority}{self.target}"
+
+    @property
+    def head_bytes(self) -> int:
+        """The size of what carries data out, besides the body."""
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def facts(self) -> JsonObject:
+        """Return what the policy's rules test."""
+        path, _, query = self.target.partition("?")
+        return {
+            "method": self.method,
+            "url": self.url,
+            "host": self.place.host,
+            "port": self.place.port,
+            "path": path,
+            "query": query,
+        }
+
+
+def read_request(
+    method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], inside: Place | None
+) -> ProgramRequest:
+    """Read a request. `inside` is the place that its connection is for, or None for a proxy's.
+
+    Raises:
+        Refusal: it is ambiguous, or is none that the gateway passes on.
+    """
+    rows = tuple((name.lower(), value) for name, value in headers)
+    name, where = method.decode("ascii"), target.decode("ascii", "replace")
+    if name not in METHODS:
+        raise Refusal(405, "METHOD_NOT_ALLOWED", f"The gateway passes no {name[:20]} on.")
+    place, path = (inside, where) if inside is not None else _absolute(where)
+    if not path.startswith("/") and not (path == "*" and name == "OPTIONS"):
+        raise malformed("its target is no path")
+    if not path.isascii() or any(character <= " " for character in path):
+        raise malformed("its target has characters that must be escaped")
+    given = dict(rows)
+    if b"host" in given and Place.of(place.scheme, _text(given[b"host"])) != place:
+        raise malformed("its Host header names another host than its connection or target")
+    if b"content-length" in given and b"transfer-encoding" in given:
+        raise malformed("it has two lengths")
+    is_upgrade = b"upgrade" in given
+    if is_upgrade and (given[b"upgrade"].lower() != b"websocket" or name != "GET"):
+        raise Refusal(501, "NOT_IMPLEMENTED", "Of upgrades, the gateway passes only WebSocket on.")
+    named = {one.strip().lower() for one in given.get(b"connection", b"").split(b",")}
+    dropped = _OF_A_CONNECTION | named | {b"host", b"content-length"}
+    return ProgramRequest(
+        name, place, path,
+        tuple(row for row in rows if row[0] not in dropped),
+        None if b"transfer-encoding" in given else int(given.get(b"content-length", b"0")),
+        is_upgrade,
+    )  # fmt: skip
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer that a program gets."""
+    rows = [(name.lower(), value) for name, value in headers]
+    named = {
+        one.strip().lower() for name, value in rows if name == b"connection"
+        for one in value.split(b",")
+    }  # fmt: skip
+    return [row for row in rows if row[0] not in _OF_A_CONNECTION | named]
+
+
+def _absolute(target: str) -> tuple[Place, str]:
+    scheme, slashes, rest = target.partition("://")
+    if not slashes or scheme.lower() != "http":
+        raise malformed(
+            "to a proxy the target is an absolute http URL; https needs the method CONNECT"
+        )
+    end = min((at for at in map(rest.find, "/?") if at >= 0), default=len(rest))
+    path = rest[end:]
+    return Place.of("http", rest[:end]), path if path.startswith("/") else f"/{path}"
+
+
+def _text(value: bytes) -> str:
+    return value.decode("ascii", "replace")
+
+
+def malformed(why: str) -> Refusal:
+    """Return the refusal of a request that is not clear."""
+    return Refusal(400, "INVALID_REQUEST", f"The gateway does not pass this request on: {why}.")

@@ -1,0 +1,158 @@
+"""The gateway of an engine: it opens a door for each program that may have network.
+
+Host side. Invariants: a program without network costs nothing here; when a program's call ends, all
+that its connections started has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from fumehood.core.errors import StateUnavailable
+from fumehood.core.hosts import network_pattern
+from fumehood.core.json_types import JsonObject
+from fumehood.gateway.door import Ask, Door, Send
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.policy.model import CallFacts, Decision
+from fumehood.registry.external import NET
+from fumehood.sandbox.connections import Connection
+from fumehood.sandbox.wall import GATEWAY_PORT, TRUST_FILE, CallPort, Network
+
+if TYPE_CHECKING:
+    import httpcore2
+
+    from fumehood.gateway.authority import Authority
+
+IDLE_S = 30.0
+"""Seconds after which an unused connection to a host is closed."""
+
+MAX_IDLE_CONNECTIONS = 64
+
+AUTHORITY_FILE = "gateway.pem"
+
+_PROXY = f"http://127.0.0.1:{GATEWAY_PORT}"
+
+ENVIRONMENT = {
+    **dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), _PROXY),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+    **dict.fromkeys(
+        (
+            "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT",
+            "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO",
+        ),
+        TRUST_FILE,
+    ),
+    "NODE_USE_ENV_PROXY": "1",
+}  # fmt: skip
+"""Variables by which clients find the gateway and trust its certificates. No single one reaches all
+clients: each library, and each program, reads its own."""
+
+
+class Gateway:
+    """What programs may reach, and the connections of the engine to it."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        decide: Callable[[CallFacts], Decision],
+        state: Path | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` replaces the host's certificate authorities, for the connections to hosts."""
+        self._settings = settings
+        self._decide = decide
+        self._state = state
+        self._tls = tls
+        self._authority: Authority | None = None
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self.held: dict[str, Send] = {}
+        """Id of the call that asks a human → what sends the request after the yes."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether programs can have network at all."""
+        return bool(self._settings.hosts)
+
+    @asynccontextmanager
+    async def door(
+        self,
+        hosts: Iterable[str],
+        ask: Ask,
+        *,
+        principal_id: str,
+        agent_id: str | None,
+        session_id: str | None,
+    ) -> AsyncIterator[tuple[Door, Network]]:
+        """Open the door of one call. `hosts` are those that it asks for.
+
+        Raises:
+            StateUnavailable: the gateway's authority cannot be read or stored.
+        """
+        from fumehood.gateway.proxy import Proxy  # not at the top: most engines need no TLS
+
+        def decide(arguments: JsonObject) -> Decision:
+            return self._decide(
+                CallFacts(NET.definition, arguments, principal_id, agent_id, session_id)
+            )
+
+        door = Door(tuple(map(network_pattern, hosts)), self._settings, decide, ask)
+        authority = self._certificates()
+        proxy = Proxy(door, authority, self._connections())
+        served: set[asyncio.Task[None]] = set()
+
+        def on_connection(connection: Connection, port: CallPort) -> None:
+            # A task group would need a task around it, and this is called by the event loop.
+            task = asyncio.ensure_future(proxy.serve(connection, port))
+            served.add(task)
+            task.add_done_callback(served.discard)
+
+        try:
+            yield door, Network(on_connection, authority.certificate)
+        finally:
+            for task in served:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*served, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
+
+    def _certificates(self) -> Authority:
+        if self._authority is None:
+            from fumehood.gateway.authority import Authority
+
+            file = self._state / AUTHORITY_FILE if self._state is not None else None
+            try:
+                self._authority = Authority(file)
+            except (OSError, ValueError) as error:
+                raise StateUnavailable(
+                    f"The gateway's certificate authority cannot be used: {error}."
+                ) from None
+        return self._authority
+
+    def _connections(self) -> httpcore2.AsyncConnectionPool:
+        if self._pool is None:
+            import httpcore2
+
+            from fumehood.gateway.addresses import CheckedBackend
+
+            self._pool = httpcore2.AsyncConnectionPool(
+                ssl_context=self._tls or httpcore2.default_ssl_context(),
+                max_connections=None,  # each program has a bounded number
+                max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+                keepalive_expiry=IDLE_S,
+                network_backend=CheckedBackend(
+                    self._settings.allowed_hosts, "gateway.allowed_hosts"
+                ),
+            )
+        return self._pool

@@ -1,0 +1,33 @@
+"""The operator's settings of the gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from fumehood.core.hosts import network_pattern
+from fumehood.registry.secrets import HostPattern
+
+NetworkHost = Annotated[str, AfterValidator(network_pattern)]
+"""A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
+
+
+class GatewaySettings(BaseModel):
+    """What programs may reach. Without hosts they have no network."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hosts: tuple[NetworkHost, ...] = ()
+    """The most that a program gets. Each call names those that it needs."""
+    allowed_hosts: tuple[HostPattern, ...] = ()
+    """Those of them that may have addresses that are not public."""
+    writes: Literal["ask", "deny", "allow"] = "ask"
+    """What happens to a request that is not GET, HEAD or OPTIONS, if no rule of the policy
+    decides."""
+    max_requests: int = Field(default=1000, ge=1, le=1_000_000)
+    """Maximum number of requests of one call."""
+    max_mb: int = Field(default=1024, ge=1, le=1_000_000)
+    """Maximum number of MB that one call may send and receive, together."""
+    max_held_kb: int = Field(default=1024, ge=1, le=16 * 1024)
+    """Longest body of a request that waits for approval, in KiB."""

@@ -1,0 +1,373 @@
+"""Programs in containers that reach the network by permission: real containers, real servers on
+loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine, Envelope
+from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
+from fumehood.core.errors import InvalidParams
+from fumehood.gateway import addresses
+from fumehood.gateway.authority import Authority
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.sandbox.settings import ContainerSettings, LanguageImages
+from support.asking import ALICE, NO, YES, add_approvers
+from upstream import Reply, Upstream, redirect, running_upstream
+
+pytestmark = [
+    pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
+]  # fmt: skip
+
+HOST = "api.example.test"
+OTHER = "other.example.test"
+NAMES = (HOST, OTHER)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def names() -> Iterator[None]:
+    """Names that lead to loopback."""
+    real = socket.getaddrinfo
+
+    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
+        return real("127.0.0.1" if host in NAMES else host, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(addresses.socket, "getaddrinfo", resolve)
+        yield
+
+
+@pytest.fixture(scope="module")
+def their_authority() -> Authority:
+    """The authority of the servers."""
+    return Authority(None)
+
+
+@pytest.fixture(scope="module")
+async def engine(
+    tmp_path_factory: pytest.TempPathFactory, their_authority: Authority
+) -> AsyncIterator[Engine]:
+    directory = tmp_path_factory.mktemp("home")
+    config = Config(
+        home=directory,
+        gateway=GatewaySettings(hosts=NAMES, allowed_hosts=(HOST,), max_mb=100),
+        container=ContainerSettings(images=LanguageImages(python="python-data")),
+    )
+    engine = Engine(config=config)
+    engine._made.upstreams.gateway._tls = ssl.create_default_context(
+        cadata=their_authority.certificate
+    )
+    async with engine:
+        await add_approvers(engine)
+        yield engine
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    with running_upstream() as running:
+        yield running
+
+
+@pytest.fixture
+def upstream_tls(their_authority: Authority) -> Iterator[Upstream]:
+    with running_upstream(their_authority.context_for(HOST)) as running:
+        yield running
+
+
+def url(server: Upstream, path: str = "/", host: str = HOST) -> str:
+    return f"{server.url.partition(':')[0]}://{host}:{server.port}{path}"
+
+
+FETCH = """
+import json, sys, urllib.error, urllib.request
+def fetch(url, data=None, **headers):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+"""
+
+
+async def run(
+    engine: Engine, code: str, *, network: list[str] | None = None, **options: Any
+) -> Any:
+    """Run a program with network, and return its envelope."""
+    hosts = [HOST] if network is None else network
+    return await engine.call("run_python", {"code": FETCH + code}, network=hosts, **options)
+
+
+def used(answer: Envelope) -> Any:
+    assert answer.metadata.sandbox is not None
+    assert answer.metadata.sandbox.network is not None
+    return answer.metadata.sandbox.network
+
+
+async def waiting(engine: Engine) -> Approval:
+    """The request that waits for a human."""
+    with anyio.fail_after(20):
+        while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):
+            await anyio.sleep(0.02)
+    return found[0]
+
+
+async def decide(engine: Engine, approval: Approval, decision: NewDecision) -> None:
+    await engine.approvals.decide(approval.id, decision, ALICE, channel="test")
+
+
+async def test_program_reads_from_a_host_that_its_call_names(
+    engine: Engine, upstream: Upstream, upstream_tls: Upstream
+) -> None:
+    for server in (upstream, upstream_tls):
+        answer = await run(engine, f"fetch({url(server, '/now?city=Bern')!r})[0]")
+        assert answer.data["value"] == 200
+        (request,) = server.requests
+        assert (request.target, request.headers["host"]) == (
+            "/now?city=Bern", f"{HOST}:{server.port}",
+        )  # fmt: skip
+        use = used(answer)
+        assert (use.requests, use.denied, use.held, use.hosts) == (1, 0, 0, {HOST: 1})
+        assert use.bytes_in > 0
+        assert use.bytes_out > 0
+
+
+async def test_attack_host_that_was_not_asked_for_or_not_allowed_gets_nothing(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Twin: the host that was asked for, above."""
+    answer = await run(engine, f"fetch({url(upstream, host=OTHER)!r})")
+    assert answer.data["value"][0] == 403
+    assert "did not ask for" in answer.data["value"][1]
+    assert "did not ask for" in answer.metadata.warnings[0]
+    assert used(answer).denied == 1
+    unlisted = f"http://unlisted.test:{upstream.port}/"
+    answer = await run(engine, f"fetch({unlisted!r})", network=["unlisted.test"])
+    assert "operator does not allow" in answer.data["value"][1]
+    # It may be reached by its name, but not at an address that is not public.
+    answer = await run(engine, f"fetch({url(upstream, host=OTHER)!r})", network=[OTHER])
+    assert "not public" in answer.data["value"][1]
+    assert upstream.requests == []
+
+
+async def test_attack_program_without_network_reaches_nothing(
+    engine: Engine, upstream: Upstream
+) -> None:
+    proxy = "urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({'http': 'http://127.0.0.1:3128'})))"
+    code = (
+        f"{proxy}\ntry: fetch({url(upstream)!r})\nexcept OSError as error: got = repr(error)\ngot"
+    )
+    answer = await engine.call("run_python", {"code": FETCH + code})
+    assert "onnect" in answer.data["value"]
+    assert answer.metadata.sandbox.network is None
+    direct = f"import socket\nsocket.create_connection(('127.0.0.1', {upstream.port}), 2)"
+    answer = await run(engine, direct)  # with network there is no other way, either
+    assert "ConnectionRefusedError" in answer.error.message
+    assert upstream.requests == []
+
+
+async def test_redirect_to_another_host_is_judged_again(engine: Engine, upstream: Upstream) -> None:
+    upstream.script("/away", redirect(url(upstream, "/", OTHER)))
+    upstream.script("/near", redirect(url(upstream, "/there")))
+    answer = await run(
+        engine, f"fetch({url(upstream, '/away')!r})[0], fetch({url(upstream, '/near')!r})[0]"
+    )
+    assert answer.data["value"] == [403, 200]
+    assert [request.path for request in upstream.requests] == ["/away", "/near", "/there"]
+
+
+async def test_write_is_sent_once_after_a_yes_exactly_as_it_was_shown(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"import time\nbegun = time.monotonic()\nfetch({url(upstream, '/orders')!r}, b'one=1', Accept='text/plain')[0]"
+    running = asyncio.ensure_future(run(engine, code, wait_for_approval=30, timeout_seconds=2))
+    approval = await waiting(engine)
+    shown = approval.arguments
+    assert approval.tool == "net"
+    assert (shown["method"], shown["path"], shown["body"]) == ("POST", "/orders", "one=1")
+    assert shown["headers"]["accept"] == "text/plain"
+    assert upstream.requests == []
+    await asyncio.sleep(3)  # the program's clock stands still
+    await decide(engine, approval, YES)
+    answer = await running
+    assert answer.data["value"] == 200
+    (request,) = upstream.requests
+    assert (request.method, request.body) == ("POST", b"one=1")
+    assert (used(answer).held, used(answer).denied) == (1, 0)
+
+
+async def test_equal_writes_are_asked_about_one_by_one(engine: Engine, upstream: Upstream) -> None:
+    code = f"""
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(2) as threads:
+    statuses = list(threads.map(lambda _: fetch({url(upstream)!r}, b'x')[0], range(2)))
+statuses
+"""
+    running = asyncio.ensure_future(run(engine, code))
+    for _ in range(2):
+        await decide(engine, await waiting(engine), YES)
+        await asyncio.sleep(0.2)
+    assert (await running).data["value"] == [200, 200]
+    assert len(upstream.requests) == 2
+
+
+async def test_request_that_waits_cannot_be_edited(engine: Engine, upstream: Upstream) -> None:
+    running = asyncio.ensure_future(run(engine, f"fetch({url(upstream)!r}, b'x')[0]"))
+    approval = await waiting(engine)
+    other = NewDecision(decision="approve", arguments={**approval.arguments, "body": "y"})
+    with pytest.raises(InvalidParams, match="as it is, or not at all"):
+        await decide(engine, approval, other)
+    await decide(engine, approval, NO)
+    assert (await running).data["value"] == 403
+    assert upstream.requests == []
+
+
+async def test_nobody_else_can_call_net(engine: Engine) -> None:
+    answer = await engine.call("net", {"method": "POST", "url": "http://x.test/"})
+    assert answer.error is not None
+    assert answer.error.code == "TOOL_NOT_FOUND"
+
+
+async def test_write_that_a_human_denies_is_not_sent_and_says_why(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"fetch({url(upstream)!r}, b'x')"
+    running = asyncio.ensure_future(run(engine, code, wait_for_approval=30))
+    await decide(engine, await waiting(engine), NO)
+    answer = await running
+    status, told = answer.data["value"]
+    assert status == 403
+    assert "needed tomorrow" in told
+    assert upstream.requests == []
+
+
+async def test_attack_yes_after_the_program_ended_sends_nothing(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"fetch({url(upstream)!r}, b'x')"
+    running = asyncio.ensure_future(run(engine, code, wait_for_approval=30))
+    approval = await waiting(engine)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with anyio.fail_after(10):
+        while (found := await engine.approvals.show(approval.id)).ended_at is None:
+            await anyio.sleep(0.02)
+    assert found.state == "cancelled"
+    assert upstream.requests == []
+
+
+async def test_large_bodies_pass_both_ways_up_to_the_limit_of_the_call(
+    engine: Engine, upstream: Upstream
+) -> None:
+    size = 30 << 20
+    upstream.script("/big", Reply(body=b"x" * size, content_type="application/octet-stream"))
+    code = f"len(fetch({url(upstream, '/big')!r})[1])"
+    assert (await run(engine, code)).data["value"] == size
+    code = f"[fetch({url(upstream, '/big')!r})[0] for _ in range(4)]"
+    answer = await run(engine, code)
+    assert answer.error is not None or answer.data["value"][-1] != 200
+    assert "no more than 100 MB" in answer.metadata.warnings[0]
+
+
+async def test_many_connections_at_once_are_all_served(engine: Engine, upstream: Upstream) -> None:
+    code = f"""
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(40) as threads:
+    statuses = list(threads.map(lambda number: fetch({url(upstream)!r})[0], range(200)))
+statuses.count(200)
+"""
+    answer = await run(engine, code)
+    assert answer.data["value"] == 200
+    assert used(answer).requests == 200
+
+
+TUNNEL = """
+import http.client, os, ssl, urllib.parse
+proxy, wanted = map(urllib.parse.urlsplit, (os.environ["https_proxy"], {url!r}))
+client = http.client.HTTPSConnection(proxy.hostname, proxy.port)
+client.set_tunnel(wanted.hostname, wanted.port)
+client.request("GET", wanted.path)
+client.getresponse().read().decode()
+"""
+
+CLIENTS = {
+    "urllib": ("run_python", FETCH + "fetch({url!r})[1]"),
+    "requests": ("run_python", "import requests\nrequests.get({url!r}).text"),
+    "http.client": ("run_python", TUNNEL),
+    "curl": ("run_shell", "curl -fsS '{url}'"),
+    "git": ("run_shell", "git ls-remote '{url}' | cut -f2"),
+}
+"""Each client finds the gateway, and trusts its certificate, in a way of its own."""
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_client_finds_the_gateway_by_itself(
+    engine: Engine, upstream_tls: Upstream, client: str
+) -> None:
+    upstream_tls.script("/told", Reply(body=b"hello"))
+    # *Source*: git's documentation, gitprotocol-http, "Dumb Clients".
+    refs = b"a" * 40 + b"\trefs/heads/hello\n"
+    upstream_tls.script("/told/info/refs", Reply(body=refs, content_type="text/plain"))
+    upstream_tls.script("/told/HEAD", Reply(body=b"ref: refs/heads/hello\n"))
+    tool, code = CLIENTS[client]
+    argument = "command" if tool == "run_shell" else "code"
+    answer = await engine.call(
+        tool, {argument: code.format(url=url(upstream_tls, "/told"))}, network=[HOST]
+    )
+    assert answer.error is None, answer.error
+    assert "hello" in (answer.data.get("value") or answer.data["stdout"])
+    assert used(answer).hosts[HOST] > 0
+
+
+async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(
+    engine: Engine, upstream: Upstream
+) -> None:
+    session = await engine.sessions.create(engine.owner, image="python-data")
+    code = FETCH + f"fetch({url(upstream)!r})[0]"
+    first = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
+    assert first.data["value"] == 200
+    second = await engine.call("run_python", {"code": code}, session_id=session.id)
+    assert second.error is not None
+    third = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
+    assert third.data["value"] == 200
+    assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "host", "why"),
+    [
+        ("run_python", {"code": "1"}, "http://x.test", "is no host name"),
+        ("run_python", {"code": "1"}, "*", "only in front"),
+        ("calculator", {"expression": "1"}, HOST, "for programs that run in containers"),
+    ],
+)
+async def test_network_that_cannot_be_had_is_refused(
+    engine: Engine, tool: str, arguments: dict[str, str], host: str, why: str
+) -> None:
+    answer = await engine.call(tool, arguments, network=[host])
+    assert answer.error is not None
+    assert (answer.error.code, list(answer.error.fields)) == (
+        "INVALID_PARAMS", ["options.network"],
+    )  # fmt: skip
+    assert why in answer.error.message
+
+
+async def test_engine_without_allowed_hosts_gives_no_network(home: Path) -> None:
+    async with Engine(config=Config(home=home)) as closed:
+        answer = await closed.call("run_python", {"code": "1"}, network=[HOST])
+    assert answer.error is not None
+    assert answer.error.code == "PERMISSION_DENIED"
+    assert "gateway.hosts" in answer.error.message
