@@ -136,7 +136,7 @@ the program; the reset, 15 ms ([measurements](measurements.md)); a new container
 ([container wall](../limitations/container-wall.md)); a call of a Ray actor on another node, 1.1 ms (p99 4.8 ms), and a killed node
 that is noticed after 1.8 s, both measured with Ray. Nodes report once a second, so what an engine knows of other engines' use is up to
 a second old. Times of programs are log-normal, at most ten minutes; so are the sizes of bursts. A tenth of the calls want a container of
-their own, and six in ten may be repeated.
+their own, and six in ten are repeated by their callers if their node is lost.
 
 Asserted throughout: no call is granted two slots or a node that is closed or full as its engine knows it, no principal gets more than
 three quarters of the slots, and a call that must not be repeated begins once.
@@ -165,7 +165,7 @@ def write_page(
         table([("1,000 nodes", whole)]),
         f"""Waiting is for a slot; the start of the program also includes the engine's own queue,
         which a burst fills: 400 calls take a second there. Up to {most:,} programs ran at once.
-        {whole.counts["repeated"]} calls on killed nodes were repeated elsewhere, once;
+        {whole.counts["repeated"]} calls on killed nodes were repeated by their callers, once;
         {whole.ends["lost"]} that may not be repeated, or were lost twice, ended as `SANDBOX_LOST`.
         Calls that may not be repeated and began twice: 0. Slots granted twice: 0.""",
         "## Greedy and modest principals",
