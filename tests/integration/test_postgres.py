@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 
 from fumehood import Client, Config, Engine
+from fumehood.client import ControlClient
 from fumehood.core.errors import ResourceNotFound
 from fumehood.http.server import STANDBY_PAUSE_S, STANDBY_RETRY_MS
 from fumehood.storage import copying as copying_module
@@ -53,10 +54,11 @@ from fumehood.storage.postgres import FENCE, open_postgres
 from fumehood.storage.postgres_connection import PatientConnection
 from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
+from support.authority import make_first_approver
 from support.postgres import Server, running_postgres
 from support.s3 import running_s3
 from support.wait import wait_until
-from tests.conftest import FUMEHOOD, StartDaemon
+from tests.conftest import CLEAN_ENVIRONMENT, FUMEHOOD, StartDaemon
 
 pytestmark = [pytest.mark.needs("postgresql"), pytest.mark.row("B10")]
 
@@ -587,6 +589,30 @@ def test_engine_that_was_replaced_promises_nothing_and_stops(
     new = second.client().calculate("2 + 3", idempotency_key="after").body
     assert new["success"]
     assert "idempotent_replay" not in new["metadata"]
+
+
+def test_attack_revoked_token_on_an_engine_that_was_replaced_and_is_idle(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    """It notices by itself, without a promise to keep. Twin: the token, before that."""
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "FUMEHOOD_STATE__URL": url}
+    credential = make_first_approver([str(FUMEHOOD)], environment)
+    first = start_daemon(home, state__url=url, drain_seconds="0")
+    with ControlClient(first.control, credential=credential) as control:
+        made = control.tokens.new("ci", scopes=["call"])
+    token = {"authorization": f"Bearer {made.secret}"}
+    assert first.client().request("GET", "/v1/tools", headers=token).status == 200
+    other = home / "other"
+    other.mkdir(mode=0o700)
+    shutil.copy(home / "audit.key", other)
+    second = start_daemon(other, state__url=url)
+    cut_locks(url)
+    wait_until(lambda: second.client().get("/v1/ready").status == 200)
+    assert second.client().request("GET", "/v1/tools", headers=token).status == 200
+    with ControlClient(second.control, credential=credential) as control:
+        control.tokens.revoke(made.token.id)
+    assert second.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
+    assert first.process.wait(timeout=10) == 4  # asked for nothing
 
 
 def test_standby_outlives_a_restart_of_the_database(start_daemon: StartDaemon, home: Path) -> None:

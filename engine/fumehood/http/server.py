@@ -20,7 +20,7 @@ import ssl
 import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 import anyio
@@ -46,7 +46,7 @@ from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.directory import StateError, hold_lock, private_directory
-from fumehood.storage.errors import Standby, StoreError
+from fumehood.storage.errors import Standby, StoreError, WriteFailed
 
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
@@ -56,6 +56,9 @@ UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
 
 HANDSHAKE_S = 5.0
 """Seconds for a TLS handshake."""
+
+WATCH_S = 1.0
+"""Seconds between two looks whether another engine has become active."""
 
 STANDBY_PAUSE_S = 0.5
 """Seconds between attempts of a standby to become active."""
@@ -131,6 +134,8 @@ async def serve(
                 server.use_tls(CountingListener(tcp[0], shares), context)
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
+                if config.state.secret_url is not None:
+                    group.start_soon(_watch_state, database)
                 group.start_soon(_stop_on_signal, signals, server, engine, manager, on_draining)
                 # Objects loaded by now live as long as the process: the collector need
                 # not traverse them again.
@@ -329,6 +334,16 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _watch_state(database: Database) -> None:
+    """Look every second whether another engine has become active: what that one decides, such as
+    that a token is revoked, this one does not know.
+    """
+    while not database.is_fenced:
+        await anyio.sleep(WATCH_S)
+        with suppress(WriteFailed):
+            await database.check()
 
 
 async def _stop_on_signal(

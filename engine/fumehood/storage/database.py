@@ -76,6 +76,14 @@ class Database:
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
+    async def check(self) -> None:
+        """Write nothing, and so find out whether another engine has become active.
+
+        Raises:
+            WriteFailed: one has, or the database failed.
+        """
+        await asyncio.wrap_future(self._writer.submit(lambda connection: None, durable=False))
+
     async def repeat(self, job: Job[int]) -> int:
         """Run a job that deletes a few rows, until it finds no more; return how many it deleted.
 
