@@ -22,11 +22,11 @@ from fumehood.core.session import SessionStatus
 from fumehood.core.status import NodeState
 from fumehood.sandbox.cluster import node as node_module
 from fumehood.sandbox.cluster import wall as cluster_module
-from fumehood.sandbox.cluster.model import NodeFacts, RunOrder, Terms, Ticket
+from fumehood.sandbox.cluster.model import VERSION, NodeFacts, RunOrder, Terms, Ticket
 from fumehood.sandbox.cluster.node import Fenced
 from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
 from fumehood.sandbox.container.pool import Kind
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks
 from support.nodes import LocalMembership, LocalPort, make_cluster, wall_settings
 
 pytestmark = [
@@ -346,6 +346,28 @@ async def test_unfit_node_is_refused_by_name_while_it_is_there(
         assert why in (record.why or "")
         await members.remove(port)
         await wait_until(lambda: not wall.nodes())
+
+
+async def test_node_that_was_upgraded_under_its_feet_says_which_version_it_runs(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process outlives an upgrade in place, and still has the old code."""
+    port = members.add()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
+    assert (await port.node.facts()).version == VERSION
+
+
+async def test_node_gets_no_more_calls_than_its_memory_holds(members: LocalMembership) -> None:
+    members.add(slots=500)
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        link = next(iter(wall._links.values()))
+        assert link.report is not None
+        link.report = replace(link.report, host=HostSize(1024, 2))
+        wall._place(link)
+        (node,) = wall.nodes()
+        assert node.slots == 1024 // 128
+        assert node.why == "It said 500 slots, and its 1024 MB hold 8."
 
 
 async def test_node_whose_docker_is_away_is_unready_and_gets_no_call(

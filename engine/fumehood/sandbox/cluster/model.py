@@ -7,6 +7,7 @@ They are pickled, so both sides must have the same version of this package, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from fumehood.core.errors import EngineError
@@ -17,6 +18,9 @@ from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.wall import HostSize
+
+VERSION = version("fumehood")
+"""The version of the code that runs: an upgrade in place changes what is installed, not this."""
 
 
 class Ticket(NamedTuple):

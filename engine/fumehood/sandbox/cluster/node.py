@@ -17,7 +17,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +28,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
 from fumehood.sandbox.cluster.model import (
+    VERSION,
     HeldState,
     ImageFacts,
     NodeFacts,
@@ -255,9 +255,7 @@ class Node:
 
     async def facts(self) -> NodeFacts:
         """Return what an engine checks before it joins."""
-        return NodeFacts(
-            self._home.id, self._home.name, version("fumehood"), self._slots, time.time()
-        )
+        return NodeFacts(self._home.id, self._home.name, VERSION, self._slots, time.time())
 
     async def join(self, ticket: Ticket, terms: Terms) -> None:
         """Obey an engine from now on, and end what it ran here before, sessions aside.

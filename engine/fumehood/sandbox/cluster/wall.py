@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any, Protocol
 
 import anyio
@@ -36,6 +35,7 @@ from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.sandbox.cluster.model import (
+    VERSION,
     HeldState,
     ImageFacts,
     NodeReport,
@@ -154,6 +154,8 @@ class _Link:
     port: NodePort
     ticket: Ticket
     placed: PlacedNode
+    said_slots: int
+    """Slots that it was started with; its memory may hold fewer."""
     report: NodeReport | None = None
     promised_mb: dict[str, int] = field(default_factory=dict)
     """Session id → MB, of its sessions that are not stopped."""
@@ -727,7 +729,7 @@ class ClusterWall(HasImages):
         before = self._links.get(node_id)
         if before is not None:  # its end was not noticed
             self._on_gone(before)
-        link = _Link(port, ticket, PlacedNode(node_id, name, slots, {}, is_open=False))
+        link = _Link(port, ticket, PlacedNode(node_id, name, 0, {}, is_open=False), slots)
         self._links[node_id], self._names[node_id] = link, name
         self._newest = None
         try:
@@ -785,6 +787,7 @@ class ClusterWall(HasImages):
         }
         placed.warm.clear()
         placed.warm.update(report.warm)
+        placed.slots = min(link.said_slots, report.host.memory_mb // CONTAINER_MEMORY_CLASSES[0])
         placed.others, placed.engines = report.others, report.engines
         placed.is_open = report.is_ready and not report.is_drained
         self._placer.put(placed)
@@ -1170,8 +1173,8 @@ async def _in_time(asked: Coroutine[Any, Any, Any], seconds: float) -> Any:
 
 
 def _why_refused(its_version: str, clock: float) -> str | None:
-    if its_version != version("fumehood"):
-        return f"it has fumehood {its_version}, and the engine {version('fumehood')}"
+    if its_version != VERSION:
+        return f"it has fumehood {its_version}, and the engine {VERSION}"
     skew = clock - time.time()
     if abs(skew) > MAX_SKEW_S:
         return f"its clock is {skew:+.0f} s off"
@@ -1201,6 +1204,9 @@ def _record(link: _Link) -> NodeRecord:
         why = "; ".join(report.faults if report else ()) or "it has not reported yet"
     elif other := report.images.keys() - placed.images.keys():
         why = f"Not the newest images: {', '.join(sorted(other))}."
+    elif placed.slots < link.said_slots:
+        memory_mb = report.host.memory_mb
+        why = f"It said {link.said_slots} slots, and its {memory_mb} MB hold {placed.slots}."
     return NodeRecord(
         name=placed.name,
         state=state,
