@@ -185,6 +185,28 @@ def test_database_that_has_lost_its_last_commit_is_refused(
         database.write_now(add)
 
 
+def test_server_that_came_back_without_the_last_commit_is_refused(home: Path) -> None:
+    """Its data are those of a moment before, as on a replica that is promoted."""
+    with running_postgres() as server:
+        database = open_database(home / "state.db", url=server.state_url(home))
+        database.write_now(add)
+        data, before = server.home / "data", server.home / "before"
+        server.stop()
+        subprocess.run(["cp", "-a", data, before], check=True)
+        server.start()
+        wait_until(lambda: _is_written(database))
+        server.stop()
+        shutil.rmtree(data)
+        before.rename(data)
+        server.start()
+        with suppress(WriteUnavailable):
+            database.write_now(add)  # it still had the old connection
+        with pytest.raises(WriteFailed, match="or a commit is missing in it"):
+            database.write_now(add)
+        assert database.is_fenced
+        database.close()
+
+
 def test_write_whose_connection_is_lost_fails_and_the_next_one_succeeds(
     home: Path, url: str
 ) -> None:

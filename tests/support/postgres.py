@@ -34,7 +34,7 @@ class Server:
     """A server on a private Unix socket, in a directory of its own."""
 
     def __init__(self, home: Path, url: str) -> None:
-        self._home = home
+        self.home = home
         self.url = url
 
     def run(self, program: str, *arguments: str) -> None:
@@ -43,15 +43,15 @@ class Server:
         assert found is not None, "PostgreSQL is not installed"
         user = "postgres" if os.geteuid() == 0 else None
         if user is not None:
-            shutil.chown(self._home, user)
+            shutil.chown(self.home, user)
         subprocess.run(
-            [str(found / program), "-D", str(self._home / "data"), *arguments],
-            check=True, user=user, cwd=self._home, stdout=subprocess.DEVNULL, timeout=120,
+            [str(found / program), "-D", str(self.home / "data"), *arguments],
+            check=True, user=user, cwd=self.home, stdout=subprocess.DEVNULL, timeout=120,
         )  # fmt: skip
 
     def start(self) -> None:
-        options = f"-k {self._home} -c listen_addresses="
-        self.run("pg_ctl", "-w", "-l", str(self._home / "log"), "-o", options, "start")
+        options = f"-k {self.home} -c listen_addresses="
+        self.run("pg_ctl", "-w", "-l", str(self.home / "log"), "-o", options, "start")
 
     def stop(self) -> None:
         """Stop it at once, as a crash does."""
@@ -60,7 +60,7 @@ class Server:
     @contextmanager
     def hung(self) -> Iterator[None]:
         """Stop all of its processes within the context: they accept bytes and answer nothing."""
-        first = psutil.Process(int((self._home / "data" / "postmaster.pid").read_text().split()[0]))
+        first = psutil.Process(int((self.home / "data" / "postmaster.pid").read_text().split()[0]))
         stopped = [first]
         first.suspend()
         for process in first.children():
