@@ -280,7 +280,9 @@ def compose(
     upstreams.mcp = McpServers(
         config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
     )
-    upstreams.gateway = Gateway(config.gateway, policy.gate.decide, files)
+    upstreams.gateway = Gateway(
+        config.gateway, policy.gate.decide, files, registry.secrets, audit.note
+    )
     requests = _make_requests(basis, database, state, webhook, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(

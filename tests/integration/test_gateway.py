@@ -4,6 +4,7 @@ loopback."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from fumehood.core.errors import InvalidParams
 from fumehood.gateway import addresses
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
 from upstream import Reply, Upstream, redirect, running_upstream
@@ -30,6 +32,7 @@ pytestmark = [
 HOST = "api.example.test"
 OTHER = "other.example.test"
 NAMES = (HOST, OTHER)
+SECRET = "s3cret-of-the-api/1"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,12 @@ def names() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
 def their_authority() -> Authority:
     """The authority of the servers."""
     return Authority(None)
@@ -58,14 +67,22 @@ def their_authority() -> Authority:
 
 @pytest.fixture(scope="module")
 async def engine(
-    tmp_path_factory: pytest.TempPathFactory, their_authority: Authority
+    tmp_path_factory: pytest.TempPathFactory,
+    their_authority: Authority,
+    monkeypatch_module: pytest.MonkeyPatch,
 ) -> AsyncIterator[Engine]:
     directory = tmp_path_factory.mktemp("home")
     config = Config(
         home=directory,
         gateway=GatewaySettings(hosts=NAMES, allowed_hosts=(HOST,), max_mb=100),
+        secrets={
+            "api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY"),
+            "lax": SecretSettings(env="API_KEY", hosts=(HOST,), inside="LAX", misuse="pass"),
+            "other": SecretSettings(env="API_KEY", hosts=("unasked.test",), inside="OTHER"),
+        },
         container=ContainerSettings(images=LanguageImages(python="python-data")),
     )
+    monkeypatch_module.setenv("API_KEY", SECRET)
     engine = Engine(config=config)
     engine._made.upstreams.gateway._tls = ssl.create_default_context(
         cadata=their_authority.certificate
@@ -330,6 +347,67 @@ async def test_client_finds_the_gateway_by_itself(
     assert answer.error is None, answer.error
     assert "hello" in (answer.data.get("value") or answer.data["stdout"])
     assert used(answer).hosts[HOST] > 0
+
+
+async def test_secret_is_put_in_on_the_way_out_and_taken_out_of_the_answer(
+    engine: Engine, upstream: Upstream, upstream_tls: Upstream
+) -> None:
+    for server in (upstream, upstream_tls):
+        code = f"""
+import base64, os
+key = os.environ["API_KEY"]
+bearer = fetch({url(server)!r}, Authorization="Bearer " + key)
+basic = "Basic " + base64.b64encode(("me:" + key).encode()).decode()
+both = fetch({url(server)!r}, Authorization=basic, X_Key=key)
+print(key, os.environ.get("OTHER"))
+bearer, both
+"""
+        answer = await run(engine, code)
+        first, second = server.requests
+        assert first.headers["authorization"] == f"Bearer {SECRET}"
+        login = base64.b64encode(f"me:{SECRET}".encode()).decode()
+        assert second.headers["authorization"] == f"Basic {login}"
+        told = answer.model_dump_json()
+        assert SECRET not in told
+        assert login not in told
+        assert "[redacted]" in told
+        placeholder, other = answer.data["stdout"].split()
+        assert (placeholder[:4], other) == ("fhs_", "None")  # not asked for, so not there
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "fetch(url + '?key=' + key)",
+        "fetch(url + key)",
+        "fetch(url, ('x' * 65_500 + key).encode(), Accept='text/plain')",
+        "fetch(url.replace('api.', 'other.'), Authorization='Bearer ' + key)",
+        "fetch(url.replace('api.', 'other.'), Authorization='Basic ' + base64.b64encode(key.encode()).decode())",
+    ],
+    ids=["query", "path", "body", "header of another host", "Basic of another host"],
+)
+async def test_attack_placeholder_anywhere_else_is_refused_and_recorded(
+    engine: Engine, upstream: Upstream, code: str
+) -> None:
+    """Twin: the header of the right host, above."""
+    before = len(await engine.audit.page(0, 10_000))
+    given = f"import base64, os\nkey, url = os.environ['API_KEY'], {url(upstream, '/')!r}\n"
+    answer = await run(engine, given + code, network=[HOST, OTHER], wait_for_approval=False)
+    status, told = answer.data["value"]
+    assert status == 403
+    assert "placeholder of the secret 'api'" in told
+    assert not any(request.body or "fhs_" in request.target for request in upstream.requests)
+    (row,) = (await engine.audit.page(before, 100))[:1]
+    assert "net.refused" in row.body
+
+
+async def test_placeholder_that_may_pass_goes_on_as_harmless_text(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"import os\nfetch({url(upstream)!r} + '?' + os.environ['LAX'])[0]"
+    answer = await run(engine, code)
+    assert answer.data["value"] == 200
+    assert upstream.requests[0].query.startswith("fhs_")
 
 
 async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(

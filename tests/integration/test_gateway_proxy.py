@@ -19,6 +19,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.gateway.addresses import CheckedBackend
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.door import Door, Send
+from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.proxy import Proxy
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
@@ -42,6 +43,14 @@ class NoPort:
     def pause(self, *, is_paused: bool) -> None: ...
 
 
+async def forget(kind: str, fields: JsonObject) -> None:
+    """Keep no audit log."""
+
+
+async def no_secret(name: str) -> str:
+    raise AssertionError(name)
+
+
 async def refuse_all(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
     return EngineError("no")
 
@@ -53,7 +62,12 @@ async def proxy(
     """A proxy on loopback, in front of servers there."""
     settings = GatewaySettings(hosts=hosts, writes="allow", max_mb=1)
     door = Door(
-        hosts, settings, lambda facts: Decision(Verdict.ASK, "default: they ask"), refuse_all
+        hosts,
+        settings,
+        lambda facts: Decision(Verdict.ASK, "default: they ask"),
+        refuse_all,
+        Placeholders({}, (), no_secret),
+        forget,
     )
     pool = httpcore2.AsyncConnectionPool(
         ssl_context=ssl.create_default_context(cadata=THEIRS.certificate),

@@ -135,6 +135,13 @@ class AuditService:
         self._on_told()
         return anchor
 
+    async def note(self, kind: str, fields: JsonObject) -> None:
+        """Add a row about something that happened. Raises WriteFailed."""
+        at = stamp(self._now())
+        await self._database.write(
+            lambda connection: self._chain.append(connection, kind, at, fields)
+        )
+
     async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:
         """Return the rows that follow row `after`, oldest first. Raises ReadFailed."""
         await self._database.flush()

@@ -94,18 +94,17 @@ class ProgramExecutor(Executor):
             session_id,
         )
         cancelled: list[RunEnding] = []
-        hosts = run.request.options.network
         sent = program_arguments(arguments, self.language)
-        # The caller's own variable of this name wins.
-        own = {VARIABLE: run.traceparent, **(ENVIRONMENT if hosts else {})}
-        variables = [{"name": name, "value": value} for name, value in own.items()]
-        sent["env"] = [*variables, *sent.get("env", [])]
         has_tools = calls is not None and bool(calls.tools)
         if calls is not None and has_tools:
             sent["tools"] = calls.tools
         use = NetworkUse()
         try:
-            async with _network(run) as (use, network):
+            async with _network(run) as (use, network, variables):
+                # The caller's own variable of a name wins.
+                own = {VARIABLE: run.traceparent, **variables}
+                named = [{"name": name, "value": value} for name, value in own.items()]
+                sent["env"] = [*named, *sent.get("env", [])]
                 sinks = handle.sinks(
                     files=files, output=streams.hear, ending=cancelled.append, network=network,
                     call=calls.on_call if calls is not None and has_tools else None,
@@ -136,22 +135,26 @@ class ProgramExecutor(Executor):
 
 
 @asynccontextmanager
-async def _network(run: ToolRun) -> AsyncIterator[tuple[NetworkUse, Network | None]]:
-    """Give the program the network that its call asks for."""
-    hosts, calls = run.request.options.network, run.calls
-    if not hosts or calls is None:
-        yield NetworkUse(), None
+async def _network(
+    run: ToolRun,
+) -> AsyncIterator[tuple[NetworkUse, Network | None, Mapping[str, str]]]:
+    """Give the program the network that its call asks for, and the variables for it."""
+    options, calls = run.request.options, run.calls
+    if not options.network or calls is None:
+        yield NetworkUse(), None, {}
         return
-    if not run.upstreams.gateway.is_open:
+    gateway = run.upstreams.gateway
+    if not gateway.is_open:
         raise PermissionDenied(
             "This engine gives programs no network: the operator has set no gateway.hosts. Do not "
             "retry."
         )
-    async with run.upstreams.gateway.door(
-        hosts, calls.ask, principal_id=run.domain.principal_id,
-        agent_id=run.request.options.agent_id, session_id=run.domain.session_id,
+    async with gateway.door(
+        options.network, calls.ask, run.redactor, tool=run.tool.definition.name,
+        call_id=run.request.call_id, principal_id=run.domain.principal_id,
+        agent_id=options.agent_id, session_id=run.domain.session_id,
     ) as (door, network):  # fmt: skip
-        yield door.use, network
+        yield door.use, network, {**ENVIRONMENT, **door.placeholders.environment}
 
 
 def _outcome(

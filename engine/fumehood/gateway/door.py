@@ -11,22 +11,28 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import EngineError
 from fumehood.core.hosts import network_matches
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.gateway.placeholders import BodyWatch, Placeholders
 from fumehood.gateway.request import READS, ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
 from fumehood.sandbox.wall import CallPort
+from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
 """Sends a request that was held, and returns what went wrong."""
 
 Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
 """Asks a human about a request, and sends it after a yes. Returns why it was not sent."""
+
+Record = Callable[[str, JsonObject], Awaitable[None]]
+"""Enters an event into the audit log."""
 
 OTHERS = "(others)"
 MAX_HOSTS = 50
@@ -79,7 +85,11 @@ class Door:
         settings: GatewaySettings,
         decide: Callable[[JsonObject], Decision],
         ask: Ask,
+        placeholders: Placeholders,
+        record: Record,
     ) -> None:
+        self.placeholders = placeholders
+        self._record = record
         self._hosts = hosts
         self._settings = settings
         self._decide = decide
@@ -113,6 +123,8 @@ class Door:
             raise self.refused(
                 403, "PERMISSION_DENIED", f"The operator does not allow {place.authority}."
             )
+        if (name := self.placeholders.misused(request)) is not None:
+            raise self.misused(name)
         self.sent(request.head_bytes)
         decision = self._decide(request.facts())
         is_default = decision.rule.startswith("default:")
@@ -141,6 +153,32 @@ class Door:
         }
         arguments = {**request.facts(), "headers": headers, **(_shown(body) if body else {})}
         return await self._ask(arguments, send, port)
+
+    def watch(self) -> BodyWatch:
+        """Return what looks for placeholders in a body."""
+        return BodyWatch(self.placeholders)
+
+    def misused(self, name: str) -> Refusal:
+        """Count a request with a placeholder where it must not be, and return its refusal."""
+        return self.refused(
+            403, "PERMISSION_DENIED",
+            f"The placeholder of the secret {name!r} may only be in headers of requests to the "
+            "hosts that the operator has bound it to.",
+        )  # fmt: skip
+
+    async def note(self, kind: str, request: ProgramRequest, **more: Any) -> None:
+        """Enter a request into the audit log.
+
+        Raises:
+            Refusal: that failed, so it must not be sent.
+        """
+        place = request.place.authority
+        try:
+            await self._record(kind, {"method": request.method, "host": place, **more})
+        except StoreError:
+            raise Refusal(
+                503, "STATE_UNAVAILABLE", "The request could not be recorded, so it was not sent."
+            ) from None
 
     def refused(self, status: int, code: str, message: str) -> Refusal:
         """Count a refusal, and return it."""

@@ -23,6 +23,7 @@ from fumehood.gateway.addresses import CHECKED_CONNECTION
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.door import Door
 from fumehood.gateway.request import (
+    READS,
     Place,
     ProgramRequest,
     Refusal,
@@ -31,6 +32,7 @@ from fumehood.gateway.request import (
     read_request,
 )
 from fumehood.protocol import strict_json
+from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.wall import CallPort
 
 if TYPE_CHECKING:
@@ -106,8 +108,11 @@ class _Peer:
 
     async def body(self, door: Door) -> AsyncIterator[bytes]:
         """Yield the body of the present request."""
+        watch = door.watch()
         while isinstance(event := await self.event(), h11.Data):
             door.sent(len(event.data))
+            if (name := watch.add(bytes(event.data))) is not None:
+                raise door.misused(name)
             yield bytes(event.data)
 
     async def refuse(self, refusal: Refusal) -> None:
@@ -157,7 +162,11 @@ class Proxy:
                 request = read_request(
                     event.method, event.target, event.headers.raw_items(), inside
                 )
-                await self._exchange(peer, request)
+                try:
+                    await self._exchange(peer, request)
+                except Refusal as refusal:
+                    await self._door.note("net.refused", request, why=refusal.message)
+                    raise
             except h11.RemoteProtocolError as error:
                 if peer.has_answered:
                     return
@@ -194,6 +203,8 @@ class Proxy:
         """Judge a request, send it, and pass the answer on."""
         door = self._door
         if door.judge(request):
+            if request.method not in READS or request.is_upgrade:
+                await door.note("net.sent", request)
             content = peer.body(door) if request.length != 0 else None
             if content is None:
                 await peer.event()  # the end of a request without a body
@@ -240,7 +251,8 @@ class Proxy:
 
         length = request.length if length is None else length
         place = request.place
-        headers = [(b"host", place.authority.encode()), *request.headers]
+        own, values = await self._door.placeholders.put_in(request)
+        headers = [(b"host", place.authority.encode()), *own]
         if request.is_upgrade:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
         if content is not None and length is None:
@@ -256,7 +268,7 @@ class Proxy:
                 request.method, url, headers=headers, content=content,
                 extensions={"timeout": {"connect": CONNECT_S}},
             ) as answer:  # fmt: skip
-                await self._answer(peer, answer)
+                await self._answer(peer, answer, values)
         except PermissionDenied as error:
             raise self._door.refused(403, error.code, error.message) from None
         except (EngineError, httpcore2.TimeoutException) as error:
@@ -271,9 +283,16 @@ class Proxy:
                 502, "NETWORK_ERROR", "The host broke off its answer, or gave none that is HTTP."
             ) from None
 
-    async def _answer(self, peer: _Peer, answer: httpcore2.Response) -> None:
+    async def _answer(self, peer: _Peer, answer: httpcore2.Response, values: SecretValues) -> None:
+        """Pass an answer on, without the values of secrets that its request had."""
         headers = passed_on(answer.headers)
         self._door.received(sum(len(name) + len(value) for name, value in headers))
+        if values.longest:
+            headers = [
+                (name, values.text(value.decode("latin-1")).encode("latin-1"))
+                for name, value in headers
+                if name != b"content-length"
+            ]
         peer.has_answered = True
         if answer.status == 101:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
@@ -281,10 +300,14 @@ class Proxy:
             await self._relay(peer, answer.extensions["network_stream"])
             return
         await peer.send(h11.Response(status_code=answer.status, headers=headers))
+        stream = values.stream()
         async for piece in answer.aiter_stream():
             self._door.received(len(piece))
+            if values.longest:
+                piece = stream.feed(piece.decode("latin-1")).encode("latin-1")
             await peer.send(h11.Data(data=piece))
-        await peer.send(h11.EndOfMessage())
+        rest = stream.finish().encode("latin-1")
+        await peer.send(h11.Data(data=rest), h11.EndOfMessage())
 
     async def _relay(self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream) -> None:
         """Pass the bytes of a WebSocket on, both ways, until either side ends it."""

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
 from fumehood.core.errors import StateUnavailable
 from fumehood.core.hosts import network_pattern
 from fumehood.core.json_types import JsonObject
 from fumehood.gateway.door import Ask, Door, Send
+from fumehood.gateway.placeholders import Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import CallFacts, Decision
+from fumehood.redaction.redactor import Redactor
 from fumehood.registry.external import NET
+from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.connections import Connection
 from fumehood.sandbox.wall import GATEWAY_PORT, TRUST_FILE, CallPort, Network
 
@@ -63,12 +67,17 @@ class Gateway:
         settings: GatewaySettings,
         decide: Callable[[CallFacts], Decision],
         state: Path | None,
+        secrets: SecretBindings,
+        record: Callable[[str, JsonObject], Awaitable[None]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` replaces the host's certificate authorities, for the connections to hosts."""
+        """`record` enters events into the audit log. `tls` replaces the host's certificate
+        authorities, for the connections to hosts."""
         self._settings = settings
         self._decide = decide
         self._state = state
+        self._secrets = secrets
+        self._record = record
         self._tls = tls
         self._authority: Authority | None = None
         self._pool: httpcore2.AsyncConnectionPool | None = None
@@ -85,7 +94,10 @@ class Gateway:
         self,
         hosts: Iterable[str],
         ask: Ask,
+        redactor: Redactor,
         *,
+        tool: str,
+        call_id: str,
         principal_id: str,
         agent_id: str | None,
         session_id: str | None,
@@ -102,7 +114,20 @@ class Gateway:
                 CallFacts(NET.definition, arguments, principal_id, agent_id, session_id)
             )
 
-        door = Door(tuple(map(network_pattern, hosts)), self._settings, decide, ask)
+        async def record(kind: str, fields: JsonObject) -> None:
+            await self._record(kind, {"call_id": call_id, "principal": principal_id, **fields})
+
+        async def read(name: str) -> str:
+            value = await anyio.to_thread.run_sync(
+                self._secrets.value, name, abandon_on_cancel=True
+            )
+            redactor.learn(value)
+            return value
+
+        patterns = tuple(map(network_pattern, hosts))
+        bound = secrets_for(self._secrets.settings, tool, patterns)
+        placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
+        door = Door(patterns, self._settings, decide, ask, placeholders, record)
         authority = self._certificates()
         proxy = Proxy(door, authority, self._connections())
         served: set[asyncio.Task[None]] = set()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -84,13 +84,22 @@ class SecretSettings(BaseModel):
     """A file that only the engine's user can read."""
     keyring: KeyringEntry | None = None
     """An entry of the user's keyring, by the optional package `keyring`."""
-    tools: tuple[str, ...] = Field(min_length=1)
+    tools: tuple[str, ...] = ()
+    """Tools whose definitions may refer to it, or whose programs get it. With `inside` none means
+    all programs."""
     hosts: tuple[HostPattern, ...] = Field(min_length=1)
+    inside: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
+    """The variable by which programs have its placeholder."""
+    misuse: Literal["refuse", "pass"] = "refuse"
+    """What happens to a request with the placeholder anywhere else than in a header to one of the
+    hosts: it is refused, or passed on as it is, without the value."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         if [self.env, self.file, self.keyring].count(None) != 2:
             raise ValueError("a secret needs one of `env`, `file` and `keyring`")
+        if not self.tools and self.inside is None:
+            raise ValueError("a secret needs `tools`, or `inside` for programs")
         if self.file is not None and not self.file.is_absolute():
             raise ValueError("`file` must be an absolute path")
         return self
@@ -162,6 +171,19 @@ class SecretBindings:
         self._environment = environment
         self._keyring_lock = threading.Lock()
 
+    @property
+    def settings(self) -> Mapping[str, SecretSettings]:
+        """All secrets by name."""
+        return self._settings
+
+    def value(self, name: str) -> str:
+        """Return the value of a secret for a request that may have it. May block.
+
+        Raises:
+            ExecutionError: it has no usable value.
+        """
+        return self._usable(name)
+
     def faults(self, definition: ToolDefinition) -> list[str]:
         """Return a fault for each secret that the definition refers to but may not use."""
         return [
@@ -204,6 +226,9 @@ class SecretBindings:
         fault = self._fault(name, definition)
         if fault is not None:  # the definition was registered, so this is a fault of the engine
             raise ExecutionError(f"The call cannot be sent: {fault}. Do not retry.")
+        return self._usable(name)
+
+    def _usable(self, name: str) -> str:
         secret = self._settings[name]
         try:
             value = self._read(secret)
