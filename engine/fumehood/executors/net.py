@@ -25,8 +25,9 @@ class NetExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         send = run.upstreams.gateway.held.pop(run.request.call_id, None)
         if send is None:
-            ended = "The program that wanted to send this request has ended, so nothing was sent."
-            return Outcome(EndedBy.OK, "none", error=ApprovalExpired(ended))
+            raise ApprovalExpired(
+                "The program that wanted to send this request has ended, so nothing was sent."
+            )
         error = await send()
         data = {"sent": True} if error is None else None
         return Outcome(EndedBy.OK, "none", data=data, error=error)
