@@ -42,6 +42,7 @@ from benchmarks.bench_daemon import (
     written_bytes,
 )
 from benchmarks.bench_formats import format_lines
+from benchmarks.bench_gateway import gateway_lines
 from benchmarks.bench_javascript import javascript_lines
 from benchmarks.bench_keys import key_lines
 from benchmarks.bench_mcp import mcp_lines
@@ -109,6 +110,7 @@ def measure() -> Iterator[Line]:
         yield from small_image_lines(daemon)
     yield from session_lines()
     yield from cluster_lines()
+    yield from gateway_lines()
     with run_daemon(bench_streams.SETTINGS) as daemon:
         yield from bench_streams.stream_lines(daemon)
     yield from bench_streams.open_stream_lines()

@@ -116,6 +116,7 @@ class Relay:
             accepted.close()
             return
         accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms for two pieces
         self._numbers += 1
         connection = _Connection(self._numbers, accepted, unsent=bytearray())
         self._open[connection.number] = connection
