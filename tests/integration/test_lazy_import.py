@@ -1,6 +1,6 @@
 """What is loaded: by `import fumehood` no submodule, because guests import it as well; by an engine
-with a state in SQLite nothing of PostgreSQL, with files in a directory nothing of S3, and without a
-cluster nothing of Ray.
+with a state in SQLite nothing of PostgreSQL, with files in a directory nothing of S3, without a cluster
+nothing of Ray, and without network nothing of the gateway's proxy.
 """
 
 from __future__ import annotations
@@ -53,5 +53,6 @@ def test_local_engine_loads_nothing_of_postgresql_s3_and_ray(home: Path) -> None
     assert "sqlalchemy.dialects.sqlite" in loaded
     assert [name for name in loaded if "psycopg" in name or "postgres" in name] == []
     assert {"s3fs", "fsspec", "botocore", "aiobotocore", "ray"}.isdisjoint(loaded)
+    assert {"cryptography", "fumehood.gateway.proxy"}.isdisjoint(loaded)
     assert "fumehood.sandbox.container.wall" in loaded
     assert [name for name in loaded if name.startswith("fumehood.sandbox.cluster")] == []
