@@ -159,6 +159,8 @@ async def test_program_reads_from_a_host_that_its_call_names(
         assert (use.requests, use.denied, use.held, use.hosts) == (1, 0, 0, {HOST: 1})
         assert use.bytes_in > 0
         assert use.bytes_out > 0
+        record = await engine.call_record(answer.metadata.call_id)
+        assert record.network == use
 
 
 async def test_attack_host_that_was_not_asked_for_or_not_allowed_gets_nothing(

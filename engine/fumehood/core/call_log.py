@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fumehood.core.call import Id
+from fumehood.core.envelope import NetworkReport
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 
 MAX_RULES_BYTES = 100_000
@@ -43,6 +44,8 @@ class CallRecord(BaseModel):
     """Whether it was answered from the result cache."""
     parent_id: str | None = Field(default=None, exclude_if=lambda parent_id: parent_id is None)
     """The call whose program made it."""
+    network: NetworkReport | None = Field(default=None, exclude_if=lambda network: network is None)
+    """What its program sent through the gateway."""
 
 
 class CallPage(BaseModel):

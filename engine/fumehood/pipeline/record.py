@@ -66,6 +66,8 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
         waited_s = _waited_s(call, services)
         waited = {APPROVAL_WAIT: round(waited_s * 1e3, 3)} if waited_s is not None else {}
         row["stages"] = waited | call.trace.stages_ms()
+        if metadata.sandbox is not None and metadata.sandbox.network is not None:
+            row["network"] = metadata.sandbox.network.model_dump()
         services.calls.record(row)
 
 

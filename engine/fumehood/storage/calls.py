@@ -28,6 +28,7 @@ from fumehood.core.call_log import (
     ToolFiguresList,
 )
 from fumehood.core.errors import NO_FAULT, ResourceNotFound
+from fumehood.core.json_types import JsonObject
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS, MAX_INTEGER
 from fumehood.storage.writer import Row
@@ -48,7 +49,7 @@ _INSERT = insert(CALLS)
 
 _SAME_NAME = (
     "principal_id", "agent_id", "session_id", "trace_id", "code", "ended_by", "cpu_ms", "cost",
-    "currency", "input_tokens", "output_tokens", "tokens_used", "parent_id",
+    "currency", "input_tokens", "output_tokens", "tokens_used", "parent_id", "network",
 )  # fmt: skip
 
 
@@ -81,6 +82,7 @@ class CallRow(TypedDict):
     cache_hit: NotRequired[bool | None]
     parent_id: NotRequired[str | None]
     stages: NotRequired[dict[str, float] | None]
+    network: NotRequired[JsonObject | None]
 
 
 class CallLog:
@@ -150,7 +152,8 @@ class CallLog:
 def _keep(connection: Connection, rows: list[Row]) -> None:
     last = chain_of(connection).append_all(connection, [_audited(row) for row in rows])
     first = last - len(rows) + 1
-    kept = [{"stages": None, **row, "audit_seq": first + at} for at, row in enumerate(rows)]
+    absent = {"stages": None, "network": None}
+    kept = [{**absent, **row, "audit_seq": first + at} for at, row in enumerate(rows)]
     connection.execute(_INSERT, kept)
 
 

@@ -187,6 +187,7 @@ CALLS = Table(
     Column("parent_id", _TEXT),
     Column("stages", JSON(none_as_null=True)),
     Column("audit_seq", _WHOLE),
+    Column("network", JSON(none_as_null=True)),
     # The columns after `seq` let a list check its filters without reading the rows.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
     Index("calls_by_trace", "trace_id"),
@@ -586,6 +587,10 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE sessions ADD COLUMN packages JSON",
         "ALTER TABLE sessions ADD COLUMN snapshots JSON",
         "ALTER TABLE sessions ADD COLUMN cpus FLOAT",
+    ),
+    # The call log stores what a program sent through the gateway.
+    _sql(
+        "ALTER TABLE calls ADD COLUMN network JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from fumehood.answers import CallDetails
+from fumehood.core.envelope import NetworkReport
 from fumehood.core.tool import ToolDefinition
 
 SERIES = 5
@@ -231,8 +232,18 @@ def call_facts(details: CallDetails) -> list[tuple[str, str]]:
         ("Tokens", f"{call.input_tokens:,} in · {call.output_tokens:,} out"),
         ("Ended by", ended_by.replace("_", " ") if ended_by != "ok" else ""),
         ("Cache", "answered from the cache" if call.cache_hit else ""),
+        ("Network", _network(call.network) if call.network is not None else ""),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _network(network: NetworkReport) -> str:
+    """Describe what a program sent."""
+    hosts = ", ".join(f"{host} ({count})" for host, count in network.hosts.items())
+    refused = f", {network.denied} refused" if network.denied else ""
+    held = f", {network.held} held for approval" if network.held else ""
+    sizes = f"{size(network.bytes_out)} out, {size(network.bytes_in)} in"
+    return f"{network.requests} requests{held}{refused}: {hosts or 'none'}; {sizes}"
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
