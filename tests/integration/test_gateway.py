@@ -445,6 +445,22 @@ async def test_network_that_cannot_be_had_is_refused(
     assert why in answer.error.message
 
 
+@pytest.mark.needs("runsc")
+async def test_gateway_is_the_only_way_on_gvisor_too(home: Path, upstream: Upstream) -> None:
+    config = Config(
+        home=home,
+        gateway=GatewaySettings(hosts=NAMES, allowed_hosts=(HOST,)),
+        container=ContainerSettings(runtime="runsc", images=LanguageImages(python="python")),
+    )
+    async with Engine(config=config) as engine:
+        code = f"fetch({url(upstream)!r})[0], fetch({url(upstream, host=OTHER)!r})[0]"
+        answer = await run(engine, code)
+        assert answer.data["value"] == [200, 403]
+        direct = f"import socket\nsocket.create_connection(('127.0.0.1', {upstream.port}), 2)"
+        assert (await run(engine, direct)).error is not None
+    assert len(upstream.requests) == 1
+
+
 async def test_engine_without_allowed_hosts_gives_no_network(home: Path) -> None:
     async with Engine(config=Config(home=home)) as closed:
         answer = await closed.call("run_python", {"code": "1"}, network=[HOST])
