@@ -553,7 +553,6 @@ class EngineLife:
         if made.upstreams.mcp is not None:
             await enter(made.upstreams.mcp.run())
         self._stack.push_async_callback(made.upstreams.close)
-        self._stack.push_async_callback(made.upstreams.gateway.close)
         self._stack.push_async_callback(_close, made.state.blobs.room)
         self._stack.push_async_callback(_close, made.state.recordings.room)
         # If it fails, amounts that are reserved in advance count as spent.

@@ -23,7 +23,7 @@ from fumehood.gateway.settings import GatewaySettings
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
-from upstream import Reply, Upstream, redirect, running_upstream
+from upstream import Reply, Upstream, packed, redirect, running_upstream
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
@@ -403,13 +403,160 @@ async def test_attack_placeholder_anywhere_else_is_refused_and_recorded(
     assert "net.refused" in row.body
 
 
-async def test_placeholder_that_may_pass_goes_on_as_harmless_text(
+async def test_attack_placeholder_that_may_pass_goes_on_as_harmless_text(
     engine: Engine, upstream: Upstream
 ) -> None:
-    code = f"import os\nfetch({url(upstream)!r} + '?' + os.environ['LAX'])[0]"
+    """Also in a header to another host. Twin: the right host gets the value."""
+    with running_upstream() as other:
+        engine._made.upstreams.gateway._backend._allowed_hosts |= {OTHER}
+        code = f"""
+import os
+key = os.environ["LAX"]
+statuses = [
+    fetch({url(upstream)!r} + "?" + key)[0],
+    fetch({url(upstream)!r}, Authorization="Bearer " + key)[0],
+    fetch({url(other, host=OTHER)!r}, Authorization="Bearer " + key)[0],
+]
+statuses
+"""
+        answer = await run(engine, code, network=[HOST, OTHER])
+        engine._made.upstreams.gateway._backend._allowed_hosts -= {OTHER}
+        assert answer.data["value"] == [200, 200, 200]
+        assert upstream.requests[0].query.startswith("fhs_")
+        assert upstream.requests[1].headers["authorization"] == f"Bearer {SECRET}"
+        assert other.requests[0].headers["authorization"].startswith("Bearer fhs_")
+
+
+async def test_packed_answer_to_a_request_with_a_secret_is_refused(
+    engine: Engine, upstream: Upstream
+) -> None:
+    upstream.script("/", packed(SECRET.encode()))
+    code = f"import os\nfetch({url(upstream, '/')!r}, X_Key=os.environ['API_KEY'])"
     answer = await run(engine, code)
-    assert answer.data["value"] == 200
-    assert upstream.requests[0].query.startswith("fhs_")
+    assert answer.data["value"][0] == 502
+    assert "packed its answer" in answer.data["value"][1]
+
+
+async def test_attack_body_of_a_read_is_no_read(engine: Engine, upstream: Upstream) -> None:
+    """A server that ignores it takes it for the next request. Twin: a read without a body."""
+    code = f"""
+request = urllib.request.Request({url(upstream)!r}, b"DELETE / HTTP/1.1\\r\\n\\r\\n", method="GET")
+try: status = urllib.request.urlopen(request).status
+except urllib.error.HTTPError as error: status = error.code
+status
+"""
+    answer = await run(engine, code, wait_for_approval=False)
+    assert answer.data["value"] == 403
+    assert used(answer).held == 1
+    assert upstream.requests == []
+
+
+async def test_approver_sees_every_value_of_a_repeated_header(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"""
+import http.client, os, urllib.parse
+proxy = urllib.parse.urlsplit(os.environ["http_proxy"])
+client = http.client.HTTPConnection(proxy.hostname, proxy.port)
+client.putrequest("POST", {url(upstream)!r}, skip_host=True)
+client.putheader("Host", "{HOST}:{upstream.port}")
+client.putheader("X-Amount", "1000000")
+client.putheader("X-Amount", "1")
+client.putheader("Content-Length", "0")
+client.endheaders()
+client.getresponse().status
+"""
+    running = asyncio.ensure_future(run(engine, code))
+    approval = await waiting(engine)
+    assert approval.arguments["headers"]["x-amount"] == "1000000, 1"
+    await decide(engine, approval, NO)
+    assert (await running).data["value"] == 403
+
+
+async def test_slow_answer_to_an_approved_write_reaches_its_program(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Also if it takes longer than the caller wanted to wait for the approval."""
+    upstream.script("/slow", Reply(body=b"late", drip_s=0.8))
+    code = f"fetch({url(upstream, '/slow')!r}, b'x'), fetch({url(upstream, '/next')!r})[0]"
+    running = asyncio.ensure_future(run(engine, code, wait_for_approval=2))
+    await asyncio.sleep(0.5)
+    await decide(engine, await waiting(engine), YES)
+    answer = await running
+    assert answer.data["value"] == [[200, "late"], 200]
+    assert upstream.count("/slow") == 1
+
+
+async def test_question_that_nobody_answers_is_withdrawn_and_the_program_goes_on(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"""
+import http.client, os, urllib.parse
+proxy = urllib.parse.urlsplit(os.environ["http_proxy"])
+client = http.client.HTTPConnection(proxy.hostname, proxy.port)
+def ask(method):
+    client.request(method, {url(upstream)!r}, headers={{"Host": "{HOST}:{upstream.port}"}})
+    answer = client.getresponse()
+    return answer.status, answer.read().decode()
+ask("DELETE"), ask("GET")[0]
+"""
+    answer = await run(engine, code, wait_for_approval=1)
+    (status, told), after = answer.data["value"]
+    assert (status, after) == (403, 200)
+    assert "Nobody has decided" in told
+    assert [request.method for request in upstream.requests] == ["GET"]
+    assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
+
+
+async def test_attack_hundreds_of_connections_leave_the_session_alive(
+    engine: Engine, upstream: Upstream
+) -> None:
+    session = await engine.sessions.create(engine.owner, image="python-data")
+    code = """
+import os, socket, time
+for _ in range(2):
+    if os.fork() == 0:
+        kept = [socket.socket() for _ in range(200)]
+        for one in kept:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", 3128))
+        time.sleep(1)
+        os._exit(0)
+time.sleep(1.5)
+x = 1
+"""
+    answer = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
+    assert answer.error is None, answer.error
+    after = await engine.call("run_python", {"code": "x"}, session_id=session.id)
+    assert after.data["value"] == 1
+
+
+async def test_attack_connections_of_a_call_without_network_are_not_the_next_calls(
+    engine: Engine, upstream: Upstream
+) -> None:
+    session = await engine.sessions.create(engine.owner, image="python-data")
+    request = (
+        f"GET {url(upstream, '/stale')} HTTP/1.1\\r\\nHost: {HOST}:{upstream.port}\\r\\n\\r\\n"
+    )
+    stale = f"""
+import socket
+for _ in range(200):
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex(("127.0.0.1", 3128))
+    try: one.send(b"{request}")
+    except OSError: pass
+"""
+    both = asyncio.gather(
+        engine.call("run_python", {"code": stale}, session_id=session.id),
+        engine.call(
+            "run_python", {"code": "import time; time.sleep(0.5)"}, network=[HOST],
+            session_id=session.id,
+        ),
+    )  # fmt: skip
+    _, second = await both
+    assert used(second).requests == 0
+    assert upstream.requests == []
 
 
 async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(

@@ -7,6 +7,7 @@ wall than the definition requires, and a run uses only what its `ToolRun` holds.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,10 @@ class ProgramCalls(Protocol):
         """Let a human decide on a request of the program, which `send` sends after a yes. Return
         why it was not sent, or None.
         """
+        ...
+
+    def cancel(self, task: asyncio.Task[None]) -> bool:
+        """Cancel what a task asks a human about. False if it asks nothing."""
         ...
 
     async def close(self) -> None:

@@ -150,7 +150,7 @@ async def _network(
             "retry."
         )
     async with gateway.door(
-        options.network, calls.ask, run.redactor, tool=run.tool.definition.name,
+        options.network, calls.ask, calls.cancel, run.redactor, tool=run.tool.definition.name,
         call_id=run.request.call_id, principal_id=run.domain.principal_id,
         agent_id=options.agent_id, session_id=run.domain.session_id,
     ) as (door, network):  # fmt: skip

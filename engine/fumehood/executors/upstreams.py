@@ -236,6 +236,8 @@ class Upstreams:
     ) -> UpstreamAnswer:
         import httpcore2  # not at the top: most engines have no REST tool and need no HTTP client
 
+        from fumehood.gateway.addresses import drop_what_follows
+
         if self._only_hosts is not None and not Origin.of(request.url).is_in(self._only_hosts):
             raise PermissionDenied(
                 "The operator has not allowed this host (web.only_hosts). Do not retry."
@@ -264,7 +266,7 @@ class Upstreams:
                                     body += piece
                         except BodyTooLarge:
                             is_cut = True
-                _drop_what_follows(answer)
+                drop_what_follows(answer)
                 if is_cut and is_success:
                     raise BodyTooLarge
                 return UpstreamAnswer(answer.status, headers, bytes(body), request.url, is_cut)
@@ -292,17 +294,6 @@ class Upstreams:
                 network_backend=CheckedBackend(self._allowed_hosts, self._setting),
             )
         return self._pool
-
-
-def _drop_what_follows(answer: httpcore2.Response) -> None:
-    """Close a connection that received more than one answer, or the rest would answer another call.
-
-    The library has no function for this: it only checks for data that it has not read yet.
-    """
-    stream: Any = answer.stream
-    state = stream._stream._connection._h11_state
-    if state.trailing_data[0]:
-        state.send_failed()  # so that the library closes it
 
 
 def _not_secure(error: httpcore2.ConnectError) -> EngineError:

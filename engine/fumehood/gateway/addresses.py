@@ -187,6 +187,17 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
         return self._stream.get_extra_info(info)
 
 
+def drop_what_follows(answer: httpcore2.Response) -> None:
+    """Close a connection that received more than one answer, or the rest would answer another call.
+
+    The library has no function for this: it only checks for data that it has not read yet.
+    """
+    stream: Any = answer.stream
+    state = stream._stream._connection._h11_state
+    if state.trailing_data[0]:
+        state.send_failed()  # so that the library closes it
+
+
 async def _cancel_soon(scope: anyio.CancelScope) -> None:
     """Cancel a read that would block, once the event loop has had time to deliver data."""
     for _ in range(TURNS):

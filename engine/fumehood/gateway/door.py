@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,10 @@ from fumehood.core.hosts import network_matches
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.gateway.placeholders import BodyWatch, Placeholders
-from fumehood.gateway.request import READS, ProgramRequest, Refusal
+from fumehood.gateway.request import ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
+from fumehood.protocol.framing import MAX_OPEN_CALLS
 from fumehood.sandbox.wall import CallPort
 from fumehood.storage.errors import StoreError
 
@@ -33,6 +35,12 @@ Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
 
 Record = Callable[[str, JsonObject], Awaitable[None]]
 """Enters an event into the audit log."""
+
+REFUSED, SENT = "net.refused", "net.sent"
+"""The kinds of rows in the audit log."""
+
+MAX_NOTED = 50
+"""Maximum number of refusals of one call in the audit log. The call's own row has their number."""
 
 OTHERS = "(others)"
 MAX_HOSTS = 50
@@ -95,6 +103,9 @@ class Door:
         self._decide = decide
         self._ask = ask
         self.use = NetworkUse()
+        self._tries = 0
+        self._held_now = 0
+        self._noted = 0
 
     @property
     def max_held_bytes(self) -> int:
@@ -109,8 +120,7 @@ class Door:
         """
         use, place = self.use, request.place
         use.requests += 1
-        if use.requests > self._settings.max_requests:
-            raise self.refused(429, "QUOTA_EXCEEDED", "This call may make no more requests.")
+        self.count()
         host = place.host if len(use.hosts) < MAX_HOSTS or place.host in use.hosts else OTHERS
         use.hosts[host] += 1
         if not network_matches(place.host, place.port, self._hosts):
@@ -130,8 +140,7 @@ class Door:
         is_default = decision.rule.startswith("default:")
         verdict = decision.verdict
         if is_default:
-            is_read = request.method in READS and not request.is_upgrade
-            verdict = Verdict.ALLOW if is_read else Verdict(self._settings.writes)
+            verdict = Verdict.ALLOW if request.is_read else Verdict(self._settings.writes)
         if verdict is Verdict.DENY:
             why = decision.reason or f"by {'the setting' if is_default else decision.rule}"
             raise self.refused(
@@ -141,6 +150,26 @@ class Door:
             )
         return verdict is Verdict.ALLOW
 
+    def count(self) -> None:
+        """Count a request, a tunnel, or what is neither. Raises Refusal if there may be no more."""
+        self._tries += 1
+        most = self._settings.max_requests
+        if self.use.requests > most or self._tries > 2 * most:
+            raise self.refused(429, "QUOTA_EXCEEDED", "This call may make no more requests.")
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Have room for the body of a request that is held. Raises Refusal if there is none."""
+        if self._held_now >= MAX_OPEN_CALLS:
+            raise self.refused(
+                429, "RATE_LIMITED", f"{MAX_OPEN_CALLS} requests of the program wait already."
+            )
+        self._held_now += 1
+        try:
+            yield
+        finally:
+            self._held_now -= 1
+
     async def ask(
         self, request: ProgramRequest, body: bytes, send: Send, port: CallPort
     ) -> EngineError | None:
@@ -148,9 +177,10 @@ class Door:
         Return why it was not sent, or what went wrong then.
         """
         self.use.held += 1
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
-        }
+        headers: dict[str, str] = {}
+        for name, value in request.headers:  # a repeated one with all its values
+            before, text = headers.get(name.decode("latin-1")), value.decode("latin-1")
+            headers[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
         arguments = {**request.facts(), "headers": headers, **(_shown(body) if body else {})}
         return await self._ask(arguments, send, port)
 
@@ -172,6 +202,10 @@ class Door:
         Raises:
             Refusal: that failed, so it must not be sent.
         """
+        if kind == REFUSED:
+            self._noted += 1
+            if self._noted > MAX_NOTED:
+                return
         place = request.place.authority
         try:
             await self._record(kind, {"method": request.method, "host": place, **more})

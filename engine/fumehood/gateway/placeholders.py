@@ -55,44 +55,59 @@ class Placeholders:
 
     def misused(self, request: ProgramRequest) -> str | None:
         """Return the name of a secret whose placeholder is where it must not be, or None."""
-        if not self._bound:
-            return None
-        found = self.within(request.url.encode())
+        names = b"\n".join(name for name, _ in request.headers)
+        found = self.within(request.url.encode() + b"\n" + names)
         for _, value in request.headers:
-            for placeholder, (name, settings) in self._bound.items():
-                if placeholder in _plain(value) and not self._may_go(request, settings):
-                    found = found or self._named(name)
+            for placeholder in self._of(value):
+                name, settings = self._bound[placeholder]
+                if settings.misuse != "pass" and not self._may_go(request, settings):
+                    found = found or name
         return found
 
     def within(self, data: bytes) -> str | None:
         """Return the name of a secret whose placeholder is in these bytes, or None."""
-        for placeholder, (name, _) in self._bound.items():
-            if placeholder in data:
-                return self._named(name)
+        for placeholder, (name, settings) in self._bound.items():
+            if settings.misuse != "pass" and placeholder in data:
+                return name
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
         """Return the headers with the values, and these, to take them out of the answer.
 
         Raises:
-            Refusal: a secret has no usable value.
+            Refusal: a secret has no usable value, or its answer could not be read for it.
         """
         values = SecretValues()
-        if not any(self._of(value) for _, value in request.headers):
+        used = {
+            placeholder
+            for _, value in request.headers
+            for placeholder in self._of(value)
+            if self._may_go(request, self._bound[placeholder][1])
+        }
+        if not used:
             return request.headers, values
+        if request.is_upgrade:
+            raise Refusal(
+                403, "PERMISSION_DENIED", "A secret cannot be used for a WebSocket: what the host "
+                "sends could not be searched for it.",
+            )  # fmt: skip
+        secrets_by_placeholder = {one: await self._value(self._bound[one][0]) for one in used}
         rows: list[tuple[bytes, bytes]] = []
         for name, value in request.headers:
-            if name == b"accept-encoding":  # the answer is read for the values
+            if name in (b"accept-encoding", b"range"):  # the whole answer is read for the values
                 continue
-            for placeholder in self._of(value):
-                try:
-                    secret = await self._read(self._bound[placeholder][0])
-                except ExecutionError as error:
-                    raise Refusal(502, error.code, error.message) from None
-                value = _replaced(value, placeholder, secret.encode())
-                values.add([secret, value.decode("latin-1").partition(" ")[2] or secret])
+            for placeholder, secret in secrets_by_placeholder.items():
+                if placeholder in _plain(value):
+                    value = _replaced(value, placeholder, secret.encode())
+                    values.add([secret, value.decode("latin-1").partition(" ")[2] or secret])
             rows.append((name, value))
         return (*rows, (b"accept-encoding", b"identity")), values
+
+    async def _value(self, name: str) -> str:
+        try:
+            return await self._read(name)
+        except ExecutionError as error:
+            raise Refusal(502, error.code, error.message) from None
 
     def _of(self, value: bytes) -> list[bytes]:
         plain = _plain(value) if self._bound else b""
@@ -103,10 +118,6 @@ class Placeholders:
         origin = Origin(place.scheme, place.host.strip("[]"), place.port)
         is_bound = origin.is_in(settings.hosts)
         return is_bound and (place.scheme == "https" or origin.is_in(self._plain_hosts))
-
-    def _named(self, name: str) -> str | None:
-        passes = any(s.misuse == "pass" for one, s in self._bound.values() if one == name)
-        return None if passes else name
 
 
 class BodyWatch:

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import h11
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
-from fumehood.gateway.addresses import CHECKED_CONNECTION
+from fumehood.gateway.addresses import CHECKED_CONNECTION, drop_what_follows
 from fumehood.gateway.authority import Authority
-from fumehood.gateway.door import Door
+from fumehood.gateway.door import REFUSED, SENT, Door
 from fumehood.gateway.request import (
-    READS,
     Place,
     ProgramRequest,
     Refusal,
@@ -45,6 +45,14 @@ PIECE_BYTES = 64 * 1024
 
 TLS_RECORD = b"\x16"
 """The first byte of a client's TLS handshake. *Source*: RFC 8446, section 5.1."""
+
+TURN_EVENTS = 64
+"""Chunks of a body after which others have their turn."""
+
+SMALL_CHUNKS = 10_000
+"""Chunks of one body after which they must have `LEAST_BYTES` on average: each costs as much."""
+
+LEAST_BYTES = 256
 
 CONNECT_S = 30.0
 """Seconds to connect to a host. Everything after it is bounded by the program's own time."""
@@ -107,13 +115,26 @@ class _Peer:
             await self.stream.send(data)
 
     async def body(self, door: Door) -> AsyncIterator[bytes]:
-        """Yield the body of the present request."""
-        watch = door.watch()
-        while isinstance(event := await self.event(), h11.Data):
-            door.sent(len(event.data))
-            if (name := watch.add(bytes(event.data))) is not None:
-                raise door.misused(name)
-            yield bytes(event.data)
+        """Yield the body of the present request, in pieces as they came."""
+        watch, pieces, count, total = door.watch(), bytearray(), 0, 0
+        while True:
+            event = self.http.next_event() if pieces else await self.event()
+            if isinstance(event, h11.Data):
+                pieces += event.data
+                count, total = count + 1, total + len(event.data)
+                if count % TURN_EVENTS == 0:
+                    await anyio.lowlevel.checkpoint()  # others have their turn
+                    _require_large(count, total, door)
+                if len(pieces) < PIECE_BYTES:
+                    continue
+            if pieces:
+                door.sent(len(pieces))
+                if (name := watch.add(bytes(pieces))) is not None:
+                    raise door.misused(name)
+                yield bytes(pieces)
+                pieces.clear()
+            if not isinstance(event, h11.Data) and event is not h11.NEED_DATA:
+                return
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal."""
@@ -129,6 +150,11 @@ class _Peer:
         await self.send(response, h11.Data(data=body), h11.EndOfMessage())
 
 
+def _require_large(count: int, total: int, door: Door) -> None:
+    if count > SMALL_CHUNKS and total < count * LEAST_BYTES:
+        raise door.refused(400, "INVALID_REQUEST", "The body is in too many small chunks.")
+
+
 class Proxy:
     """Serves the connections of one call's program."""
 
@@ -142,7 +168,7 @@ class Proxy:
     async def serve(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
         """Serve one connection until it ends. `port` pauses the program's clock."""
         try:
-            with suppress(*BROKEN, h11.LocalProtocolError):
+            with suppress(*BROKEN, h11.LocalProtocolError, Refusal):
                 await self._serve(_Peer(stream, port), None)
         finally:
             with anyio.CancelScope(shield=True), suppress(*BROKEN):
@@ -165,11 +191,12 @@ class Proxy:
                 try:
                     await self._exchange(peer, request)
                 except Refusal as refusal:
-                    await self._door.note("net.refused", request, why=refusal.message)
+                    await self._door.note(REFUSED, request, why=refusal.message)
                     raise
             except h11.RemoteProtocolError as error:
                 if peer.has_answered:
                     return
+                self._door.count()
                 status = error.error_status_hint
                 await peer.refuse(self._door.refused(status, "INVALID_REQUEST", f"{error}."))
             except Refusal as refusal:
@@ -182,6 +209,7 @@ class Proxy:
 
     async def _tunnel(self, peer: _Peer, event: h11.Request) -> None:
         """Serve what comes through a tunnel, as if it had arrived."""
+        self._door.count()
         authority = event.target.decode("ascii", "replace")
         if ":" not in authority.rpartition("]")[2]:
             raise malformed("CONNECT needs a host and a port")
@@ -203,14 +231,19 @@ class Proxy:
         """Judge a request, send it, and pass the answer on."""
         door = self._door
         if door.judge(request):
-            if request.method not in READS or request.is_upgrade:
-                await door.note("net.sent", request)
+            if not request.is_read:
+                await door.note(SENT, request)
             content = peer.body(door) if request.length != 0 else None
             if content is None:
                 await peer.event()  # the end of a request without a body
             await self._send(peer, request, content)
             return
-        body = await self._whole(peer, request)
+        with door.holding():
+            await self._hold(peer, request, await self._whole(peer, request))
+
+    async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
+        """Ask a human about a request, send it after a yes, and pass the answer on."""
+        door = self._door
 
         async def once() -> AsyncIterator[bytes]:
             yield body
@@ -222,6 +255,8 @@ class Proxy:
                 if not peer.has_answered:
                     await peer.refuse(refusal)
                 return NetworkError(refusal.message, retryable=False)
+            except (*BROKEN, h11.LocalProtocolError):
+                return None  # it was sent; its program did not read the whole answer
             return None
 
         error = await door.ask(request, body, send, peer.port)
@@ -255,6 +290,9 @@ class Proxy:
         headers = [(b"host", place.authority.encode()), *own]
         if request.is_upgrade:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
+        if content is not None:
+            # A server that takes the body for another request must not answer that one.
+            headers.append((b"connection", b"close"))
         if content is not None and length is None:
             headers.append((b"transfer-encoding", b"chunked"))
         elif content is not None or request.method not in ("GET", "HEAD", "OPTIONS"):
@@ -269,6 +307,7 @@ class Proxy:
                 extensions={"timeout": {"connect": CONNECT_S}},
             ) as answer:  # fmt: skip
                 await self._answer(peer, answer, values)
+                drop_what_follows(answer)
         except PermissionDenied as error:
             raise self._door.refused(403, error.code, error.message) from None
         except (EngineError, httpcore2.TimeoutException) as error:
@@ -287,6 +326,13 @@ class Proxy:
         """Pass an answer on, without the values of secrets that its request had."""
         headers = passed_on(answer.headers)
         self._door.received(sum(len(name) + len(value) for name, value in headers))
+        if values.longest and any(
+            name == b"content-encoding" and value.lower() != b"identity" for name, value in headers
+        ):
+            raise self._door.refused(
+                502, "NETWORK_ERROR", "The host packed its answer, which could not be searched for "
+                "the secret in its request.",
+            )  # fmt: skip
         if values.longest:
             headers = [
                 (name, values.text(value.decode("latin-1")).encode("latin-1"))
@@ -300,9 +346,13 @@ class Proxy:
             await self._relay(peer, answer.extensions["network_stream"])
             return
         await peer.send(h11.Response(status_code=answer.status, headers=headers))
-        stream = values.stream()
+        stream, count, total = values.stream(), 0, 0
         async for piece in answer.aiter_stream():
             self._door.received(len(piece))
+            count, total = count + 1, total + len(piece)
+            if count % TURN_EVENTS == 0:
+                await anyio.lowlevel.checkpoint()
+                _require_large(count, total, self._door)
             if values.longest:
                 piece = stream.feed(piece.decode("latin-1")).encode("latin-1")
             await peer.send(h11.Data(data=piece))
@@ -313,9 +363,13 @@ class Proxy:
         """Pass the bytes of a WebSocket on, both ways, until either side ends it."""
         upstream.get_extra_info(CHECKED_CONNECTION).relay()
 
+        import httpcore2
+
+        ended = (*BROKEN, Refusal, httpcore2.NetworkError)
+
         async def there(group: anyio.abc.TaskGroup) -> None:
             data = peer.http.trailing_data[0]
-            with suppress(*BROKEN, Refusal):
+            with suppress(*ended):
                 while True:
                     if data:
                         self._door.sent(len(data))
@@ -325,7 +379,7 @@ class Proxy:
 
         async with anyio.create_task_group() as group:
             group.start_soon(there, group)
-            with suppress(*BROKEN, Refusal):
+            with suppress(*ended):
                 while data := await upstream.read(PIECE_BYTES):
                     self._door.received(len(data))
                     await peer.stream.send(data)

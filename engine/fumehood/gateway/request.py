@@ -15,6 +15,15 @@ from fumehood.core.json_types import JsonObject
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """The methods that change nothing. *Source*: RFC 9110, section 9.2.1."""
 
+WEBSOCKET = "WEBSOCKET"
+"""How rules and approvers see a request to open a WebSocket."""
+
+_OVERRIDES = frozenset({
+    b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url",
+    b"x-rewrite-url",
+})  # fmt: skip
+"""Headers by which some servers take a request for another one."""
+
 METHODS = READS | {"POST", "PUT", "PATCH", "DELETE"}
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -51,6 +60,8 @@ class Place:
     @classmethod
     def of(cls, scheme: str, authority: str) -> Place:
         """Return the place of `HOST` or `HOST:PORT`. Raises Refusal."""
+        if not authority or set("/?#@") & set(authority):
+            raise malformed("it names no host that all clients read alike")
         host = host_of(f"{scheme}://{authority}/")
         _, _, port = authority.rpartition("]")[2].rpartition(":") if ":" in authority else ("",) * 3
         if host is None or (port and not 0 < int(port) <= MAX_PORT):
@@ -88,11 +99,20 @@ class ProgramRequest:
         """The size of what carries data out, besides the body."""
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing, as far as servers keep to the methods' meaning."""
+        names = {name for name, _ in self.headers}
+        return (
+            self.method in READS and self.length == 0 and not self.is_upgrade
+            and not names & _OVERRIDES
+        )  # fmt: skip
+
     def facts(self) -> JsonObject:
         """Return what the policy's rules test."""
         path, _, query = self.target.partition("?")
         return {
-            "method": self.method,
+            "method": WEBSOCKET if self.is_upgrade else self.method,
             "url": self.url,
             "host": self.place.host,
             "port": self.place.port,
@@ -118,6 +138,8 @@ def read_request(
         raise malformed("its target is no path")
     if not path.isascii() or any(character <= " " for character in path):
         raise malformed("its target has characters that must be escaped")
+    if _climbs(path):
+        raise malformed("its path has segments that lead upwards, which servers read differently")
     given = dict(rows)
     if b"host" in given and Place.of(place.scheme, _text(given[b"host"])) != place:
         raise malformed("its Host header names another host than its connection or target")
@@ -155,6 +177,14 @@ def _absolute(target: str) -> tuple[Place, str]:
     end = min((at for at in map(rest.find, "/?") if at >= 0), default=len(rest))
     path = rest[end:]
     return Place.of("http", rest[:end]), path if path.startswith("/") else f"/{path}"
+
+
+def _climbs(target: str) -> bool:
+    """Whether a path has `.` or `..` segments, in any form in which servers see them."""
+    path = target.partition("?")[0].lower()
+    for escaped, plain in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/")):
+        path = path.replace(escaped, plain)
+    return any(part.partition(";")[0] in (".", "..") for part in path.split("/"))
 
 
 def _text(value: bytes) -> str:

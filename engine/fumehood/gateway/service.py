@@ -32,6 +32,7 @@ from fumehood.sandbox.wall import GATEWAY_PORT, TRUST_FILE, CallPort, Network
 if TYPE_CHECKING:
     import httpcore2
 
+    from fumehood.gateway.addresses import CheckedBackend
     from fumehood.gateway.authority import Authority
 
 IDLE_S = 30.0
@@ -80,7 +81,7 @@ class Gateway:
         self._record = record
         self._tls = tls
         self._authority: Authority | None = None
-        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._backend: CheckedBackend | None = None
         self.held: dict[str, Send] = {}
         """Id of the call that asks a human → what sends the request after the yes."""
 
@@ -94,6 +95,7 @@ class Gateway:
         self,
         hosts: Iterable[str],
         ask: Ask,
+        cancel: Callable[[asyncio.Task[None]], bool],
         redactor: Redactor,
         *,
         tool: str,
@@ -102,7 +104,8 @@ class Gateway:
         agent_id: str | None,
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
-        """Open the door of one call. `hosts` are those that it asks for.
+        """Open the door of one call. `hosts` are those that it asks for; `cancel` cancels what a
+        task asks.
 
         Raises:
             StateUnavailable: the gateway's authority cannot be read or stored.
@@ -128,14 +131,15 @@ class Gateway:
         bound = secrets_for(self._secrets.settings, tool, patterns)
         placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
         door = Door(patterns, self._settings, decide, ask, placeholders, record)
-        authority = self._certificates()
-        proxy = Proxy(door, authority, self._connections())
+        authority, pool = self._certificates(), self._connections()
+        proxy = Proxy(door, authority, pool)
         served: set[asyncio.Task[None]] = set()
 
         def on_connection(connection: Connection, port: CallPort) -> None:
             # A task group would need a task around it, and this is called by the event loop.
             task = asyncio.ensure_future(proxy.serve(connection, port))
             served.add(task)
+            connection.on_gone = lambda: cancel(task) or task.cancel()
             task.add_done_callback(served.discard)
 
         try:
@@ -145,12 +149,7 @@ class Gateway:
                 task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.gather(*served, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.aclose()
+                await pool.aclose()
 
     def _certificates(self) -> Authority:
         if self._authority is None:
@@ -166,18 +165,19 @@ class Gateway:
         return self._authority
 
     def _connections(self) -> httpcore2.AsyncConnectionPool:
-        if self._pool is None:
-            import httpcore2
+        """Return the connections of one call: no answer on them can be for another one."""
+        import httpcore2
 
-            from fumehood.gateway.addresses import CheckedBackend
+        from fumehood.gateway.addresses import CheckedBackend
 
-            self._pool = httpcore2.AsyncConnectionPool(
-                ssl_context=self._tls or httpcore2.default_ssl_context(),
-                max_connections=None,  # each program has a bounded number
-                max_keepalive_connections=MAX_IDLE_CONNECTIONS,
-                keepalive_expiry=IDLE_S,
-                network_backend=CheckedBackend(
-                    self._settings.allowed_hosts, "gateway.allowed_hosts"
-                ),
-            )
-        return self._pool
+        if self._tls is None:
+            self._tls = httpcore2.default_ssl_context()
+        if self._backend is None:
+            self._backend = CheckedBackend(self._settings.allowed_hosts, "gateway.allowed_hosts")
+        return httpcore2.AsyncConnectionPool(
+            ssl_context=self._tls,
+            max_connections=None,  # each program has a bounded number
+            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+            keepalive_expiry=IDLE_S,
+            network_backend=self._backend,
+        )

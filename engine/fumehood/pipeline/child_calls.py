@@ -178,31 +178,43 @@ class ChildCalls:
             return RateLimited(
                 f"{MAX_OPEN_CALLS} requests of the program wait already.", retry_after_ms=1000
             )
+        if self._is_over:
+            return PermissionDenied("Its program has ended.")
+        patience_s = self._patience_s(wanted=True)
+        if patience_s <= 0:
+            return PermissionDenied("It needs a human's approval, and its call waits for none.")
         self._made += 1
         held = self._services.upstreams.gateway.held
-        handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(port, is_waiting))
         request = self._request(self._made, NET_TOOL, arguments)
-        # Its program waits, as far as its caller did not say otherwise; and each request is one of
-        # its own, however much it is like another.
-        own: JsonObject = {"new_call": True, "enable_cache": False}
-        if self._parent.request.options.wait_for_approval is None:
-            own["wait_for_approval"] = True
+        # Each request is one of its own, however much it is like another.
+        own: JsonObject = {"new_call": True, "enable_cache": False, "wait_for_approval": True}
         request = replace(
             request,
             options=request.options.model_copy(update=own),
             context={"parent": self._parent.request.call_id},
         )
+        one = _Held(send, lambda is_waiting: self._on_waiting(port, is_waiting))
+        handle = CallHandle(waiting=one.on_waiting)
         task = asyncio.current_task()
         assert task is not None
-        self._open[task], held[request.call_id] = handle, send
+        self._open[task], held[request.call_id] = handle, one.send
+        timer = asyncio.get_running_loop().call_later(patience_s, one.give_up, handle)
         try:
             answer = await self._run_call(request, self._services, handle)
+            if one.has_begun:  # also if nobody waited for the end any more
+                return await one.sent
         finally:
+            timer.cancel()
             del self._open[task]
-            was_sent = held.pop(request.call_id, None) is None
-        if answer.error is not None:
-            return PermissionDenied(answer.error.message)
-        return None if was_sent else PermissionDenied("It was not sent.")
+            held.pop(request.call_id, None)
+        if one.is_given_up:
+            return PermissionDenied("Nobody has decided about it in time.")
+        return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
+
+    def cancel(self, task: asyncio.Task[None]) -> bool:
+        """Cancel what a task asks a human about. False if it asks nothing."""
+        handle = self._open.get(task)
+        return handle is not None and handle.cancel()
 
     async def close(self) -> None:
         """Cancel the calls that still run, and wait until they have ended."""
@@ -261,13 +273,16 @@ class ChildCalls:
             principal.id, principal.token_id, is_program=principal.is_program
         )
 
-    def _patience_s(self) -> float:
-        """Return the seconds that the program's call may still spend waiting for approvals."""
+    def _patience_s(self, *, wanted: bool | None = None) -> float:
+        """Return the seconds that the program's call may still spend waiting for approvals, of
+        those that its caller wants, or of `wanted` if that did not say.
+        """
         approvals, options = self._services.approvals, self._parent.request.options
         waited_s = self._waited_s
         if self._waiting:
             waited_s += self._services.clock.monotonic() - self._waiting_since
-        return max(0.0, approvals.wait_s(options.wait_for_approval) - waited_s)
+        chosen = options.wait_for_approval
+        return max(0.0, approvals.wait_s(wanted if chosen is None else chosen) - waited_s)
 
     def _on_waiting(self, port: CallPort, is_waiting: bool) -> None:
         """Pause the program's clock while at least one of its calls waits for a human."""
@@ -318,3 +333,46 @@ class ChildCalls:
 def _encoded(number: int, data: JsonObject, error: ErrorInfo | None) -> bytes:
     told = {"data": data} if error is None else {"error": error.model_dump(mode="json")}
     return strict_json.dumps({"call": number, **told})
+
+
+class _Held:
+    """A request of a program that a human decides on."""
+
+    def __init__(
+        self,
+        send: Callable[[], Awaitable[EngineError | None]],
+        on_waiting: Callable[[bool], None],
+    ) -> None:
+        self.has_begun = False
+        """Whether it is being sent, or was."""
+        self.sent: asyncio.Future[EngineError | None] = asyncio.get_running_loop().create_future()
+        """What went wrong as it was sent, or None."""
+        self._send = send
+        self._on_waiting = on_waiting
+        self.is_given_up = False
+        self._is_waiting = False
+
+    def give_up(self, handle: CallHandle) -> None:
+        """Withdraw the question, unless it is being sent."""
+        if not self.has_begun:
+            self.is_given_up = handle.cancel()
+
+    def on_waiting(self, is_waiting: bool) -> None:
+        """Stop the program's clock until it is sent."""
+        is_waiting = is_waiting and not self.has_begun
+        if is_waiting is not self._is_waiting:
+            self._is_waiting = is_waiting
+            self._on_waiting(is_waiting)
+
+    async def send(self) -> EngineError | None:
+        """Send it. The rest is the program's own time."""
+        self.has_begun = True
+        self.on_waiting(False)
+        try:
+            error = await self._send()
+        except BaseException:
+            self.sent.cancel()
+            raise
+        if not self.sent.done():
+            self.sent.set_result(error)
+        return error

@@ -41,6 +41,8 @@ class Connection(anyio.abc.ByteStream):
         self._room = WINDOW_BYTES
         self._is_finished = False
         self._is_gone = False
+        self.on_gone: Callable[[], object] = lambda: None
+        """Called when the program, or its run, has ended it."""
         self._change = anyio.Event()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
@@ -80,6 +82,7 @@ class Connection(anyio.abc.ByteStream):
 
     async def aclose(self) -> None:
         """Close it, once the program has read what was sent."""
+        self.on_gone = lambda: None
         if not self._is_gone:
             self._tell(CLOSED)
         self.lose()
@@ -106,9 +109,11 @@ class Connection(anyio.abc.ByteStream):
 
     def lose(self) -> None:
         """Break it."""
-        self._is_gone = True
-        self._received.clear()
-        self._wake()
+        if not self._is_gone:
+            self._is_gone = True
+            self._received.clear()
+            self._wake()
+            self.on_gone()
 
     def _wake(self) -> None:
         self._change.set()

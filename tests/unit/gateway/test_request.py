@@ -47,6 +47,13 @@ def test_absolute_target_is_read_in_one_form(target: bytes, host: bytes, url: st
         (b"GET", b"/", [(b"host", b"api.example.org:8443")], INSIDE, 400),
         (b"GET", b"http://other.test/", [HOST], INSIDE, 400),
         (b"GET", b"/a\x7f\xff", [HOST], INSIDE, 400),
+        (b"POST", b"/orders/../admin", [HOST], INSIDE, 400),
+        (b"POST", b"/orders/%2e%2E/admin", [HOST], INSIDE, 400),
+        (b"POST", b"/orders/..%2fadmin", [HOST], INSIDE, 400),
+        (b"POST", b"/orders/..;x/admin", [HOST], INSIDE, 400),
+        (b"POST", b"/orders\\..\\admin", [HOST], INSIDE, 400),
+        (b"GET", b"http://x#:z/", [HOST], None, 400),
+        (b"GET", b"/", [(b"host", b"x?:z")], INSIDE, 400),
         (b"POST", b"/", [HOST, (b"content-length", b"1"), (b"transfer-encoding", b"chunked")],
          INSIDE, 400),
         (b"TRACE", b"/", [HOST], INSIDE, 405),
@@ -110,3 +117,28 @@ def test_pattern_allows_only_what_it_says(
 def test_pattern_that_says_too_much_or_nothing_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         network_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "is_read"),
+    [
+        (b"GET", [], True),
+        (b"HEAD", [], True),
+        (b"OPTIONS", [(b"content-length", b"0")], True),
+        (b"GET", [(b"content-length", b"1")], False),
+        (b"GET", [(b"transfer-encoding", b"chunked")], False),
+        (b"GET", [(b"upgrade", b"websocket"), (b"connection", b"upgrade")], False),
+        (b"GET", [(b"X-HTTP-Method-Override", b"DELETE")], False),
+        (b"GET", [(b"X-Original-URL", b"/admin")], False),
+        (b"POST", [], False),
+    ],
+)
+def test_attack_read_that_a_server_may_take_for_a_write_is_no_read(
+    method: bytes, headers: list[tuple[bytes, bytes]], is_read: bool
+) -> None:
+    assert read_request(method, b"/", [HOST, *headers], INSIDE).is_read is is_read
+
+
+def test_path_that_names_a_package_or_a_project_is_no_attack() -> None:
+    for target in (b"/@scope%2fname", b"/projects/a%2Fb/..x", b"/a//b", b"/v1.0/.hidden"):
+        assert read_request(b"GET", target, [HOST], INSIDE).target == target.decode()

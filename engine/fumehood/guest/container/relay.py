@@ -45,10 +45,10 @@ BACKLOG = 128
 class _Connection:
     number: int
     socket: socket.socket
+    unsent: bytearray
+    """Bytes that the program has not read yet."""
     unread: int = 0
     """Bytes that the host has not taken yet."""
-    unsent: bytearray | None = None
-    """Bytes that the program has not read yet; None if it reads no more."""
     is_finished: bool = False
     """Whether the program sends no more."""
     is_closing: bool = False
@@ -79,6 +79,7 @@ class Relay:
                 file.write(trust)
             os.replace(f"{TRUST}.new", TRUST)
             self._trust = trust
+        self.turn_away()
         self._run_id = run_id
 
     def end(self) -> None:
@@ -87,15 +88,17 @@ class Relay:
         for connection in list(self._open.values()):
             self._drop(connection)
 
+    def turn_away(self) -> None:
+        """Close the connections that wait: they are of an earlier program."""
+        while (accepted := self._accepted()) is not None:
+            accepted.close()
+
     def on_frame(self, frame: ConnectionFrame) -> None:
         """Take a frame of the host. Frames of connections that are gone are dropped."""
         connection = self._open.get(frame.number)
         if frame.run_id != self._run_id or connection is None:
             return
         if frame.kind == DATA:
-            if connection.unsent is None:  # the program has closed it
-                self._host.send_bytes(taken(frame.run_id, frame.number, len(frame.data)))
-                return
             connection.unsent += frame.data
             self._write(connection)
         elif frame.kind == TAKEN:
@@ -108,9 +111,8 @@ class Relay:
     # -- inside ------------------------------------------------------------------------------
 
     def _on_connection(self) -> None:
-        try:
-            accepted, _ = self._listener.accept()
-        except OSError:
+        accepted = self._accepted()
+        if accepted is None:
             return
         if self._run_id is None or len(self._open) >= MAX_CONNECTIONS:
             accepted.close()
@@ -118,10 +120,16 @@ class Relay:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms for two pieces
         self._numbers += 1
-        connection = _Connection(self._numbers, accepted, unsent=bytearray())
+        connection = _Connection(self._numbers, accepted, bytearray())
         self._open[connection.number] = connection
         self._tell(OPENED, connection)
         self._watch(connection)
+
+    def _accepted(self) -> socket.socket | None:
+        try:
+            return self._listener.accept()[0]
+        except OSError:
+            return None
 
     def _on_event(self, connection: _Connection) -> None:
         """Read and write what goes without waiting: the selector does not say which it was."""
@@ -155,8 +163,10 @@ class Relay:
             count = connection.socket.send(unsent) if unsent else 0
         except BlockingIOError:
             count = 0
-        except OSError:
-            count, connection.unsent = len(unsent or b""), None
+        except OSError:  # the program has closed it
+            self._tell(CLOSED, connection)
+            self._drop(connection)
+            return
         if count and self._run_id is not None:
             self._host.send_bytes(taken(self._run_id, connection.number, count))
         if unsent:

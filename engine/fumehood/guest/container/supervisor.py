@@ -516,8 +516,9 @@ class Supervisor:
         """End the run. Nothing of the program but a session's processes may be alive then."""
         run.is_over = True
         state = self._settle(run)
-        is_over = self._cleaner.end_the_rest()
         self._relay.end()
+        is_over = self._cleaner.end_the_rest()
+        self._relay.turn_away()
         self._chain.stop()
         self._watch_at = time.monotonic() + WATCH_S
         if run.child is not None:

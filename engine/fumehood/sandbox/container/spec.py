@@ -58,6 +58,11 @@ LABEL_PID = "fumehood.pid"
 LABEL_HOST = "fumehood.host"
 
 
+GUEST_OPEN_FILES = 1024
+"""Open files of the guest, which holds the connections of a program with network. It lowers the
+limit of each child to `CONTAINER_OPEN_FILES`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
     """The values that differ between containers."""
@@ -206,7 +211,7 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
             _ulimit("core", 0),
             _ulimit("fsize", spec.writable_mb[WORKSPACE] * MB),
             _ulimit("msgqueue", 0),
-            _ulimit("nofile", CONTAINER_OPEN_FILES),
+            _ulimit("nofile", GUEST_OPEN_FILES),
         ],
         # Writable places.
         "ReadonlyRootfs": True,

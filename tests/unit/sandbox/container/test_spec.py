@@ -74,7 +74,7 @@ WHOLE: dict[str, Any] = {
             {"Name": "core", "Soft": 0, "Hard": 0},
             {"Name": "fsize", "Soft": 128 * MB, "Hard": 128 * MB},
             {"Name": "msgqueue", "Soft": 0, "Hard": 0},
-            {"Name": "nofile", "Soft": 256, "Hard": 256},
+            {"Name": "nofile", "Soft": 1024, "Hard": 1024},
         ],
         "ReadonlyRootfs": True,
         "Tmpfs": {
