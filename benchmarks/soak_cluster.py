@@ -1,9 +1,11 @@
 """Two engines on one state and four nodes, all of which are killed again and again.
 
 Callers run programs, with keys and in sessions, and make calls that wait for approval. Each program
-in a session appends its number to a file there, so that one that ran twice is seen. What was
-answered must be there at the end: the same answer for the same key, in the call log what the caller
-was told, every number of a successful call in its session's file, and none twice.
+in a session writes to a file there as it begins and as it ends, up to two seconds later, so that
+one that ran twice, or not to its end, is seen. What was answered must be there at the end: the same
+answer for the same key, in the call log what the caller was told, every successful program in its
+session's file, from its beginning to its end, and none twice. Half of the sessions are durable, and
+none of these may be lost.
 
 Usage: `python -m benchmarks.soak_cluster [SECONDS]`: for an hour, a node is killed every minute and
 the active engine every five. `make soak` runs it faster: 50 nodes are killed.
@@ -38,6 +40,9 @@ KILLED_NODES = 50
 CALLS_OF_SESSION = 30
 """Calls in one session until its caller makes another."""
 
+LOST_CODES = ("RESOURCE_NOT_FOUND",)
+"""What the caller of a session is told that was lost or has ended."""
+
 BACK_S = 60.0
 """Seconds for all nodes to be there again at the end."""
 
@@ -55,6 +60,11 @@ class Told:
     written: dict[str, list[int]] = field(default_factory=dict)
     """Session → the numbers of successful calls."""
     tried: dict[str, list[int]] = field(default_factory=dict)
+    durable: set[str] = field(default_factory=set)
+    cut_off: int = 0
+    """Runs that were lost with their nodes."""
+    unread: int = 0
+    """Sessions that were lost, or ended, as their callers were told."""
     waiting: set[str] = field(default_factory=set)
     codes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -171,7 +181,8 @@ def report_cluster(
         f"{nodes_killed} nodes and {len(engines.took)} active engines killed in "
         f"{time.monotonic() - begun:.0f} s; {len(told.calls)} answered calls, "
         f"{sum(told.calls.values())} of them successful, {len(told.answers)} with keys, in "
-        f"{len(told.written)} sessions; {len(told.waiting)} waiting approvals. The standby served "
+        f"{len(told.written)} sessions, of which {len(told.durable)} are durable and {told.unread} "
+        f"others were lost; {told.cut_off} runs were cut off; {len(told.waiting)} waiting approvals. The standby served "
         f"after {took[len(took) // 2]:.1f} s at the median, {took[-1]:.1f} s at most. Codes: "
         f"{', '.join(f'{code} {count}' for code, count in told.codes.most_common())}.\n"
     )
@@ -182,6 +193,8 @@ def report_cluster(
         f"all {NODES} nodes were there at the end": joined == NODES,
         "half of all calls were successful at least": sum(told.calls.values()) * 2
         >= len(told.calls),
+        "a quarter of the killed nodes ran something at least": told.cut_off * 4 >= nodes_killed,
+        "half of the sessions could be read at least": told.unread * 2 <= len(told.written),
         "the audit chain is intact": chain.returncode == 0,
     }
     for what, held in verdicts.items():
@@ -214,7 +227,12 @@ def call_on(engines: Engines, told: Told, caller: int) -> None:
                 while not told.is_over.is_set():
                     number += 1
                     if number % CALLS_OF_SESSION == 1 or session is None:
-                        session = client.create_session(memory_mb=128, idle_seconds=1800).id
+                        durable = number // CALLS_OF_SESSION % 2 == 1
+                        session = client.create_session(
+                            memory_mb=128, idle_seconds=1800, durable=durable
+                        ).id
+                        if durable:
+                            told.durable.add(session)
                     code = make_calls(client, told, f"{caller}-{number}", number, session)
                     if code == "RESOURCE_NOT_FOUND":
                         session = None
@@ -233,7 +251,10 @@ def make_calls(client: Client, told: Told, key: str, number: int, session: str) 
     if kept.success:
         with told.lock:
             told.answers[key] = (kept.metadata.call_id, kept.data["value"])
-    program = f"open('log', 'a').write('{number}\\n')"
+    program = (
+        f"import time\nlog = open('log', 'a', buffering=1)\nlog.write('begin {number}\\n')\n"
+        f"time.sleep({number % 5 / 2})\nlog.write('end {number}\\n')"
+    )
     with told.lock:
         told.tried.setdefault(session, []).append(number)
     written = client.call("run_python", {"code": program}, session_id=session)
@@ -254,6 +275,8 @@ def note(told: Told, answer: Envelope) -> str | None:
     code = answer.error.code if answer.error is not None else None
     with told.lock:
         told.codes[code or "OK"] += 1
+        sandbox = answer.metadata.sandbox
+        told.cut_off += sandbox is not None and sandbox.ended_by == "sandbox_lost"
         if answer.metadata.call_id is not None and code != "DAEMON_UNAVAILABLE":
             told.calls[answer.metadata.call_id] = answer.success
     return code
@@ -271,14 +294,21 @@ def broken(engines: Engines, told: Told) -> list[str]:
                 faults.append(f"{key}: was {expected}, is {found}: {again.error}")
         for session, numbers in told.written.items():
             read = client.call("run_python", {"code": "open('log').read()"}, session_id=session)
-            if not read.success:
-                continue  # it ended or was lost, as its record says
-            lines = [int(line) for line in read.data["value"].split()]
+            if read.error is not None and session not in told.durable:
+                told.unread += 1
+                if read.error.code not in LOST_CODES:
+                    faults.append(f"{session}: {read.error}")
+                continue
+            if read.error is not None:
+                faults.append(f"{session}: it was durable: {read.error}")
+                continue
+            lines = read.data["value"].splitlines()
             if len(lines) != len(set(lines)):
                 faults.append(f"{session}: a program ran twice")
-            if set(numbers) - set(lines):
-                faults.append(f"{session}: {sorted(set(numbers) - set(lines))[:5]} are missing")
-            if set(lines) - set(told.tried[session]):
+            wanted = {f"{what} {number}" for number in numbers for what in ("begin", "end")}
+            if missing_lines := wanted - set(lines):
+                faults.append(f"{session}: {sorted(missing_lines)[:5]} are missing")
+            if {int(line.split()[1]) for line in lines} - set(told.tried[session]):
                 faults.append(f"{session}: numbers that nobody sent")
         logged, cursor = dict[str, bool](), None
         while True:
