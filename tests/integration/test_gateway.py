@@ -211,14 +211,14 @@ async def test_write_is_sent_once_after_a_yes_exactly_as_it_was_shown(
     engine: Engine, upstream: Upstream
 ) -> None:
     code = f"import time\nbegun = time.monotonic()\nfetch({url(upstream, '/orders')!r}, b'one=1', Accept='text/plain')[0]"
-    running = asyncio.ensure_future(run(engine, code, wait_for_approval=30, timeout_seconds=2))
+    running = asyncio.ensure_future(run(engine, code, wait_for_approval=30, timeout_seconds=1))
     approval = await waiting(engine)
     shown = approval.arguments
     assert approval.tool == "net"
     assert (shown["method"], shown["path"], shown["body"]) == ("POST", "/orders", "one=1")
     assert shown["headers"]["accept"] == "text/plain"
     assert upstream.requests == []
-    await asyncio.sleep(3)  # the program's clock stands still
+    await asyncio.sleep(1.2)  # the program's clock stands still
     await decide(engine, approval, YES)
     answer = await running
     assert answer.data["value"] == 200
@@ -477,10 +477,10 @@ async def test_slow_answer_to_an_approved_write_reaches_its_program(
     engine: Engine, upstream: Upstream
 ) -> None:
     """Also if it takes longer than the caller wanted to wait for the approval."""
-    upstream.script("/slow", Reply(body=b"late", drip_s=0.8))
+    upstream.script("/slow", Reply(body=b"late", drip_s=0.4))
     code = f"fetch({url(upstream, '/slow')!r}, b'x'), fetch({url(upstream, '/next')!r})[0]"
-    running = asyncio.ensure_future(run(engine, code, wait_for_approval=2))
-    await asyncio.sleep(0.5)
+    running = asyncio.ensure_future(run(engine, code, wait_for_approval=1))
+    await asyncio.sleep(0.2)
     await decide(engine, await waiting(engine), YES)
     answer = await running
     assert answer.data["value"] == [[200, "late"], 200]

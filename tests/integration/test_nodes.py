@@ -314,7 +314,7 @@ async def test_two_states_share_a_node_and_its_slots(members: LocalMembership) -
     async with make_cluster(members) as one, make_cluster(members) as other:
         await joined(one, 1)
         await joined(other, 1)
-        running = [asyncio.ensure_future(run(one, "import time; time.sleep(3)")) for _ in "12"]
+        running = [asyncio.ensure_future(run(one, "import time; time.sleep(2)")) for _ in "12"]
         await wait_until(lambda: any(link.placed.others == 2 for link in other._links.values()))
         assert next(iter(other._links.values())).placed.free == 0
         assert [(await task).ended_by for task in running] == [EndedBy.OK] * 2
@@ -654,17 +654,17 @@ async def test_session_that_ends_while_its_node_joins_leaves_no_container(
 async def test_node_that_is_lost_again_gets_all_its_time_again(members: LocalMembership) -> None:
     port = members.add()
     lost: list[str] = []
-    async with make_cluster(members, lost_s=8) as wall:
+    async with make_cluster(members, lost_s=4) as wall:
         await joined(wall, 1)
         place = await hold(wall, "sess_1", lost)
         await members.remove(port)
         began = time.monotonic()
-        await asyncio.sleep(3)
+        await asyncio.sleep(1.5)
         port = members.add()
         await joined(wall, 1)
         await members.remove(port)
         await wait_until(lambda: not wall._links)
-        await asyncio.sleep(began + 9 - time.monotonic())
+        await asyncio.sleep(began + 4.5 - time.monotonic())
         assert (place.lost, lost) == (None, [])
         await wait_until(lambda: lost == ["sess_1"])
 
@@ -737,12 +737,12 @@ async def test_run_on_a_silent_node_ends_when_the_node_joins_in_another_life(
 async def test_engine_stops_while_a_node_is_silent_and_another_has_left(
     members: LocalMembership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_module, "LEAVE_S", 4.0)
+    monkeypatch.setattr(cluster_module, "LEAVE_S", 2.0)
     port, other = members.add(), members.add()
     async with make_cluster(members) as wall:
         await joined(wall, 2)
         port.is_silent = True
         began = time.monotonic()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 6
     assert not other.node._joined  # it has not joined again
     port.lose()

@@ -159,7 +159,7 @@ _NO_TERMINAL = re.compile(
 _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
     {
         _NO_NETWORK: "Programs have no network: get the data with another tool, and pass it in as "
-        "files or stdin.",
+        "files or stdin; or ask for the host with the option network, if the operator allows it.",
         _NO_SCIENCE: "Programs have no network and cannot install packages; the image "
         "python-science has this one, and the operator can choose it for a session or for all "
         "programs.",
