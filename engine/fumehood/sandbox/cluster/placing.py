@@ -105,7 +105,7 @@ class Placer:
         self._wanted: Counter[tuple[str, str]] = Counter()
         """The number of waiting calls by principal and image."""
         self._idle: dict[tuple[TrustDomain, Kind], list[PlacedNode]] = {}
-        """The nodes where each trust domain has idle containers, in the order of their last use."""
+        """The nodes where each trust domain has idle containers, the last used one at the end."""
         self._remembered = 0
         self._by_load: dict[str, list[tuple[float, int, PlacedNode]]] = {}
         """By image, a heap of the nodes that have it and room. Entries may be outdated."""
@@ -261,7 +261,7 @@ class Placer:
         key = (request.domain, request.kind)
         nodes, found = self._idle.get(key, []), None
         while nodes and found is None:
-            node = nodes.pop(0)  # used the longest ago, so it is clean already
+            node = nodes.pop()
             self._remembered -= 1
             found = node if node.free and request.kind.image in node.images else None
         if not nodes:
