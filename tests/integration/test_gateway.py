@@ -288,6 +288,24 @@ async def test_attack_yes_after_the_program_ended_sends_nothing(
     assert upstream.requests == []
 
 
+async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_behind(
+    engine: Engine, upstream: Upstream
+) -> None:
+    upstream.script("/slow", Reply(held=True))
+    code = f"fetch({url(upstream, '/slow')!r}, b'x')"
+    running = asyncio.ensure_future(run(engine, code, timeout_seconds=1))
+    approval = await waiting(engine)
+    await decide(engine, approval, YES)
+    answer = await running  # its time goes on while it is sent
+    assert answer.error is not None
+    assert answer.error.code == "TIMEOUT"
+    with anyio.fail_after(10):
+        while (await engine.approvals.show(approval.id)).ended_at is None:
+            await anyio.sleep(0.02)
+    assert upstream.count("/slow") == 1
+    assert engine._made.upstreams.gateway.held == {}
+
+
 async def test_large_bodies_pass_both_ways_up_to_the_limit_of_the_call(
     engine: Engine, upstream: Upstream
 ) -> None:

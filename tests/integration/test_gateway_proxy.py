@@ -57,10 +57,13 @@ async def refuse_all(arguments: JsonObject, send: Send, port: CallPort) -> Engin
 
 @asynccontextmanager
 async def proxy(
-    hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), *, is_public: bool = False
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost"),
+    *,
+    is_public: bool = False,
+    max_requests: int = 1000,
 ) -> AsyncIterator[tuple[Door, int]]:
     """A proxy on loopback, in front of servers there."""
-    settings = GatewaySettings(hosts=hosts, writes="allow", max_mb=1)
+    settings = GatewaySettings(hosts=hosts, writes="allow", max_mb=1, max_requests=max_requests)
     door = Door(
         hosts,
         settings,
@@ -340,6 +343,14 @@ async def test_client_that_waits_for_permission_to_send_its_body_gets_it(
         await stream.send(b"ok")
         assert b" 200 " in await all_of(stream)
     assert upstream.requests[0].body == b"ok"
+
+
+async def test_attack_flood_of_what_is_no_request_ends_with_the_quota(upstream: Upstream) -> None:
+    raw = f"GET / HTTP/1.1\r\nHost: {upstream.authority}\r\n\r\n".encode()
+    async with proxy(max_requests=5) as (_, port):
+        answers = [await talk(port, raw) for _ in range(12)]
+    assert [answer.split()[1] for answer in answers] == [b"400"] * 10 + [b"429"] * 2
+    assert upstream.requests == []
 
 
 async def test_websocket_passes_both_ways() -> None:

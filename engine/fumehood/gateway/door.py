@@ -107,10 +107,10 @@ class Door:
         self._held_now = 0
         self._noted = 0
 
-    @property
-    def max_held_bytes(self) -> int:
-        """Longest body of a request that is held."""
-        return self._settings.max_held_kb * 1024
+    def require_short(self, length: int) -> None:
+        """Raise Refusal if a body is too long for a request that is held."""
+        if length > self._settings.max_held_kb * 1024:
+            raise self.refused(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
 
     def judge(self, request: ProgramRequest) -> bool:
         """Count a request, and return whether it may be sent at once, or must be held.
@@ -120,7 +120,8 @@ class Door:
         """
         use, place = self.use, request.place
         use.requests += 1
-        self.count()
+        if use.requests > self._settings.max_requests:
+            raise self._no_more()
         host = place.host if len(use.hosts) < MAX_HOSTS or place.host in use.hosts else OTHERS
         use.hosts[host] += 1
         if not network_matches(place.host, place.port, self._hosts):
@@ -153,9 +154,11 @@ class Door:
     def count(self) -> None:
         """Count a request, a tunnel, or what is neither. Raises Refusal if there may be no more."""
         self._tries += 1
-        most = self._settings.max_requests
-        if self.use.requests > most or self._tries > 2 * most:
-            raise self.refused(429, "QUOTA_EXCEEDED", "This call may make no more requests.")
+        if self._tries > 2 * self._settings.max_requests:
+            raise self._no_more()
+
+    def _no_more(self) -> Refusal:
+        return self.refused(429, "QUOTA_EXCEEDED", "This call may make no more requests.")
 
     @contextmanager
     def holding(self) -> Iterator[None]:

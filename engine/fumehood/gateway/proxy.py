@@ -182,6 +182,7 @@ class Proxy:
                 event = await peer.event()
                 if not isinstance(event, h11.Request):
                     return
+                self._door.count()
                 if inside is None and event.method == b"CONNECT":
                     await self._tunnel(peer, event)
                     return
@@ -209,7 +210,6 @@ class Proxy:
 
     async def _tunnel(self, peer: _Peer, event: h11.Request) -> None:
         """Serve what comes through a tunnel, as if it had arrived."""
-        self._door.count()
         authority = event.target.decode("ascii", "replace")
         if ":" not in authority.rpartition("]")[2]:
             raise malformed("CONNECT needs a host and a port")
@@ -266,13 +266,10 @@ class Proxy:
     async def _whole(self, peer: _Peer, request: ProgramRequest) -> bytes:
         """Return the body of a request that is held. Raises Refusal if it is too long."""
         door, body = self._door, b""
-        too_long = Refusal(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
-        if (request.length or 0) > door.max_held_bytes:
-            raise too_long
+        door.require_short(request.length or 0)
         async for piece in peer.body(door):
             body += piece
-            if len(body) > door.max_held_bytes:
-                raise too_long
+            door.require_short(len(body))
         return body
 
     async def _send(

@@ -22,12 +22,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.gateway.door import Ask, Door, Send
 from fumehood.gateway.placeholders import Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.observe.log import Logger, log_fault
 from fumehood.policy.model import CallFacts, Decision
+from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.external import NET
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.connections import Connection
-from fumehood.sandbox.wall import GATEWAY_PORT, TRUST_FILE, CallPort, Network
+from fumehood.sandbox.wall import CallPort, Network
 
 if TYPE_CHECKING:
     import httpcore2
@@ -70,6 +72,7 @@ class Gateway:
         state: Path | None,
         secrets: SecretBindings,
         record: Callable[[str, JsonObject], Awaitable[None]],
+        log: Logger,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`record` enters events into the audit log. `tls` replaces the host's certificate
@@ -79,6 +82,7 @@ class Gateway:
         self._state = state
         self._secrets = secrets
         self._record = record
+        self._log = log
         self._tls = tls
         self._authority: Authority | None = None
         self._backend: CheckedBackend | None = None
@@ -135,9 +139,15 @@ class Gateway:
         proxy = Proxy(door, authority, pool)
         served: set[asyncio.Task[None]] = set()
 
+        async def serve(connection: Connection, port: CallPort) -> None:
+            try:
+                await proxy.serve(connection, port)
+            except Exception as fault:  # its connection is closed, and nothing more is sent
+                log_fault(self._log, "gateway.failed", fault)
+
         def on_connection(connection: Connection, port: CallPort) -> None:
             # A task group would need a task around it, and this is called by the event loop.
-            task = asyncio.ensure_future(proxy.serve(connection, port))
+            task = asyncio.ensure_future(serve(connection, port))
             served.add(task)
             connection.on_gone = lambda: cancel(task) or task.cancel()
             task.add_done_callback(served.discard)

@@ -50,7 +50,8 @@ def resolve(
     if (
         is_external and request.context is None
     ):  # a key or the call log could return the decision again
-        raise ToolNotFound(f"{reference[:80]} is called by nobody here. Ask POST /v1/decisions.")
+        ask = " Ask POST /v1/decisions." if reference.startswith(EXTERNAL) else ""
+        raise ToolNotFound(f"{reference[:80]} is called by nobody here.{ask}")
     if agent_id is not None and is_external:
         require_agent(request.principal, agent_id, agents.find(agent_id))
     elif agent_id is not None:

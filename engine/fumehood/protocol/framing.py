@@ -38,6 +38,15 @@ WINDOW_BYTES = 256 * 1024
 MAX_CONNECTIONS = 256
 """Concurrent connections of one program to the gateway."""
 
+GATEWAY_PORT = 3128
+"""The port on a container's loopback where programs find the gateway, as an HTTP proxy."""
+
+TRUST_DIRECTORY = "/run/fumehood"
+"""A directory of a container that programs can read and only its supervisor can write."""
+
+TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
+"""The certificates that clients in the container should trust."""
+
 PIECE_BYTES = 64 * 1024
 """Bytes of a connection in one frame."""
 

@@ -89,13 +89,6 @@ class Brake:
             resume()
 
 
-GATEWAY_PORT = 3128
-"""The port on a container's loopback where programs find the gateway, as an HTTP proxy."""
-
-TRUST_FILE = "/run/fumehood/trust.pem"
-"""The file in a container with the certificates that its clients should trust."""
-
-
 class OnConnection(Protocol):
     """Receives a program's connections."""
 

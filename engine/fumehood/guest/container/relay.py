@@ -20,23 +20,16 @@ from fumehood.protocol.framing import (
     CLOSED,
     DATA,
     FINISHED,
+    GATEWAY_PORT,
     MAX_CONNECTIONS,
     OPENED,
     PIECE_BYTES,
     TAKEN,
+    TRUST_FILE,
     WINDOW_BYTES,
     ConnectionFrame,
     taken,
 )
-
-PORT = 3128
-"""The port on loopback. No program can have it: it is bound before the first one runs."""
-
-DIRECTORY = "/run/fumehood"
-"""A directory that programs can read and only the supervisor can write."""
-
-TRUST = f"{DIRECTORY}/trust.pem"
-"""The certificates that clients in the container should trust."""
 
 BACKLOG = 128
 
@@ -68,16 +61,16 @@ class Relay:
         self._trust = ""
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setblocking(False)
-        self._listener.bind(("127.0.0.1", PORT))
+        self._listener.bind(("127.0.0.1", GATEWAY_PORT))  # before any program can
         self._listener.listen(BACKLOG)
         selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
 
     def begin(self, run_id: int, trust: str) -> None:
         """Pass bytes from now on. `trust` has the certificates in PEM. Raises OSError."""
         if trust != self._trust:
-            with open(f"{TRUST}.new", "w") as file:
+            with open(f"{TRUST_FILE}.new", "w") as file:
                 file.write(trust)
-            os.replace(f"{TRUST}.new", TRUST)
+            os.replace(f"{TRUST_FILE}.new", TRUST_FILE)
             self._trust = trust
         self.turn_away()
         self._run_id = run_id
@@ -90,7 +83,10 @@ class Relay:
 
     def turn_away(self) -> None:
         """Close the connections that wait: they are of an earlier program."""
-        while (accepted := self._accepted()) is not None:
+        for _ in range(2 * BACKLOG):  # no more of them can wait
+            accepted = self._accepted()
+            if accepted is None:
+                return
             accepted.close()
 
     def on_frame(self, frame: ConnectionFrame) -> None:

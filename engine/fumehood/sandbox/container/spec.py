@@ -21,6 +21,7 @@ from fumehood.core.limits import (
     MB,
     container_writable_mb,
 )
+from fumehood.protocol.framing import TRUST_DIRECTORY
 from fumehood.sandbox.settings import GUEST_MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
@@ -222,7 +223,7 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
                 if spec.disk is None or path != WORKSPACE
             },
             # For the guest's own file, which programs read.
-            "/run/fumehood": "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode=0755",
+            TRUST_DIRECTORY: "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode=0755",
         },
         "Binds": [],
         "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk
