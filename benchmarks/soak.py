@@ -26,7 +26,7 @@ from benchmarks.run import Footprint, footprint
 from benchmarks.soak_approvals import report_approvals
 from benchmarks.soak_cluster import report_cluster
 from benchmarks.soak_containers import report_containers
-from benchmarks.soak_crashes import report_crashes
+from benchmarks.soak_crashes import report_crashes, report_every_commit
 from benchmarks.soak_killed import report_killed
 from benchmarks.soak_living import report_living
 from benchmarks.soak_pending import report_pending
@@ -85,7 +85,7 @@ def main() -> int:
     seconds = time.monotonic() - started
     left = [process for process in family if psutil.pid_exists(process.pid) and is_running(process)]
     is_sound = report(tally, before, after, left, seconds)
-    crashes_are_sound = report_crashes(chance)
+    crashes_are_sound = report_crashes(chance) & report_every_commit()
     approvals_are_sound = report_approvals(chance) & report_pending()
     containers_are_sound = report_containers(chance)
     sessions_are_sound = report_sessions(chance) & report_living(chance) & report_killed(chance)

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,9 @@ from benchmarks.soak_standby import POLICY, TAKEN_OVER_S, is_ready, waiting_appr
 from fumehood.client import Client, ControlClient
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
+from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.sandbox.container.spec import LABEL_ENGINE, LABEL_OWNER
+from fumehood.storage.directory import owner_id
 from support.postgres import running_postgres
 from support.ray_cluster import Cluster, running_cluster
 
@@ -170,6 +173,13 @@ def report_cluster(
         until(lambda: engines.joined() == NODES, BACK_S)
         joined = engines.joined()
         faults = told.faults + broken(engines, told)
+        with Client(engines.active.socket) as client:
+            for session in told.tried:
+                with suppress(FumehoodError):  # it was lost
+                    client.end_session(session)
+        until(lambda: not left_behind(cluster), BACK_S)
+        left = left_behind(cluster)
+        answers_without_head, back_s = restart_head(cluster, engines)
         chain = subprocess.run(
             [str(FUMEHOOD), "audit", "verify"], stdout=subprocess.DEVNULL, check=False,
             stderr=subprocess.DEVNULL, env={**settings, "FUMEHOOD_HOME": str(engines.home)},
@@ -196,6 +206,11 @@ def report_cluster(
         "a quarter of the killed nodes ran something at least": told.cut_off * 4 >= nodes_killed,
         "half of the sessions could be read at least": told.unread * 2 <= len(told.written),
         "the audit chain is intact": chain.returncode == 0,
+        "no container of a killed node was left": not left,
+        "while Ray's head was away, calculations went on, and programs were refused": (
+            answers_without_head == ("OK", "SANDBOX_UNAVAILABLE")
+        ),
+        f"a head and nodes that were started again served within {BACK_S:g} s": back_s < BACK_S,
     }
     for what, held in verdicts.items():
         print(f"- {'ok' if held else 'FAILED'}: {what}")
@@ -209,6 +224,44 @@ def replace_node(cluster: Cluster, chance: random.Random) -> None:
     cluster.kill(chance.choice([one for one in cluster.processes if one is not cluster.head]))
     time.sleep(chance.uniform(0.0, 2.0))
     cluster.add(SLOTS)
+
+
+def left_behind(cluster: Cluster) -> dict[str, set[str]]:
+    """The lives of nodes that have containers, by their directories, unless it is the one of the
+    node that is there, with its warm ones: as each session has ended, no other is needed.
+    """
+    directories = [one.parent for one in (cluster.directory / "nodes").glob("node-*/*/owner")]
+    lives: dict[str, set[str]] = {owner_id(directory): set() for directory in directories}
+    with closing(open_docker(timeout_s=30)) as docker:
+        for one in docker.containers(all=True, filters={"label": LABEL_OWNER}):
+            if one["Labels"][LABEL_OWNER] in lives:
+                lives[one["Labels"][LABEL_OWNER]].add(one["Labels"][LABEL_ENGINE])
+    return {owner: engines for owner, engines in lives.items() if len(engines) != 1}
+
+
+def restart_head(cluster: Cluster, engines: Engines) -> tuple[tuple[str, str], float]:
+    """Kill Ray's head and, as it had no Redis, all nodes, and start them again. Return the codes of
+    a calculation and of a program meanwhile, and after how many seconds programs ran again.
+    """
+    cluster.kill(cluster.head)
+    with Client(engines.active.socket) as client:
+        until(lambda: engines.joined() == 0, BACK_S)
+        codes = (
+            code_of(client.call("calculator", {"expression": "6 * 7"})),
+            code_of(client.call("run_python", {"code": "6 * 7"})),
+        )
+        for node in list(cluster.processes):
+            cluster.kill(node)
+        begun = time.monotonic()
+        cluster.head = cluster.start("--head", "--port", str(cluster.port), "--slots", "0")
+        for _ in range(NODES):
+            cluster.add(SLOTS)
+        until(lambda: client.call("run_python", {"code": "6 * 7"}).success, BACK_S)
+        return codes, time.monotonic() - begun
+
+
+def code_of(answer: Envelope) -> str:
+    return answer.error.code if answer.error is not None else "OK"
 
 
 def until(condition: object, seconds: float) -> None:

@@ -1,7 +1,8 @@
 """The crash harness, many times: a writer of the state is killed at random moments.
 
 One database for all lives: every row that any of them acknowledged has to be there after
-each death. A quarter of the deaths comes early, while the database is made or opened.
+each death. A quarter of the deaths comes early, while the database is made or opened. Then the
+tests that kill an engine at every commit run once more with the state in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -55,3 +58,29 @@ def report_crashes(chance: random.Random) -> bool:
     for fault in faults[:10]:
         print(f"- lost: {fault}")
     return not faults and acknowledged > KILLS
+
+
+EVERY_COMMIT = (
+    "tests/integration/test_crash_approval.py",
+    "tests/integration/test_crash_decisions.py",
+    "tests/integration/test_audit_crashes.py",
+    "tests/integration/test_budgets.py",
+)
+
+
+def report_every_commit() -> bool:
+    """Kill engines at every commit of their scenarios, on PostgreSQL; whether all tests passed."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--state=postgresql", *EVERY_COMMIT],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    said = done.stdout.strip().splitlines() or ["nothing was said"]
+    print("\n## Every commit, on PostgreSQL\n")
+    print(f"{said[-1]}; with their start {time.monotonic() - started:.0f} s.\n")
+    verdict = "FAILED" if done.returncode else "ok"
+    print(f"- {verdict}: engines that are killed around each commit lose and repeat nothing")
+    for line in said:
+        if line.startswith("FAILED"):
+            print(f"- wrong: {line[:300]}")
+    return done.returncode == 0

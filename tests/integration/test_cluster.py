@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterator
@@ -95,16 +96,61 @@ def test_node_whose_process_alone_is_killed_is_back_soon(daemon: Daemon, cluster
     bridges = [one for one in _descendants(daemon.process.pid) if "ray_bridge" in one[1]]
     ((bridge, _),) = bridges
     assert os.getsid(bridge) != os.getsid(daemon.process.pid)  # so that Ctrl-C does not end it
-    actor = next(
-        pid
-        for machine in cluster.processes
-        for pid, command in _descendants(machine.pid)
-        if "NodeActor" in command
-    )
-    os.kill(actor, signal.SIGKILL)
+    cluster.actor_of(cluster.processes[-1]).kill()
     wait_until(lambda: joined(daemon) == 1, 20)
     wait_until(lambda: joined(daemon) == 2, 20)
     assert run(daemon.client(), "1")["success"]
+
+
+def test_node_that_is_cut_off_ends_its_run_once_and_joins_again(
+    daemon: Daemon, cluster: Cluster
+) -> None:
+    """Its process is stopped, so it answers nothing and closes nothing, as behind a dead network."""
+    marks = "open('/tmp/mark', 'a').write('x')"
+    with Client(daemon.socket) as client:
+        made = client.create_session(memory_mb=128).id
+    where = run(daemon.client(), marks, session_id=made)["metadata"]["sandbox"]["node"]
+    actor = cluster.actor_of(cluster.nodes_by_name()[where])
+    slow = f"import time; time.sleep(3); {marks}"
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(run, daemon.client(), slow, session_id=made)
+        time.sleep(1)
+        actor.suspend()
+        try:
+            answer = running.result(timeout=30)
+            assert answer["metadata"]["sandbox"]["ended_by"] == "sandbox_lost"
+            assert run(daemon.client(), "1")["metadata"]["sandbox"]["node"] != where
+            refused = run(daemon.client(), marks, session_id=made)["error"]
+            assert (refused["code"], refused["retryable"]) == ("SANDBOX_UNAVAILABLE", True)
+        finally:
+            actor.resume()
+    wait_until(lambda: joined(daemon) == 2, 30)
+    found = run(daemon.client(), "open('/tmp/mark').read()", session_id=made)
+    assert found["data"]["value"] in ("x", "xx")  # what was cut off ran once at most
+
+
+def test_node_of_another_version_is_refused_by_name(
+    daemon: Daemon, cluster: Cluster, tmp_path: Path
+) -> None:
+    other = tmp_path / "fumehood-99.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: fumehood\nVersion: 99.0\n")
+    machine = cluster.start(
+        "--address", cluster.address, "--slots", "1", PYTHONPATH=str(tmp_path)
+    )  # fmt: skip
+    try:
+        wait_until(lambda: _refused(daemon), 40)
+        (node,) = _refused(daemon)
+        assert node.name.startswith(platform.node())
+        assert node.why.startswith("it has fumehood 99.0, and the engine ")
+        assert joined(daemon) == 2
+        assert run(daemon.client(), "1")["success"]
+    finally:
+        cluster.kill(machine)
+
+
+def _refused(daemon: Daemon) -> list[Any]:
+    return [node for node in nodes(daemon) if node.state == "refused"]
 
 
 def _descendants(pid: int) -> list[tuple[int, str]]:

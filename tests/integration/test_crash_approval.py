@@ -46,7 +46,6 @@ def prepare(home: Path, scene: str, weakness: str = "") -> None:
         (home / "weakness").write_text(weakness)
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize("name", SCENES)
 def test_engine_killed_at_every_commit_loses_no_approval_and_runs_no_call_twice(
     name: str, run: Run, place: Path
@@ -70,7 +69,6 @@ def test_engine_killed_at_every_commit_loses_no_approval_and_runs_no_call_twice(
     assert {what for what in scene.shows if not seen[what]} == set()
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("weakness", "scene", "words"),
     [

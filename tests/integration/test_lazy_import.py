@@ -6,9 +6,14 @@ nothing of Ray, and without network nothing of the gateway's proxy.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from fumehood import Client
+from support.wait import wait_until
+from tests.conftest import CLEAN_ENVIRONMENT, SocketClient
 
 SCRIPT = """
 import json, sys
@@ -28,28 +33,29 @@ def test_importing_the_package_loads_only_itself_and_the_standard_library() -> N
 
 
 DAEMON = """
-import json, pathlib, sys
-import anyio, fumehood.cli.serve, fumehood.http.server
-from fumehood import Config, Engine
-from fumehood.storage.database import open_database
-path = pathlib.Path(sys.argv[1])
-database = open_database(path)
-async def run():
-    config = Config(files={"url": str(path.parent / "files")})
-    async with Engine(config=config, database=database):
-        pass
-anyio.run(run)
-database.close()
-print(json.dumps(sorted(sys.modules)))
+import json, sys
+from fumehood.cli.main import main
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_local_engine_loads_nothing_of_postgresql_s3_and_ray(home: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DAEMON, home / "state.db"],
-        capture_output=True, check=True, timeout=60, text=True,
-    )  # fmt: skip
-    loaded = json.loads(done.stdout)
+def test_local_daemon_loads_nothing_of_postgresql_s3_and_ray(home: Path) -> None:
+    socket, environment = home / "engine.sock", {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, "serve"],
+        env={**environment, "FUMEHOOD_FILES__URL": str(home / "files")},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as daemon:  # fmt: skip
+        wait_until(lambda: SocketClient.answers(socket))
+        with Client(socket) as client:
+            assert client.call("calculator", {"expression": "6 * 7"}).success
+            assert client.call("run_python", {"code": "6 * 7"}).metadata.call_id
+        daemon.send_signal(signal.SIGTERM)
+        said, _ = daemon.communicate(timeout=30)
+    loaded = json.loads(said.splitlines()[-1])
     assert "sqlalchemy.dialects.sqlite" in loaded
     assert [name for name in loaded if "psycopg" in name or "postgres" in name] == []
     assert {"s3fs", "fsspec", "botocore", "aiobotocore", "ray"}.isdisjoint(loaded)

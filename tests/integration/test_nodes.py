@@ -237,6 +237,32 @@ async def test_session_of_a_node_that_stays_away_is_lost_with_the_nodes_name(
         assert place.lost == f"its node {port.node._home.name} is lost"
 
 
+async def test_engine_that_is_moved_to_another_cluster_says_which_node_its_sessions_wait_for(
+    members: LocalMembership, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.add()
+    owner, lost = "e" * 32, list[str]()
+    async with make_cluster(members, owner=owner) as wall:
+        await joined(wall, 1)
+        record, home = (await hold(wall, "sess_1")).stored()
+    monkeypatch.setattr(cluster_module, "FIRST_JOIN_S", 0.1)
+    others = LocalMembership(tmp_path / "others")
+    others.add()
+    async with make_cluster(others, owner=owner, epoch=2, lost_s=0.7) as second:
+        again = second.resume(record, replace(home, epoch=2), lambda: lost.append("sess_1"))
+        await joined(second, 1)
+        await wait_until(lambda: home.node in states(second))
+        (missing,) = [one for one in second.nodes() if one.name == home.node]
+        assert missing.state is NodeState.GONE
+        assert "is not in this cluster" in str(missing.why)
+        with pytest.raises(SandboxUnavailable) as refused:
+            await run_in(again, "x")
+        assert refused.value.may_retry
+        await wait_until(lambda: lost == ["sess_1"])
+        assert again.lost == f"its node {home.node} is lost"
+    await others.found[0].node.close()
+
+
 async def test_drained_node_takes_nothing_new_also_from_the_next_engine(
     members: LocalMembership,
 ) -> None:
@@ -336,13 +362,13 @@ async def test_unfit_node_is_refused_by_name_while_it_is_there(
 
     async def lie() -> NodeFacts:
         now = {"clock": time.time() + facts["clock"]} if "clock" in facts else {}
-        return replace(honest, **{**facts, **now})
+        return {**honest, **facts, **now}
 
     port.node.facts = lie  # type: ignore[method-assign]
     async with make_cluster(members) as wall:
         await wait_until(lambda: NodeState.REFUSED in states(wall).values())
         (record,) = wall.nodes()
-        assert record.name == honest.name
+        assert record.name == honest["name"]
         assert why in (record.why or "")
         await members.remove(port)
         await wait_until(lambda: not wall.nodes())
@@ -354,7 +380,7 @@ async def test_node_that_was_upgraded_under_its_feet_says_which_version_it_runs(
     """Its process outlives an upgrade in place, and still has the old code."""
     port = members.add()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
-    assert (await port.node.facts()).version == VERSION
+    assert (await port.node.facts())["version"] == VERSION
 
 
 async def test_node_gets_no_more_calls_than_its_memory_holds(members: LocalMembership) -> None:

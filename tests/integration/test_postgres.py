@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -55,10 +58,11 @@ from fumehood.storage.postgres_connection import PatientConnection
 from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
 from support.authority import make_first_approver
-from support.postgres import Server, running_postgres
+from support.network import own_network
+from support.postgres import Server, running_postgres, schema_of
 from support.s3 import running_s3
 from support.wait import wait_until
-from tests.conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
+from tests.conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, wait_until_ready
 
 pytestmark = [pytest.mark.needs("postgresql"), pytest.mark.row("B10")]
 
@@ -68,6 +72,9 @@ ROW = {
 }  # fmt: skip
 TAKEN_OVER_S = 5
 """Seconds until a standby serves, after the active engine was killed."""
+
+CUT_OFF_S = 10
+"""Seconds until a standby serves, after the active engine was cut off: first its lock is lost."""
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +350,75 @@ def test_full_database_refuses_changes_and_slow_one_is_waited_for(
         sql(url, text("DROP TRIGGER suffer ON changes"))
     database.write_now(add)
     assert subjects(database) == ["s"]
+
+
+@pytest.mark.needs("root")
+def test_server_without_room_refuses_changes_and_keeps_what_it_acknowledged(home: Path) -> None:
+    """Its directory is a small file system of its own, which other files fill."""
+
+    def add_large(connection: Connection) -> None:
+        large = {"subject": str(len(kept)), "details": {"n": secrets.token_hex(10_000)}}
+        connection.execute(insert(CHANGES), {**ROW, **large})
+
+    kept: list[str] = []
+    with mounted(megabytes=80) as place, running_postgres(place) as server:
+        database = open_database(home / "state.db", url=server.state_url(home))
+        try:
+            with (place / "filler").open("wb") as filler:
+                filler.write(bytes(shutil.disk_usage(place).free - (4 << 20)))
+            with suppress(WriteUnavailable):
+                while len(kept) < 1000:
+                    database.write_now(add_large)
+                    kept.append(str(len(kept)))
+            assert 10 < len(kept) < 1000
+            (place / "filler").unlink()
+            server.revive()
+            wait_until(lambda: _is_written(database))
+            found = subjects(database)
+            assert set(found) - {"s"} in ({*kept}, {*kept, str(len(kept))})
+        finally:
+            database.close()
+
+
+@contextmanager
+def mounted(megabytes: int) -> Iterator[Path]:
+    """A file system in memory."""
+    place = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    options = f"size={megabytes}m,mode=0755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+        place.rmdir()
+
+
+@pytest.mark.anyio
+async def test_each_commit_that_takes_two_seconds_delays_promises_only(
+    server: Server, home: Path, url: str
+) -> None:
+    with closing(open_database(home / "state.db", url=url)) as database:
+        sql(url, text(SLOW_COMMITS))
+        async with Engine(config=Config(home=home), database=database) as engine:
+            begun = time.monotonic()
+            with anyio.fail_after(1):
+                assert (await engine.call("calculator", {"expression": "6 * 7"})).success
+            for is_repeated in (False, True):
+                answer = await engine.call(
+                    "calculator", {"expression": "6 * 7"}, idempotency_key="k"
+                )
+                assert answer.success, answer.error
+                assert answer.metadata.idempotent_replay == is_repeated
+            assert time.monotonic() - begun > 2
+            sql(url, text("DROP TRIGGER slow ON fence"))
+
+
+SLOW_COMMITS = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_sleep(2); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON fence DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION slow()"""
+"""Each durable commit changes the fence."""
 
 
 @pytest.mark.anyio
@@ -642,6 +718,54 @@ def test_attack_revoked_token_on_an_engine_that_was_replaced_and_is_idle(
         control.tokens.revoke(made.token.id)
     assert second.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
     assert first.process.wait(timeout=10) == 4  # asked for nothing
+
+
+@pytest.mark.needs("root", "docker")  # Docker brings iptables
+def test_engine_that_is_cut_off_from_the_database_promises_nothing_while_another_is_active(
+    home: Path,
+) -> None:
+    """Its packets are lost, in both directions, so neither side sees the connection end."""
+    homes = [home / "one", home / "two"]
+    with own_network() as network, running_postgres(network=network) as server, ExitStack() as both:
+        server.state_url(home)
+        found = []
+        for place, address in zip(homes, ("127.0.0.2", "127.0.0.3"), strict=True):
+            place.mkdir(mode=0o700)
+            if found:
+                shutil.copy(homes[0] / "audit.key", place)
+            url = server.url.replace("@/postgres", f"@{address}/postgres").partition("?")[0]
+            url += f"?options=-csearch_path%3D{schema_of(home)}"
+            environment = {
+                **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(place), "FUMEHOOD_STATE__URL": url,
+                "FUMEHOOD_DRAIN_SECONDS": "0",
+            }  # fmt: skip
+            with (place / "log").open("ab") as log:
+                process = both.enter_context(subprocess.Popen(
+                    [*network.enter, str(FUMEHOOD), "serve"], env=environment, stderr=log, stdout=log
+                ))  # fmt: skip
+            both.callback(process.kill)
+            daemon = Daemon(process, place, environment)
+            both.callback(daemon.close_clients)
+            found.append(wait_until_ready(daemon))
+        first, second = found
+        promised = first.client().calculate("2 + 3", idempotency_key="before").body
+        assert promised["success"]
+        with network.cut("127.0.0.2"):
+            begun = time.monotonic()
+            with ThreadPoolExecutor() as threads:
+                during = threads.submit(first.client().calculate, "2 + 3", idempotency_key="during")
+                assert first.client().calculate("2 + 3").body["success"]  # it promises nothing
+                wait_until(lambda: is_ready(second))
+                assert time.monotonic() - begun < CUT_OFF_S
+                assert during.result(timeout=30).code == "STATE_UNAVAILABLE"
+            new = second.client().calculate("2 + 3", idempotency_key="during").body
+            assert new["success"]
+        assert first.process.wait(timeout=30) == 4
+        assert '"event":"state.fenced"' in first.log
+        for key, told in (("before", promised), ("during", new)):
+            again = second.client().calculate("2 + 3", idempotency_key=key).body
+            assert again["metadata"]["idempotent_replay"]
+            assert again["metadata"]["call_id"] == told["metadata"]["call_id"]
 
 
 def test_standby_outlives_a_restart_of_the_database(start_daemon: StartDaemon, home: Path) -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from .checked_once import check_once
-from .postgres import chosen, use_postgres
+from .postgres import chosen, copy_states, drop_state, use_postgres
 from .preloaded import PYTHON
 
 Hook = Callable[[str, int], None]
@@ -117,7 +117,10 @@ def nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
                     elif kind == "point":
                         moment, number = text.split("-")
                         point = CrashPoint(moment, int(number))
-                        yield Crash(point, home.with_name(text), tuple(said))
+                        copy = home.with_name(text)
+                        yield Crash(point, copy, tuple(said))
+                        for server in chosen().values():
+                            drop_state(server, copy)
                     else:
                         ended = text
                         break
@@ -153,6 +156,8 @@ def _serve(scenario: str) -> None:
                 os.kill(child, signal.SIGSTOP)
                 os.waitpid(child, os.WUNTRACED)
                 shutil.copytree(home, home.with_name(point.strip()))
+                for server in chosen().values():
+                    copy_states(server, home, home.with_name(point.strip()))
                 _tell(f"point {point.strip()}")
                 os.kill(child, signal.SIGCONT)
                 os.write(see, b"1")

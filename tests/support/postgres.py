@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url
 from fumehood.storage import database, postgres
 from fumehood.storage.errors import Standby
 
+from .network import Network
+
 SERVER = "FUMEHOOD_TEST_POSTGRES"
 """Variable with the URL of the server, for the workers of pytest-xdist."""
 
@@ -31,31 +34,44 @@ def programs() -> Path | None:
 
 
 class Server:
-    """A server on a private Unix socket, in a directory of its own."""
+    """A server on a private Unix socket, in a directory of its own; in a network of its own also on
+    its loopback.
+    """
 
-    def __init__(self, home: Path, url: str) -> None:
+    def __init__(self, home: Path, network: Network | None = None) -> None:
         self.home = home
-        self.url = url
+        self.url = f"postgresql://fumehood@/postgres?host={home}"
+        self._network = network
 
     def run(self, program: str, *arguments: str) -> None:
         """Run one of its programs as its user: it refuses to run as root."""
         found = programs()
         assert found is not None, "PostgreSQL is not installed"
-        user = "postgres" if os.geteuid() == 0 else None
-        if user is not None:
-            shutil.chown(self.home, user)
+        become: list[str] = []
+        if os.geteuid() == 0:
+            shutil.chown(self.home, "postgres")
+            become = ["runuser", "-u", "postgres", "--"]
+        enter = self._network.enter if self._network is not None else []
         subprocess.run(
-            [str(found / program), "-D", str(self.home / "data"), *arguments],
-            check=True, user=user, cwd=self.home, stdout=subprocess.DEVNULL, timeout=120,
+            [*enter, *become, str(found / program), "-D", str(self.home / "data"), *arguments],
+            check=True, cwd=self.home, stdout=subprocess.DEVNULL, timeout=120,
         )  # fmt: skip
 
     def start(self) -> None:
-        options = f"-k {self.home} -c listen_addresses="
+        addresses = "" if self._network is None else "*"
+        options = f"-k {self.home} -c listen_addresses={addresses}"
         self.run("pg_ctl", "-w", "-l", str(self.home / "log"), "-o", options, "start")
 
     def stop(self) -> None:
         """Stop it at once, as a crash does."""
         self.run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def revive(self) -> None:
+        """Start it again, unless it has done so itself after an error that it cannot survive."""
+        time.sleep(1)
+        with suppress(subprocess.CalledProcessError):
+            self.stop()
+        self.start()
 
     @contextmanager
     def hung(self) -> Iterator[None]:
@@ -78,10 +94,13 @@ class Server:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Server]:
-    home = Path(tempfile.mkdtemp(prefix="fh-pg-", dir="/tmp"))
-    server = Server(home, f"postgresql://fumehood@/postgres?host={home}")
-    server.run("initdb", "-A", "trust", "-U", "fumehood", "-E", "UTF8", "--no-sync")
+def running_postgres(place: Path | None = None, network: Network | None = None) -> Iterator[Server]:
+    """A server in a new directory in `place`."""
+    home = Path(tempfile.mkdtemp(prefix="fh-pg-", dir=place or "/tmp"))
+    server = Server(home, network)
+    server.run(
+        "initdb", "-A", "trust", "-U", "fumehood", "-E", "UTF8", "--no-sync", "--wal-segsize=1"
+    )
     server.start()
     try:
         yield server
@@ -90,9 +109,14 @@ def running_postgres() -> Iterator[Server]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+def schema_of(path: Path) -> str:
+    """The name of the schema that stands for the file at `path`."""
+    return "s" + hashlib.sha256(os.fspath(path.absolute()).encode()).hexdigest()[:20]
+
+
 def state_url(server: str, path: Path) -> str:
     """The URL of the state that stands for the file at `path`, which is made if it is missing."""
-    schema = "s" + hashlib.sha256(os.fspath(path.absolute()).encode()).hexdigest()[:20]
+    schema = schema_of(path)
     engine = create_engine(
         make_url(server).set(drivername="postgresql+psycopg"), poolclass=NullPool
     )
@@ -105,6 +129,33 @@ def state_url(server: str, path: Path) -> str:
 def chosen() -> dict[str, str]:
     """The variable with the server, if the tests run with `--state=postgresql`."""
     return {SERVER: os.environ[SERVER]} if SERVER in os.environ else {}
+
+
+COPY = """
+DO $$ DECLARE name text; BEGIN
+    CREATE SCHEMA {new};
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = '{old}' LOOP
+        EXECUTE format('CREATE TABLE {new}.%I (LIKE {old}.%I INCLUDING ALL)', name, name);
+        EXECUTE format('INSERT INTO {new}.%I SELECT * FROM {old}.%I', name, name);
+    END LOOP;
+END $$"""
+"""A new table goes on with the sequence of the old one."""
+
+
+def copy_states(server: str, old: Path, new: Path) -> None:
+    """Copy what is committed of the state of a directory: what is left of it if its engine is
+    killed now.
+    """
+    with psycopg.connect(server, autocommit=True) as connection:
+        names = {"old": schema_of(old / "state.db"), "new": schema_of(new / "state.db")}
+        connection.execute(COPY.format(**names))  # type: ignore[arg-type]
+
+
+def drop_state(server: str, home: Path) -> None:
+    """Delete the state of a directory."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        name = schema_of(home / "state.db")
+        connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -53,11 +53,11 @@ class Cluster:
     def add(self, slots: int = 2) -> subprocess.Popen[bytes]:
         return self.start("--address", self.address, "--slots", str(slots))
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
+    def start(self, *options: str, **variables: str) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
             before = log.tell()
             process = subprocess.Popen(
-                [str(FUMEHOOD), "node", "--ip", IP, *options], env={**CLEAN_ENVIRONMENT, **self.environment},
+                [str(FUMEHOOD), "node", "--ip", IP, *options], env={**CLEAN_ENVIRONMENT, **self.environment, **variables},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
@@ -79,6 +79,11 @@ class Cluster:
                 if any(_has_open(child, path) for child in children):
                     found[name] = process
         return found
+
+    def actor_of(self, process: subprocess.Popen[bytes]) -> psutil.Process:
+        """The process of a machine that holds its sandboxes."""
+        children = psutil.Process(process.pid).children(recursive=True)
+        return next(one for one in children if "NodeActor" in " ".join(one.cmdline()))
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """End a machine with all its processes at once."""

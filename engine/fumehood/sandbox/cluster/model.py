@@ -1,14 +1,14 @@
 """What engines and nodes send each other: values only.
 
 They are pickled, so both sides must have the same version of this package, which is compared first
-(`NodeFacts.version`). Nodes are trusted: whoever can call a node can run code on its machine.
+(`NodeFacts`). Nodes are trusted: whoever can call a node can run code on its machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from fumehood.core.errors import EngineError
 from fumehood.core.identity import TrustDomain
@@ -34,9 +34,10 @@ class Ticket(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What a node says of itself before it obeys anybody."""
+class NodeFacts(TypedDict):
+    """What a node says of itself before it obeys anybody. No class, so that an engine of another
+    version can read it.
+    """
 
     id: str
     """Stays the same as long as its directory."""

@@ -255,7 +255,10 @@ class Node:
 
     async def facts(self) -> NodeFacts:
         """Return what an engine checks before it joins."""
-        return NodeFacts(self._home.id, self._home.name, VERSION, self._slots, time.time())
+        return NodeFacts(
+            id=self._home.id, name=self._home.name, version=VERSION, slots=self._slots,
+            clock=time.time(),
+        )  # fmt: skip
 
     async def join(self, ticket: Ticket, terms: Terms) -> None:
         """Obey an engine from now on, and end what it ran here before, sessions aside.

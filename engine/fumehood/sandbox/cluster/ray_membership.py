@@ -31,7 +31,6 @@ from fumehood.core.limits import Limit
 from fumehood.sandbox.cluster.model import (
     HeldState,
     ImageFacts,
-    NodeFacts,
     NodeReport,
     Refused,
     Ticket,
@@ -89,8 +88,8 @@ Probe = subprocess.Popen[bytes]
 _SENT = {
     (one.__module__, one.__qualname__): one
     for one in (
-        EndedBy, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit, NodeFacts,
-        NodeReport, Refused, RunEnding, frozenset,
+        EndedBy, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit, NodeReport,
+        Refused, RunEnding, frozenset,
         *(e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EngineError)),
     )
 }  # fmt: skip

@@ -268,6 +268,9 @@ class ClusterWall(HasImages):
         # A machine that is back with an empty directory has its name, and a new id.
         gone = set(self._names.values()) - {node.name for node in found}
         found += [NodeRecord(name=name, state=NodeState.GONE, why="It is lost.") for name in gone]
+        for node_id in self._waits:
+            if self.is_away(node_id) and node_id not in self._names:
+                found.append(NodeRecord(name=node_id, state=NodeState.GONE, why=_NEVER_CAME))
         return sorted(found, key=lambda one: one.name)
 
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
@@ -689,11 +692,11 @@ class ClusterWall(HasImages):
         label, link = port.key[:12], None
         try:
             facts = await _in_time(port.call("facts"), SILENT_S)
-            label = facts.name
-            why = _why_refused(facts.version, facts.clock)
+            label = facts["name"]
+            why = _why_refused(facts["version"], facts["clock"])
             if why is not None:
                 return self._refuse(port.key, label, why)
-            link = await self._join(port, facts.id, facts.name, facts.slots)
+            link = await self._join(port, facts["id"], facts["name"], facts["slots"])
             self._refused.pop(port.key, None)
             await self._follow_reports(link)
         except Exception as error:  # whatever a node does, the engine and the others go on
@@ -835,7 +838,7 @@ class ClusterWall(HasImages):
             return
         del self._waits[node_id]
         for held in [one for one in self._held.values() if one.node == node_id]:
-            held.lose(f"its node {self._names.get(node_id, '')} is lost".replace("  ", " "))
+            held.lose(f"its node {self._names.get(node_id, node_id)} is lost")
 
     # -- images ------------------------------------------------------------------------------
 
@@ -1159,6 +1162,11 @@ class _Receiver:
 _SINK = {
     "output": "output", "progress": "progress", "file": "files", "data": "files", "call": "call"
 }  # fmt: skip
+
+_NEVER_CAME = (
+    "Sessions of an earlier start wait for it, and it is not in this cluster. Start it here, or "
+    "start the engine with the cluster of before."
+)
 
 _NO_LIMITS = Limits(0, 0, None, 0)
 

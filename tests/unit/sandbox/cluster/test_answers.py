@@ -32,7 +32,7 @@ REPORT = NodeReport(
 @pytest.mark.parametrize(
     "answer",
     [
-        NodeFacts("id", "name", "1", 2, 3.0),
+        NodeFacts(id="id", name="name", version="1", slots=2, clock=3.0),
         REPORT,
         [("output", "stdout", "text"), ("data", b"x"), ("ending", RunEnding(EndedBy.OK, "call"))],
         ({"image": "python"}, HeldState("c", (), "", "lost", False, False)),
