@@ -41,7 +41,7 @@ from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
-from fumehood.observe.metrics import Figure, node_figures
+from fumehood.observe.metrics import Figure, network_figures, node_figures
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
@@ -353,4 +353,5 @@ def _of_sight(made: Composition) -> Iterator[Figure]:
     if observer.spans is not None:
         yield Figure("traces_left_out", "Calls without spans, because there were too many.",
                      observer.spans.left_out, kind="counter")  # fmt: skip
+    yield from network_figures(observer.metrics.network)
     yield Figure("build_info", "The version of the engine.", {engine_version(): 1.0}, "version")

@@ -172,6 +172,7 @@ def test_alert_rules_and_dashboard_use_only_existing_metrics(daemon: Daemon) -> 
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
     expressions = {r["alert"]: r["expr"] for g in rules["groups"] for r in g["rules"]}
     assert expressions.pop("FumehoodNodeDown") == "fumehood_node_up == 0"  # of a cluster
+    assert expressions.pop("FumehoodSecretMisuse").endswith("[5m]) > 0")
     shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(shown) > 20
     named = {name for text in (*expressions.values(), *shown) for name in NAME.findall(text)}

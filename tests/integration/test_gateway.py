@@ -17,9 +17,11 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
 from fumehood.core.errors import InvalidParams
+from fumehood.core.tool import ToolDefinition
 from fumehood.gateway import addresses
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
@@ -78,12 +80,17 @@ async def engine(
         secrets={
             "api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY"),
             "lax": SecretSettings(env="API_KEY", hosts=(HOST,), inside="LAX", misuse="pass"),
+            "strict": SecretSettings(env="API_KEY", hosts=(HOST,), inside="STRICT", misuse="end"),
             "other": SecretSettings(env="API_KEY", hosts=("unasked.test",), inside="OTHER"),
         },
         container=ContainerSettings(images=LanguageImages(python="python-data")),
     )
     monkeypatch_module.setenv("API_KEY", SECRET)
-    engine = Engine(config=config)
+    reads = ToolDefinition(
+        name="read_it", description="Run a program that reads.", executor="code:python",
+        parameters={"properties": {"code": {"type": "string"}}}, network=(HOST,),
+    )  # fmt: skip
+    engine = Engine([reads], config=config)
     engine._made.upstreams.gateway._tls = ssl.create_default_context(
         cadata=their_authority.certificate
     )
@@ -293,7 +300,7 @@ async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_b
 ) -> None:
     upstream.script("/slow", Reply(held=True))
     code = f"fetch({url(upstream, '/slow')!r}, b'x')"
-    running = asyncio.ensure_future(run(engine, code, timeout_seconds=1))
+    running = asyncio.ensure_future(run(engine, code, timeout_seconds=3))
     approval = await waiting(engine)
     await decide(engine, approval, YES)
     answer = await running  # its time goes on while it is sent
@@ -419,6 +426,30 @@ async def test_attack_placeholder_anywhere_else_is_refused_and_recorded(
     assert not any(request.body or "fhs_" in request.target for request in upstream.requests)
     (row,) = (await engine.audit.page(before, 100))[:1]
     assert "net.refused" in row.body
+
+
+async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_so(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Twin: the right header. An alert fires, and a session goes on with its next call."""
+    session = await engine.sessions.create(engine.owner, image="python-data")
+    code = f"import os, time\nkey, url = os.environ['STRICT'], {url(upstream, '/')!r}\n"
+    fine = await run(engine, code + "fetch(url, X_Key=key)[0]", session_id=session.id)
+    assert fine.data["value"] == 200
+    answer = await run(
+        engine, code + "print('begun')\nfetch(url + key)\ntime.sleep(60)", session_id=session.id
+    )
+    assert answer.error is not None
+    assert (answer.error.code, answer.metadata.sandbox.ended_by) == ("SANDBOX_VIOLATION", "policy")
+    assert "placeholder of the secret 'strict'" in answer.error.message
+    assert answer.error.details["stdout"] == "begun\n"
+    assert used(answer).misused == 1
+    assert upstream.count("/") == 1
+    again = await run(engine, "6 * 7", session_id=session.id)
+    assert again.data["value"] == 42
+    alerts = {one.name: one for one in engine.alerts.look().alerts if one.tool is None}
+    assert alerts["secret_misuse"].firing
+    await engine.sessions.end(engine.owner, session.id)
 
 
 async def test_attack_placeholder_that_may_pass_goes_on_as_harmless_text(
@@ -589,6 +620,31 @@ async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(
     third = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
     assert third.data["value"] == 200
     assert len(upstream.requests) == 2
+
+
+async def test_session_agent_and_tool_ask_for_hosts_for_their_programs(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Control: without any of them the same program has no network."""
+    code = {"code": FETCH + f"fetch({url(upstream)!r})[0]"}
+    me = engine.owner
+    session = await engine.sessions.create(me, image="python-data", network=[HOST])
+    agent = Agent(id="reader", principals=(me.id,), network=(HOST,))
+    await engine.agents.create(agent, by=me, now=engine.now())
+    await engine.agents.bind("reader", Binding(tool="run_python"), by=me, now=engine.now())
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("run_python", {"session_id": session.id}),
+        ("run_python", {"agent_id": "reader"}),
+        ("read_it", {}),
+    ]
+    for tool, options in asked:
+        answer = await engine.call(tool, code, **options)
+        assert answer.error is None, answer.error
+        assert answer.data["value"] == 200
+        assert used(answer).hosts == {HOST: 1}
+    assert (await engine.call("run_python", code)).error is not None
+    assert session.network == (HOST,)
+    await engine.sessions.end(me, session.id)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from upstream import Reply, Upstream, running_upstream
 
 pytestmark = pytest.mark.anyio
 OURS, THEIRS = Authority(None), Authority(None)
+BY_DEFAULT = Decision(Verdict.ASK, "default: they ask")
 
 
 @pytest.fixture
@@ -61,22 +62,26 @@ async def proxy(
     *,
     is_public: bool = False,
     max_requests: int = 1000,
+    tunnels: tuple[str, ...] = (),
+    decision: Decision = BY_DEFAULT,
 ) -> AsyncIterator[tuple[Door, int]]:
     """A proxy on loopback, in front of servers there."""
-    settings = GatewaySettings(hosts=hosts, writes="allow", max_mb=1, max_requests=max_requests)
+    settings = GatewaySettings(
+        hosts=hosts, writes="allow", max_mb=1, max_requests=max_requests, tunnels=tunnels
+    )
     door = Door(
         hosts,
         settings,
-        lambda facts: Decision(Verdict.ASK, "default: they ask"),
+        lambda facts: decision,
         refuse_all,
         Placeholders({}, (), no_secret),
         forget,
     )
+    backend = CheckedBackend(() if is_public else hosts, "gateway.allowed_hosts")
     pool = httpcore2.AsyncConnectionPool(
-        ssl_context=ssl.create_default_context(cadata=THEIRS.certificate),
-        network_backend=CheckedBackend(() if is_public else hosts, "gateway.allowed_hosts"),
+        ssl_context=ssl.create_default_context(cadata=THEIRS.certificate), network_backend=backend
     )
-    serving = Proxy(door, OURS, pool)
+    serving = Proxy(door, OURS, pool, backend)
     async with (
         pool,
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
@@ -126,13 +131,13 @@ async def talk(port: int, *pieces: bytes) -> bytes:
 
 @asynccontextmanager
 async def tunnel(
-    port: int, authority: str, name: str | None = "localhost"
+    port: int, authority: str, name: str | None = "localhost", end: Authority = OURS
 ) -> AsyncIterator[anyio.abc.ByteStream]:
     """TLS through a tunnel, with this name in the handshake."""
     async with await anyio.connect_tcp("127.0.0.1", port) as stream:
         await stream.send(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
         assert b" 200 " in await stream.receive()
-        context = ssl.create_default_context(cadata=OURS.certificate)
+        context = ssl.create_default_context(cadata=end.certificate)
         context.check_hostname = False
         yield await TLSStream.wrap(
             stream, hostname=name, ssl_context=context, standard_compatible=False, server_side=False
@@ -236,6 +241,66 @@ async def test_tls_ends_here_and_the_names_must_agree(upstream_tls: Upstream) ->
             assert b" 403 " in answer
             assert b"did not ask for" in answer
     assert len(upstream_tls.requests) == 2
+
+
+async def test_tunnel_passes_unopened_to_the_host_that_its_tls_names(
+    upstream_tls: Upstream,
+) -> None:
+    """The client trusts the server's authority, and not the gateway's. Twin: without the setting
+    it meets the gateway's certificate.
+    """
+    place = f"localhost:{upstream_tls.port}"
+    request = (
+        f"POST /a HTTP/1.1\r\nHost: {place}\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+    )
+    async with proxy(tunnels=("localhost",)) as (door, port):
+        async with tunnel(port, place, end=THEIRS) as stream:
+            await stream.send(request.encode())
+            assert b" 200 " in await stream.receive()
+        report = door.use.report()
+        assert (report.requests, report.tunnels, report.denied) == (1, 1, 0)
+        assert report.bytes_out > len(request)
+    async with proxy() as (_, port):
+        with pytest.raises(ssl.SSLError):
+            async with tunnel(port, place, end=THEIRS):
+                pass
+
+
+@pytest.mark.parametrize("name", ["other.test", None])
+async def test_attack_tunnel_whose_tls_names_another_host_or_none_sends_nothing(
+    upstream_tls: Upstream, name: str | None
+) -> None:
+    async with proxy(tunnels=("localhost",)) as (door, port):
+        with pytest.raises((ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream)):
+            async with tunnel(port, f"localhost:{upstream_tls.port}", name, THEIRS):
+                pass
+        assert (door.use.denied, door.use.tunnels) == (1, 0)
+    assert upstream_tls.connections == 0
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01"])
+async def test_attack_what_is_no_tls_does_not_pass_a_tunnel(
+    upstream: Upstream, first: bytes
+) -> None:
+    place = f"localhost:{upstream.port}"
+    async with proxy(tunnels=("localhost",)) as (door, port):
+        answer = await talk(
+            port, f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode(), first
+        )
+        assert answer.count(b"HTTP/1.1") == 1  # nothing after the tunnel's own answer
+        assert door.use.tunnels == 0
+    assert upstream.connections == 0
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ASK, Verdict.DENY])
+async def test_tunnel_that_a_rule_asks_about_or_denies_is_refused(
+    upstream_tls: Upstream, verdict: Verdict
+) -> None:
+    place = f"localhost:{upstream_tls.port}"
+    async with proxy(tunnels=("localhost",), decision=Decision(verdict, "rule:one")) as (_, port):
+        answer = await talk(port, f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode())
+    assert b" 403 " in answer
+    assert upstream_tls.connections == 0
 
 
 async def test_server_with_a_wrong_certificate_gets_nothing() -> None:

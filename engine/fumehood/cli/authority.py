@@ -16,6 +16,7 @@ from fumehood.cli.options import (
     AsJson,
     ControlSocketPath,
     CredentialStdin,
+    Network,
     SocketPath,
     TokenFile,
     ToolName,
@@ -43,13 +44,16 @@ def create(
     agent_id: AgentId,
     description: Annotated[str, typer.Option(help="A description.")] = "",
     principal: Principals = None,
+    network: Network = None,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
     """Create an agent. It has no tools until you bind some."""
     principals = principal or [own_principal()]
     with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.agents.create(agent_id, description=description, principals=principals)
+        client.agents.create(
+            agent_id, description=description, principals=principals, network=network
+        )
 
 
 plain(

@@ -16,6 +16,7 @@ import typer
 
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, require_tool_name, say
 from fumehood.cli.options import (
+    Network,
     Packages,
     PlainCommand,
     SocketPath,
@@ -78,14 +79,7 @@ def call(
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory the tool may use.")] = None,
     package: Packages = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--network",
-            metavar="HOST",
-            help="A host that the program may reach, if the operator allows it; repeatable.",
-        ),
-    ] = None,
+    network: Network = None,
     agent: Annotated[str | None, typer.Option(help="The agent to make the call for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session to make the call in.")] = None,
     idempotency_key: Annotated[

@@ -58,6 +58,14 @@ Packages = Annotated[
         help="Add a package of the Python index, such as 'humanize>=4'. Repeatable.",
     ),
 ]
+Network = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network",
+        metavar="HOST",
+        help="A host that programs may reach, if the operator allows it. Repeatable.",
+    ),
+]
 ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 CallId = Annotated[str, typer.Argument(help="The call's id, call_….")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this agent.")]

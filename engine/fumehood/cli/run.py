@@ -19,7 +19,7 @@ import typer
 
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
-from fumehood.cli.options import Packages, SocketPath, read_bytes, read_text
+from fumehood.cli.options import Network, Packages, SocketPath, read_bytes, read_text
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.escaping import visible
@@ -77,6 +77,7 @@ def run(
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
     package: Packages = None,
+    network: Network = None,
     agent: Annotated[str | None, typer.Option(help="The agent to run it for.")] = None,
     session: Annotated[
         str | None, typer.Option(help="The session to run it in, or new for one that stays.")
@@ -120,7 +121,7 @@ def run(
     else:
         session = session_id_of(session, socket, as_json=as_json)
     asked: JsonObject = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
-    asked |= {"packages": package, "session_id": session}
+    asked |= {"packages": package, "network": network, "session_id": session}
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:

@@ -19,7 +19,7 @@ import typer
 from fumehood.answers import UnpackedArchive, WrittenFile
 from fumehood.approvals.wording import ago
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import AsJson, Packages, SocketPath, age, pages
+from fumehood.cli.options import AsJson, Network, Packages, SocketPath, age, pages
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
@@ -82,6 +82,7 @@ def new_session(
     cpus: Annotated[float | None, typer.Option(help="Processors for its programs.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
     package: Packages = None,
+    network: Network = None,
     durable: Annotated[
         bool, typer.Option("--durable", help="Save its files after each call.")
     ] = False,
@@ -98,7 +99,8 @@ def new_session(
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
-            packages=package, durable=durable or None, idle_seconds=idle, lifetime_seconds=lifetime,
+            packages=package, network=network, durable=durable or None, idle_seconds=idle,
+            lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:
         show_json(record.model_dump(mode="json"))

@@ -546,6 +546,7 @@ class AsyncControlAgents:
         *,
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
+        network: Iterable[str] | None = None,
     ) -> Agent:
         """Create an agent."""
         return await self._transport.send(
@@ -558,6 +559,7 @@ class AsyncControlAgents:
                     description=description,
                     principals=listed(principals),
                     is_enabled=is_enabled,
+                    network=listed(network),
                 ),
             )
         )
@@ -573,6 +575,7 @@ class AsyncControlAgents:
         *,
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
+        network: Iterable[str] | None = None,
     ) -> Agent:
         """Change the given fields of an agent; other fields and its tools stay."""
         return await self._transport.send(
@@ -582,7 +585,10 @@ class AsyncControlAgents:
                 "agents",
                 agent_id,
                 body=given(
-                    description=description, principals=listed(principals), is_enabled=is_enabled
+                    description=description,
+                    principals=listed(principals),
+                    is_enabled=is_enabled,
+                    network=listed(network),
                 ),
             )
         )

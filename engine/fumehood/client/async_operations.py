@@ -17,7 +17,7 @@ from fumehood.answers import (
 )
 from fumehood.approvals.model import Approval, ApprovalPage
 from fumehood.budgets.model import UsageTable
-from fumehood.client.api_request import ask, data_of, field_of, given, plain
+from fumehood.client.api_request import ask, data_of, field_of, given, listed, plain
 from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.call_log import CallPage
 from fumehood.core.session import SessionRecord, Snapshot
@@ -162,6 +162,7 @@ class AsyncCallerOperations:
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: list[str] | None = None,
+        network: Iterable[str] | None = None,
         durable: bool | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
@@ -183,6 +184,7 @@ class AsyncCallerOperations:
                     cpus=cpus,
                     disk_mb=disk_mb,
                     packages=packages,
+                    network=listed(network),
                     durable=durable,
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,

@@ -78,6 +78,10 @@ class NetworkReport(_Value):
     bytes_out: int
     hosts: dict[str, int]
     """Host → requests."""
+    tunnels: int = Field(default=0, exclude_if=not_)
+    """Connections that were passed on unopened."""
+    misused: int = Field(default=0, exclude_if=not_)
+    """Requests with the placeholder of a secret where it must not be."""
 
 
 class SandboxReport(_Value):

@@ -146,3 +146,4 @@ class ToolKeywords(TypedDict, total=False):
     is_active: bool
     fallback: str | None
     executor: str
+    network: Sequence[str]

@@ -22,7 +22,7 @@ from fumehood.core.limits import (
     MIN_DISK_MB,
 )
 from fumehood.core.names import IMAGE_NAME
-from fumehood.core.tool import Megabytes, Seconds
+from fumehood.core.tool import Megabytes, NetworkPatterns, Seconds
 
 MAKING_S = 300.0
 """Seconds that making a session may take: packages are installed, and it waits for a container."""
@@ -95,6 +95,8 @@ class SessionRecord(BaseModel):
     """Whether a call is in it now, or waits for it."""
     snapshots: tuple[Snapshot, ...] = ()
     """Copies of its files, oldest first."""
+    network: tuple[str, ...] = ()
+    """Hosts that its programs may reach, besides those that a call asks for."""
     durable: bool = False
     """Whether its files are saved after each call, and restored if its container is lost."""
     saved_at: AwareDatetime | None = None
@@ -181,6 +183,7 @@ class NewSession(BaseModel):
         json_schema_extra={"minimum": MIN_DISK_MB, "maximum": MAX_DISK_MB},
     )
     packages: Packages | None = None
+    network: NetworkPatterns = ()
     durable: bool = Field(
         default=False,
         description="Save its files after each call, and restore them if its container or node is "

@@ -75,7 +75,9 @@ class Readiness(_Value):
     """Number of circuits that are not closed. Anyone may read this, so services are not named."""
 
 
-AlertName = Literal["success_rate", "mean_duration", "p99_duration", "error_rate", "retry_rate"]
+AlertName = Literal[
+    "success_rate", "mean_duration", "p99_duration", "error_rate", "retry_rate", "secret_misuse"
+]
 
 
 class Alert(_Value):
@@ -88,8 +90,8 @@ class Alert(_Value):
     since: AwareDatetime | None
     """Since when it is firing."""
     value: float | None
-    """A share of all calls, or milliseconds, or None without calls. For `p99_duration` the share of
-    calls that took longer."""
+    """A share of all calls, milliseconds or, for `secret_misuse`, a number of requests; None
+    without calls. For `p99_duration` the share of calls that took longer."""
     threshold: float
     calls: int
     least_calls: int

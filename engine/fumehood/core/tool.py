@@ -12,11 +12,20 @@ from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
+from operator import not_
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
+from fumehood.core.hosts import network_pattern
 from fumehood.core.json_types import JsonObject, Written
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
@@ -280,6 +289,20 @@ class ResponseMapping(_Value):
         return self
 
 
+NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_pattern)]
+"""A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
+
+NetworkPatterns = Annotated[
+    tuple[NetworkHost, ...],
+    Field(
+        max_length=100,
+        strict=False,
+        description="Hosts that programs may reach, such as `api.example.org` or "
+        "`*.example.org:443`. `gateway.hosts` of the configuration says which are allowed.",
+    ),
+]
+
+
 class ToolDefinition(_Value):
     """One tool in one version. Every field has the mission's default.
 
@@ -341,6 +364,8 @@ class ToolDefinition(_Value):
     fallback: str | None = Field(default=None, pattern=TOOL_REFERENCE_PATTERN)
     # T6: how it runs
     executor: str = Field(default="", pattern=EXECUTOR_PATTERN)
+    # Left out where it is empty, as `response`.
+    network: NetworkPatterns = Field(default=(), exclude_if=not_)
 
     @model_validator(mode="before")
     @classmethod
@@ -363,6 +388,12 @@ class ToolDefinition(_Value):
         if not filled.get("id"):
             filled["id"] = f"{filled.get('name')}@{filled.get('version', '1.0.0')}"
         return filled
+
+    @model_validator(mode="after")
+    def _network_is_of_programs(self) -> Self:
+        if self.network and not self.executor.startswith("code:"):
+            raise ValueError("network is for programs, so for an executor code:…")
+        return self
 
     @property
     def version_key(self) -> tuple[Any, ...]:

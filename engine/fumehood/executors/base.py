@@ -114,6 +114,8 @@ class ToolRun:
     redactor: Redactor
     upstreams: Upstreams
     request: CallRequest
+    network: tuple[str, ...] = ()
+    """Hosts that the program may reach, as far as the operator allows them."""
     expected: str | None = None
     """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
     calls: ProgramCalls | None = None

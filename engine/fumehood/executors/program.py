@@ -15,7 +15,13 @@ from types import MappingProxyType
 
 import anyio
 
-from fumehood.core.errors import EndedBy, EngineError, InvalidParams, PermissionDenied
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    PermissionDenied,
+    SandboxViolation,
+)
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
@@ -94,6 +100,7 @@ class ProgramExecutor(Executor):
             session_id,
         )
         cancelled: list[RunEnding] = []
+        ending: RunEnding | None = None
         sent = program_arguments(arguments, self.language)
         has_tools = calls is not None and bool(calls.tools)
         if calls is not None and has_tools:
@@ -110,7 +117,10 @@ class ProgramExecutor(Executor):
                     call=calls.on_call if calls is not None and has_tools else None,
                 )  # fmt: skip
                 try:
-                    ending = await run.lease.run(self.language, sent, run.limits, sinks)
+                    with use.scope:
+                        ending = await run.lease.run(self.language, sent, run.limits, sinks)
+                    if ending is None:  # the gateway has ended it
+                        ending = replace(cancelled[0], ended_by=EndedBy.POLICY)
                 finally:
                     if calls is not None:
                         await calls.close()
@@ -140,7 +150,7 @@ async def _network(
 ) -> AsyncIterator[tuple[NetworkUse, Network | None, Mapping[str, str]]]:
     """Give the program the network that its call asks for, and the variables for it."""
     options, calls = run.request.options, run.calls
-    if not options.network or calls is None:
+    if not run.network or calls is None:
         yield NetworkUse(), None, {}
         return
     gateway = run.upstreams.gateway
@@ -150,7 +160,7 @@ async def _network(
             "retry."
         )
     async with gateway.door(
-        options.network, calls.ask, calls.cancel, run.redactor, tool=run.tool.definition.name,
+        run.network, calls.ask, calls.cancel, run.redactor, tool=run.tool.definition.name,
         call_id=run.request.call_id, principal_id=run.domain.principal_id,
         agent_id=options.agent_id, session_id=run.domain.session_id,
     ) as (door, network):  # fmt: skip
@@ -178,8 +188,14 @@ def _outcome(
         fields["session"] = session_fields(session_id, ending)
     if run.calls is not None and run.calls.tools:
         fields["tool_calls"] = run.calls.report
-    error = None
-    if ending.ended_by is not EndedBy.OK:
+    error: EngineError | None = None
+    if use.ended_for is not None and ending.ended_by is EndedBy.POLICY:
+        error = SandboxViolation(
+            f"The program put the placeholder of the secret {use.ended_for!r} where it must not "
+            "be, so it was ended.",
+            details=fields,
+        )
+    elif ending.ended_by is not EndedBy.OK:
         error = _error(tool, ending, failure, limits, fields, subject)
     return Outcome(
         ended_by=ending.ended_by,
@@ -197,7 +213,7 @@ def _outcome(
             + (state_words(ending) if session_id is not None else ())
             + use.warnings()
         ),
-        network=use.report() if run.request.options.network else None,
+        network=use.report() if run.network else None,
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )

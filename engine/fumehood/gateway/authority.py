@@ -116,6 +116,29 @@ class Authority:
         return context
 
 
+def server_name(hello: bytes) -> str | None:
+    """Return the name in the beginning of a client's TLS handshake; "" if it has none, or is no
+    TLS; None if more of it is needed.
+    """
+    found: list[str] = []
+
+    def note(_: ssl.SSLObject, asked: str | None, __: ssl.SSLContext) -> int:
+        found.append((asked or "").lower().removesuffix("."))
+        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = note
+    incoming = ssl.MemoryBIO()
+    incoming.write(hello)
+    try:
+        context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
+    except ssl.SSLWantReadError:
+        return None
+    except ssl.SSLError:
+        pass
+    return found[0] if found else ""
+
+
 _SIGNS_CERTIFICATES = x509.KeyUsage(
     key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
     key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,

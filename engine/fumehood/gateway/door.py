@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import EngineError
 from fumehood.core.hosts import network_matches
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.gateway.placeholders import BodyWatch, Placeholders
-from fumehood.gateway.request import ProgramRequest, Refusal
+from fumehood.gateway.request import TUNNEL, Place, ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.framing import MAX_OPEN_CALLS
@@ -59,11 +61,17 @@ class NetworkUse:
     requests: int = 0
     denied: int = 0
     held: int = 0
+    tunnels: int = 0
+    misused: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     hosts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     """Why requests were refused → how often."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Within it the program runs."""
+    ended_for: str | None = None
+    """The secret for whose misuse the program was ended."""
 
     def report(self) -> NetworkReport:
         """Return the part of the envelope."""
@@ -74,6 +82,8 @@ class NetworkUse:
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
             hosts=dict(self.hosts),
+            tunnels=self.tunnels,
+            misused=self.misused,
         )
 
     def warnings(self) -> tuple[str, ...]:
@@ -140,8 +150,9 @@ class Door:
         decision = self._decide(request.facts())
         is_default = decision.rule.startswith("default:")
         verdict = decision.verdict
-        if is_default:
-            verdict = Verdict.ALLOW if request.is_read else Verdict(self._settings.writes)
+        if is_default:  # the operator has named what passes unopened
+            is_known = request.is_read or request.method == TUNNEL
+            verdict = Verdict.ALLOW if is_known else Verdict(self._settings.writes)
         if verdict is Verdict.DENY:
             why = decision.reason or f"by {'the setting' if is_default else decision.rule}"
             raise self.refused(
@@ -150,6 +161,10 @@ class Door:
                 f"{request.method} {place.authority} is not allowed: {why}.",
             )
         return verdict is Verdict.ALLOW
+
+    def is_tunnel(self, place: Place) -> bool:
+        """Whether connections to a place pass unopened."""
+        return network_matches(place.host, place.port, self._settings.tunnels)
 
     def count(self) -> None:
         """Count a request, a tunnel, or what is neither. Raises Refusal if there may be no more."""
@@ -192,7 +207,13 @@ class Door:
         return BodyWatch(self.placeholders)
 
     def misused(self, name: str) -> Refusal:
-        """Count a request with a placeholder where it must not be, and return its refusal."""
+        """Count a request with a placeholder where it must not be, and return its refusal. It may
+        end the program.
+        """
+        self.use.misused += 1
+        if self.placeholders.ends_program(name):
+            self.use.ended_for = name
+            self.use.scope.cancel()
         return self.refused(
             403, "PERMISSION_DENIED",
             f"The placeholder of the secret {name!r} may only be in headers of requests to the "

@@ -53,6 +53,12 @@ class Placeholders:
             if settings.inside is not None
         }
 
+    def ends_program(self, name: str) -> bool:
+        """Whether the misuse of a secret ends the program."""
+        return any(
+            settings.misuse == "end" for one, settings in self._bound.values() if one == name
+        )
+
     def misused(self, request: ProgramRequest) -> str | None:
         """Return the name of a secret whose placeholder is where it must not be, or None."""
         names = b"\n".join(name for name, _ in request.headers)

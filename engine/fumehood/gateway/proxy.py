@@ -20,8 +20,8 @@ import h11
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
-from fumehood.gateway.addresses import CHECKED_CONNECTION, drop_what_follows
-from fumehood.gateway.authority import Authority
+from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
+from fumehood.gateway.authority import Authority, server_name
 from fumehood.gateway.door import REFUSED, SENT, Door
 from fumehood.gateway.request import (
     Place,
@@ -159,11 +159,16 @@ class Proxy:
     """Serves the connections of one call's program."""
 
     def __init__(
-        self, door: Door, authority: Authority, upstream: httpcore2.AsyncConnectionPool
+        self,
+        door: Door,
+        authority: Authority,
+        upstream: httpcore2.AsyncConnectionPool,
+        backend: CheckedBackend,
     ) -> None:
         self._door = door
         self._authority = authority
         self._upstream = upstream
+        self._backend = backend
 
     async def serve(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
         """Serve one connection until it ends. `port` pauses the program's clock."""
@@ -215,7 +220,11 @@ class Proxy:
             raise malformed("CONNECT needs a host and a port")
         place = Place.of("https", authority)
         await peer.event()  # its end: CONNECT has no body
-        await peer.send(h11.Response(status_code=200, headers=[], reason="Connection established"))
+        established = h11.Response(status_code=200, headers=[], reason="Connection established")
+        if self._door.is_tunnel(place):
+            await self._pass_unopened(peer, ProgramRequest.tunnel(place), established)
+            return
+        await peer.send(established)
         before = peer.http.trailing_data[0] or await peer.stream.receive(PIECE_BYTES)
         stream: anyio.abc.ByteStream = _Prefixed(before, peer.stream)
         if before.startswith(TLS_RECORD):
@@ -226,6 +235,42 @@ class Proxy:
         else:
             place = Place("http", place.host, place.port)
         await self._serve(_Peer(stream, peer.port), place)
+
+    async def _pass_unopened(
+        self, peer: _Peer, request: ProgramRequest, established: h11.Response
+    ) -> None:
+        """Judge a connection by the name in its TLS, and pass its bytes on."""
+        door, place = self._door, request.place
+        try:
+            if not door.judge(request):
+                raise door.refused(
+                    403, "PERMISSION_DENIED", f"What passes {place.authority} unopened cannot be "
+                    "shown to a human.",
+                )  # fmt: skip
+            await door.note(SENT, request)
+            peer.has_answered = True
+            await peer.send(established)
+            hello = peer.http.trailing_data[0]
+            while (name := server_name(hello)) is None and len(hello) < MAX_HEAD_BYTES:
+                hello += await peer.stream.receive(PIECE_BYTES)
+            if name != place.host:
+                raise door.refused(
+                    403, "PERMISSION_DENIED",
+                    f"What passes {place.authority} unopened must be TLS for this name.",
+                )  # fmt: skip
+            try:
+                upstream = await self._backend.connect_tcp(place.host, place.port, CONNECT_S)
+            except EngineError as error:
+                raise door.refused(502, error.code, error.message) from None
+            door.use.tunnels += 1
+            try:
+                await self._relay(peer, upstream, hello)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await upstream.aclose()
+        except Refusal as refusal:
+            await door.note(REFUSED, request, why=refusal.message)
+            raise
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
         """Judge a request, send it, and pass the answer on."""
@@ -283,7 +328,10 @@ class Proxy:
 
         length = request.length if length is None else length
         place = request.place
-        own, values = await self._door.placeholders.put_in(request)
+        try:
+            own, values = await self._door.placeholders.put_in(request)
+        except Refusal as refusal:
+            raise self._door.refused(refusal.status, refusal.code, refusal.message) from None
         headers = [(b"host", place.authority.encode()), *own]
         if request.is_upgrade:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
@@ -340,7 +388,8 @@ class Proxy:
         if answer.status == 101:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
             await peer.send(h11.InformationalResponse(status_code=101, headers=headers))
-            await self._relay(peer, answer.extensions["network_stream"])
+            upstream = answer.extensions["network_stream"]
+            await self._relay(peer, upstream, peer.http.trailing_data[0])
             return
         await peer.send(h11.Response(status_code=answer.status, headers=headers))
         stream, count, total = values.stream(), 0, 0
@@ -356,16 +405,17 @@ class Proxy:
         rest = stream.finish().encode("latin-1")
         await peer.send(h11.Data(data=rest), h11.EndOfMessage())
 
-    async def _relay(self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream) -> None:
-        """Pass the bytes of a WebSocket on, both ways, until either side ends it."""
+    async def _relay(
+        self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream, data: bytes
+    ) -> None:
+        """Pass bytes on, both ways, until either side ends it. `data` are the program's first."""
         upstream.get_extra_info(CHECKED_CONNECTION).relay()
 
         import httpcore2
 
         ended = (*BROKEN, Refusal, httpcore2.NetworkError)
 
-        async def there(group: anyio.abc.TaskGroup) -> None:
-            data = peer.http.trailing_data[0]
+        async def there(group: anyio.abc.TaskGroup, data: bytes) -> None:
             with suppress(*ended):
                 while True:
                     if data:
@@ -375,7 +425,7 @@ class Proxy:
             group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(there, group)
+            group.start_soon(there, group, data)
             with suppress(*ended):
                 while data := await upstream.read(PIECE_BYTES):
                     self._door.received(len(data))

@@ -18,6 +18,9 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 WEBSOCKET = "WEBSOCKET"
 """How rules and approvers see a request to open a WebSocket."""
 
+TUNNEL = "TUNNEL"
+"""How rules see a connection that is passed on unopened."""
+
 _OVERRIDES = frozenset({
     b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url",
     b"x-rewrite-url",
@@ -89,6 +92,11 @@ class ProgramRequest:
     """Bytes of the body, or None if it is sent in chunks."""
     is_upgrade: bool
     """Whether it asks for a WebSocket."""
+
+    @classmethod
+    def tunnel(cls, place: Place) -> ProgramRequest:
+        """Return what is judged of a connection that is passed on unopened."""
+        return cls(TUNNEL, place, "", (), 0, is_upgrade=False)
 
     @property
     def url(self) -> str:

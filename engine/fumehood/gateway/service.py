@@ -135,8 +135,8 @@ class Gateway:
         bound = secrets_for(self._secrets.settings, tool, patterns)
         placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
         door = Door(patterns, self._settings, decide, ask, placeholders, record)
-        authority, pool = self._certificates(), self._connections()
-        proxy = Proxy(door, authority, pool)
+        authority, (pool, backend) = self._certificates(), self._connections()
+        proxy = Proxy(door, authority, pool, backend)
         served: set[asyncio.Task[None]] = set()
 
         async def serve(connection: Connection, port: CallPort) -> None:
@@ -174,8 +174,10 @@ class Gateway:
                 ) from None
         return self._authority
 
-    def _connections(self) -> httpcore2.AsyncConnectionPool:
-        """Return the connections of one call: no answer on them can be for another one."""
+    def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, CheckedBackend]:
+        """Return the connections of one call, and what makes them: no answer on them can be for
+        another one.
+        """
         import httpcore2
 
         from fumehood.gateway.addresses import CheckedBackend
@@ -184,10 +186,11 @@ class Gateway:
             self._tls = httpcore2.default_ssl_context()
         if self._backend is None:
             self._backend = CheckedBackend(self._settings.allowed_hosts, "gateway.allowed_hosts")
-        return httpcore2.AsyncConnectionPool(
+        pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls,
             max_connections=None,  # each program has a bounded number
             max_keepalive_connections=MAX_IDLE_CONNECTIONS,
             keepalive_expiry=IDLE_S,
             network_backend=self._backend,
         )
+        return pool, self._backend

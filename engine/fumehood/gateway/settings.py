@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from fumehood.core.hosts import network_pattern
+from fumehood.core.tool import NetworkHost
 from fumehood.registry.secrets import HostPattern
-
-NetworkHost = Annotated[str, AfterValidator(network_pattern)]
-"""A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
 
 
 class GatewaySettings(BaseModel):
@@ -20,6 +17,9 @@ class GatewaySettings(BaseModel):
 
     hosts: tuple[NetworkHost, ...] = ()
     """The most that a program gets. Each call names those that it needs."""
+    tunnels: tuple[NetworkHost, ...] = ()
+    """Those of them whose TLS passes through unopened, for clients that pin certificates: only the
+    host's name is judged, and no secret is put in."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Those of them that may have addresses that are not public."""
     writes: Literal["ask", "deny", "allow"] = "ask"

@@ -236,6 +236,7 @@ def _all_agents(connection: Connection) -> list[Agent]:
             description=row["description"],
             principals=tuple(row["principals"]),
             is_enabled=row["is_enabled"],
+            network=tuple(row["network"] or ()),
         )
         for row in rows
     ]

@@ -23,6 +23,7 @@ from fumehood.core.call_log import Moment
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
+from fumehood.core.tool import NetworkPatterns
 
 MAX_CONFIGURED = 100
 """Maximum number of arguments that one binding may fix, or for which it may have a default."""
@@ -48,6 +49,7 @@ class AgentFields(_Strict):
     description: Description = ""
     principals: Principals = ()
     is_enabled: bool = True
+    network: NetworkPatterns = ()
 
 
 class Agent(AgentFields):

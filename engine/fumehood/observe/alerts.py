@@ -1,4 +1,4 @@
-"""Alerts: five thresholds for the calls of the last minutes, of the engine and of each tool.
+"""Alerts: six thresholds for the calls of the last minutes, of the engine and of each tool.
 
 Host side. The counters are in memory, so after a restart the windows are empty and no alert is
 firing. Invariants: an alert fires once and is resolved once; to be resolved, the value must come
@@ -45,6 +45,7 @@ class Totals(NamedTuple):
     retries: float
     slow: float
     total_s: float
+    misused: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Rule:
     is_least: bool = False
     least_calls: int = 0
     """Minimum number of calls in a window for the alert to fire."""
+    is_grave: bool = False
+    """Whether one call is enough."""
 
     def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
         """Whether the value is bad, or not yet better than the threshold by the part `by`."""
@@ -70,7 +73,7 @@ class Rule:
 
 
 def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
-    """Return the five thresholds by the names of their alerts."""
+    """Return the thresholds by the names of their alerts."""
     return MappingProxyType(
         {
             "success_rate": Rule(
@@ -102,6 +105,13 @@ def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
                 settings.max_retry_rate,
                 "There were {value:.1%} as many retries as calls (at most {threshold:.1%}).",
             ),
+            "secret_misuse": Rule(
+                lambda t: t.misused,
+                0,
+                "{value:.0f} requests of programs had the placeholder of a secret where it must "
+                "not be (at most {threshold:.0f}).",
+                is_grave=True,
+            ),
         }
     )
 
@@ -131,7 +141,10 @@ class Alerts:
         if not self._settings.enabled:
             return
         now, is_slow = self._monotonic(), call.duration_s > self._slow_s
-        values = 1, call.code == "OK", call.is_fault, call.retries, is_slow, call.duration_s
+        misused = call.network.misused if call.network is not None else 0
+        values = (
+            1, call.code == "OK", call.is_fault, call.retries, is_slow, call.duration_s, misused,
+        )  # fmt: skip
         self._windows[None].add(now, *values)
         if call.tool is None or not self._settings.per_tool:
             return
@@ -179,7 +192,7 @@ class Alerts:
         """Compare one value with its threshold. If the alert fires or is resolved, note that."""
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None
-        least_calls = max(self._settings.min_calls, rule.least_calls)
+        least_calls = 1 if rule.is_grave else max(self._settings.min_calls, rule.least_calls)
         if value is None:
             is_firing = False
         elif since is not None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fumehood.core.envelope import NetworkReport
 from fumehood.core.status import NodeRecord, NodeState
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class EndedCall:
     retries: int = 0
     ended_by: str | None = None
     approval_s: float | None = None
+    network: NetworkReport | None = None
 
 
 class Histogram:
@@ -107,6 +109,8 @@ class CallMetrics:
         self.tools: dict[str, ToolMetrics] = {}
         self.endings: Counter[str] = Counter()
         self.approvals = Histogram(APPROVAL_BUCKETS_S)
+        self.network: Counter[str] = Counter()
+        """Sums of what programs sent, by the fields of NetworkReport."""
 
     def add(self, call: EndedCall) -> None:
         """Count one call. Runs on every call, so it must stay cheap."""
@@ -121,6 +125,8 @@ class CallMetrics:
             self.endings[call.ended_by] += 1
         if call.approval_s is not None:
             self.approvals.add(call.approval_s)
+        if call.network is not None:
+            self.network.update(call.network.model_dump(exclude={"hosts"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,20 @@ class Figure:
     """One value, or a mapping of the values of `label` to the metric's values."""
     label: str | None = None
     kind: Literal["gauge", "counter"] = "gauge"
+
+
+def network_figures(sums: Mapping[str, int]) -> Iterator[Figure]:
+    """Yield the figures of the requests of programs."""
+    for name, words in (
+        ("requests", "Requests of programs, refused ones, too."),
+        ("denied", "Requests of programs that the gateway refused."),
+        ("held", "Requests of programs that waited for a human."),
+        ("misused", "Requests with the placeholder of a secret where it must not be."),
+    ):
+        yield Figure(f"gateway_{name}", words, sums.get(name, 0), kind="counter")
+    passed = {"in": float(sums.get("bytes_in", 0)), "out": float(sums.get("bytes_out", 0))}
+    words = "Bytes of the requests of programs and of their answers."
+    yield Figure("gateway_bytes", words, passed, "direction", "counter")
 
 
 def node_figures(nodes: Iterable[NodeRecord]) -> Iterator[Figure]:
@@ -217,4 +237,7 @@ def _family(figure: Figure) -> Metric:
     return family  # type: ignore[no-any-return]
 
 
-__all__ = ["OTHER", "UNKNOWN", "CallMetrics", "EndedCall", "Figure", "exposition", "node_figures"]
+__all__ = [
+    "OTHER", "UNKNOWN", "CallMetrics", "EndedCall", "Figure", "exposition", "network_figures",
+    "node_figures",
+]  # fmt: skip

@@ -32,7 +32,7 @@ async def execute(
     `run_call` is the pipeline's entry, for the calls that a program makes.
     """
     permitted, tools = admitted.permitted, call.tools
-    has_calls = tools is not None or permitted.request.options.network
+    has_calls = tools is not None or admitted.plan.network
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -45,6 +45,7 @@ async def execute(
         redactor=services.redactor,
         upstreams=services.upstreams,
         request=permitted.request,
+        network=admitted.plan.network,
         expected=admitted.expected,
         calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
     )

@@ -41,6 +41,8 @@ class Plan:
     """The call's session, even if its tool runs outside of the session's container."""
     image: str | None = None
     """The image of the container in which it runs, or None if the wall has no images."""
+    network: tuple[str, ...] = ()
+    """Hosts that the program may reach, as far as the operator allows them."""
     upstream: str | None = None
     """The service that the tool calls, as `circuits.breaker.upstream_of` names it, or None."""
 
@@ -180,7 +182,10 @@ def make_plan(
         image = session.image
     elif language is not None and isinstance(wall, HasImages):
         image = wall.image_for(language)
-    return Plan(placement, limits, wall, executor, warnings, session, image, upstream)
+    network = permitted.validated.resolved.network
+    if session is not None and placement.is_of_session and language is not None:
+        network += session.network
+    return Plan(placement, limits, wall, executor, warnings, session, image, network, upstream)
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:

@@ -114,6 +114,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
             retries=metadata.retry_count,
             ended_by=metadata.sandbox.ended_by.value if metadata.sandbox is not None else None,
             approval_s=waited_s,
+            network=metadata.sandbox.network if metadata.sandbox is not None else None,
         )
     )
     spans = services.observer.spans

@@ -29,6 +29,8 @@ class ResolvedCall:
     tool: RegisteredTool
     warnings: tuple[str, ...]
     binding: Binding | None = None
+    network: tuple[str, ...] = ()
+    """Hosts that the call, its tool and its agent ask for."""
 
 
 def resolve(
@@ -65,7 +67,12 @@ def resolve(
     if not definition.is_active:
         raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
     ends = definition.deprecated or definition.sunset_date is not None
-    return ResolvedCall(request, tool, _deprecation(definition, now) if ends else (), binding)
+    network = request.options.network or ()
+    if definition.executor.startswith("code:"):
+        agent = agents.find(agent_id) if agent_id is not None else None
+        network = (*network, *definition.network, *(agent.network if agent is not None else ()))
+    warnings = _deprecation(definition, now) if ends else ()
+    return ResolvedCall(request, tool, warnings, binding, tuple(network))
 
 
 def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:

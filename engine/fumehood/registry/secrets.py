@@ -90,9 +90,10 @@ class SecretSettings(BaseModel):
     hosts: tuple[HostPattern, ...] = Field(min_length=1)
     inside: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
     """The variable by which programs have its placeholder."""
-    misuse: Literal["refuse", "pass"] = "refuse"
+    misuse: Literal["refuse", "end", "pass"] = "refuse"
     """What happens to a request with the placeholder anywhere else than in a header to one of the
-    hosts: it is refused, or passed on as it is, without the value."""
+    hosts: it is refused, with `end` its program is ended besides, or it is passed on as it is,
+    without the value."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:

@@ -19,6 +19,7 @@ from typing import Protocol
 import anyio
 
 from fumehood.core.errors import EndedBy, InvalidParams
+from fumehood.core.hosts import network_pattern
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
@@ -83,6 +84,7 @@ class Session:
     disk_mb: int | None
     cpus: float | None
     packages: tuple[str, ...]
+    network: tuple[str, ...]
     container: SessionContainer
     idle_s: float
     lifetime_s: float
@@ -192,6 +194,7 @@ class Session:
             disk_mb=self.disk_mb,
             cpus=self.cpus,
             packages=self.packages,
+            network=self.network,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
             expires_at=last_end if self.users or self.disk_mb else min(idle_end, last_end),
@@ -248,6 +251,7 @@ class SessionRequest:
     disk_mb: int | None
     cpus: float | None
     packages: tuple[str, ...]
+    network: tuple[str, ...]
     idle_s: float
     lifetime_s: float
     durable: bool = False
@@ -274,6 +278,7 @@ def make_request(
     disk_mb: int | None,
     cpus: float | None,
     packages: Sequence[str],
+    network: Sequence[str],
     idle_s: float | None,
     lifetime_s: float | None,
     durable: bool,
@@ -304,6 +309,12 @@ def make_request(
     ):
         if wish is not None and not least <= wish <= most:
             raise InvalidParams(f"{key} must be from {least:g} to {most:g} here.", fields=[key])
+    for one in network:
+        try:
+            network_pattern(one)
+        except ValueError as error:
+            fault = f"The host {one[:100]!a} of network {error}."
+            raise InvalidParams(fault, fields=["network"]) from None
     usual_mb = min(offered.default_memory_mb or offered.min_memory_mb, most_mb)
     return SessionRequest(
         name=name,
@@ -312,6 +323,7 @@ def make_request(
         disk_mb=disk_mb,
         cpus=cpus,
         packages=tuple(packages),
+        network=tuple(network),
         idle_s=idle_s or settings.idle_seconds,
         lifetime_s=lifetime_s or longest_s,
         durable=durable,

@@ -120,6 +120,7 @@ AGENTS = Table(
     Column("principals", JSON, nullable=False),
     Column("is_enabled", Boolean, nullable=False),
     Column("created_at", _TEXT, nullable=False),
+    Column("network", JSON(none_as_null=True)),
 )
 
 BINDINGS = Table(
@@ -233,6 +234,7 @@ SESSIONS = Table(
     Column("packages", JSON(none_as_null=True)),
     Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
+    Column("network", JSON(none_as_null=True)),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -591,6 +593,11 @@ STEPS: tuple[Step, ...] = (
     # The call log stores what a program sent through the gateway.
     _sql(
         "ALTER TABLE calls ADD COLUMN network JSON",
+    ),
+    # Agents and sessions ask for hosts.
+    _sql(
+        "ALTER TABLE agents ADD COLUMN network JSON",
+        "ALTER TABLE sessions ADD COLUMN network JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

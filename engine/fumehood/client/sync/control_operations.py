@@ -538,6 +538,7 @@ class ControlAgents:
         *,
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
+        network: Iterable[str] | None = None,
     ) -> Agent:
         """Create an agent."""
         return self._transport.send(
@@ -550,6 +551,7 @@ class ControlAgents:
                     description=description,
                     principals=listed(principals),
                     is_enabled=is_enabled,
+                    network=listed(network),
                 ),
             )
         )
@@ -565,6 +567,7 @@ class ControlAgents:
         *,
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
+        network: Iterable[str] | None = None,
     ) -> Agent:
         """Change the given fields of an agent; other fields and its tools stay."""
         return self._transport.send(
@@ -574,7 +577,10 @@ class ControlAgents:
                 "agents",
                 agent_id,
                 body=given(
-                    description=description, principals=listed(principals), is_enabled=is_enabled
+                    description=description,
+                    principals=listed(principals),
+                    is_enabled=is_enabled,
+                    network=listed(network),
                 ),
             )
         )
