@@ -30,6 +30,9 @@ VARIABLE = "FUMEHOOD_ATTACK_CANARY"
 KNOCK_BYTES = 32
 """Bytes of the knock."""
 
+HEARD_BYTES = 4096
+"""Bytes of a connection that are searched for the knock: it may be within a request."""
+
 KNOCK_PATIENCE_S = 1.0
 """Seconds to wait for a connection or its knock."""
 
@@ -209,7 +212,7 @@ class Bait:
 
     def _hear(self, where: str, said: bytes) -> None:
         # Other programs may also connect: only a connection with the knock counts.
-        if said == self.knock.encode():
+        if self.knock.encode() in said:
             self._heard.append(where)
 
 
@@ -227,7 +230,7 @@ def _hear(
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(KNOCK_PATIENCE_S)
-                    tell(names[listener], connection.recv(KNOCK_BYTES))
+                    tell(names[listener], connection.recv(HEARD_BYTES))
 
 
 def _other_addresses() -> Iterator[str]:

@@ -260,9 +260,12 @@ class _Trial:
         attack, standing = self._attack, self._standing
         limits = Limits(attack.wall_s, 60.0, standing.memory_mb, attack.output_bytes)
         arguments = arguments_of(attack.language, self._bait.fill(code))
+        if standing.environment:
+            variables = standing.environment.items()
+            arguments["env"] = [{"name": name, "value": value} for name, value in variables]
         async with standing.wall.lease(domain, fresh=False, memory_mb=standing.memory_mb) as lease:
             with anyio.move_on_after(attack.wall_s + PATIENCE_S):
-                return await lease.run(attack.language.value, arguments, limits)
+                return await lease.run(attack.language.value, arguments, limits, standing.sinks)
         return None
 
     def _judge(self, ending: RunEnding | None, took_s: float) -> None:
@@ -275,6 +278,7 @@ class _Trial:
         if took_s > attack.wall_s + GRACE_S:
             faults.append(f"it took {took_s:.1f} s by the host's clock")
         lost = self._bait.losses("" if ending is None else said_in(ending))
+        lost += self._standing.losses()
         faults += lost
         if not lost:
             self._looked.seen.append("the bait is untouched")

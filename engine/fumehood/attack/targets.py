@@ -12,11 +12,13 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fumehood.attack.attack import JAILED, Language
+from fumehood.attack.bait import VARIABLE
 from fumehood.attack.scorecard import Verdict, WallCard
+from fumehood.attack.service import running_service
 from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
@@ -24,9 +26,9 @@ from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process import wall as process_walls
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
-from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 
-WALLS = ("interpreter", "jail", "container")
+WALLS = ("interpreter", "jail", "container", "gateway")
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
 """Prefix of containerd's names for the same runtimes: `io.containerd.runc.v2` is also runc."""
@@ -49,12 +51,18 @@ async def targets_of(
         found.append(interpreter_target())
     if "jail" in walls:
         found.append(jail_target())
-    if "container" in walls:
-        found += await _containers(Docker(environment), runtime)
+    for wall, target in (("container", container_target), ("gateway", gateway_target)):
+        if wall in walls:
+            found += await _containers(Docker(environment), runtime, wall, target)
     return found
 
 
-async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallCard]:
+async def _containers(
+    docker: Docker,
+    wanted: str | None,
+    wall: str,
+    target: Callable[[str, Docker, FindImage], Target],
+) -> list[Target | WallCard]:
     try:
         registered = [
             str(name)
@@ -62,16 +70,14 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
             if not str(name).startswith(ALIASES)
         ]
     except DockerError as error:
-        return [
-            WallCard("container", wanted, Verdict.UNTRIED, error.message, error.remedy, 0.0, ())
-        ]
+        return [WallCard(wall, wanted, Verdict.UNTRIED, error.message, error.remedy, 0.0, ())]
     if wanted is not None:
         # Requested by name: if it is missing, that is reported as for any wall.
-        return [container_target(wanted, docker, find_image)]
+        return [target(wanted, docker, find_image)]
     return [
-        *(container_target(name, docker, find_image) for name in sorted(registered)),
+        *(target(name, docker, find_image) for name in sorted(registered)),
         *(
-            WallCard("container", name, Verdict.ABSENT, NOT_REGISTERED, REGISTER, 0.0, ())
+            WallCard(wall, name, Verdict.ABSENT, NOT_REGISTERED, REGISTER, 0.0, ())
             for name in OFFERED
             if name not in registered
         ),
@@ -137,6 +143,11 @@ class Standing:
     containers: Containers | None = None
     sees_processes: bool = True
     """Whether the host's process table shows the program's processes."""
+    sinks: RunSinks = NO_SINKS
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the programs."""
+    losses: Callable[[], list[str]] = list
+    """Describes what got through since the last call, besides the bait."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Standing]]
@@ -226,6 +237,32 @@ def container_target(
             )
 
     return Target("container", opened, runtime, is_gvisor)
+
+
+def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
+    """Return the gateway, for programs in containers of one runtime. They may read from a service,
+    and from names of this host, which no program reaches: its addresses are not public.
+    """
+    containers = container_target(runtime, docker, find_image)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Standing]:
+        from fumehood.gateway.trial import trial_gateway  # not at the top: it needs TLS
+
+        async with containers.open() as standing:
+            with running_service() as service:
+                open_to = [service.authority]
+                async with trial_gateway([*open_to, "localhost"], open_to, VARIABLE) as (
+                    network, variables,
+                ):  # fmt: skip
+                    yield replace(
+                        standing,
+                        sinks=RunSinks(network=network),
+                        environment={**variables, "OPEN": f"http://{service.authority}"},
+                        losses=service.losses,
+                    )
+
+    return replace(containers, wall="gateway", open=opened)
 
 
 def _sees_everybody() -> bool:

@@ -34,9 +34,10 @@ def attack(walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: b
     unknown = [wall for wall in walls if wall not in WALLS]
     if unknown:
         fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
-    if runtime is not None and walls and "container" not in walls:
-        fail("--runtime needs the container wall.", ExitCode.USAGE)
-    chosen = tuple(walls) or (("container",) if runtime is not None else WALLS)
+    of_runtimes = ("container", "gateway")
+    if runtime is not None and walls and not {*of_runtimes} & {*walls}:
+        fail("--runtime needs the container wall, or the gateway.", ExitCode.USAGE)
+    chosen = tuple(walls) or (of_runtimes if runtime is not None else WALLS)
     scorecard = _run(chosen, runtime, quick=quick)
     if as_json:
         show_json(scorecard.as_document())

@@ -8,6 +8,7 @@ from fumehood.attack.corpus import (
     container_guest,
     container_host,
     container_kernel,
+    gateway,
     interpreter,
     jail,
 )
@@ -21,6 +22,7 @@ _BY_WALL: dict[str, tuple[Attack, ...]] = {
         *container_kernel.ATTACKS,
         *container_guest.ATTACKS,
     ),
+    "gateway": gateway.ATTACKS,
 }
 
 

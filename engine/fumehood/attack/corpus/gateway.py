@@ -1,0 +1,128 @@
+"""Programs with network that try to get more of it: other hosts, writes, and a secret's value.
+
+`OPEN` is a service that they may read from; whatever else answers them is a loss.
+"""
+
+from __future__ import annotations
+
+from fumehood.attack.attack import Attack, Harm, Language, Topic, ends, raises
+
+PYTHON, NETWORK = Language.PYTHON, Topic.NETWORK
+
+FETCH = """
+import json, os, socket, urllib.error, urllib.request
+OPEN, PROXY = os.environ['OPEN'], ('127.0.0.1', int(os.environ['HTTP_PROXY'].split(':')[2]))
+for name in ('NO_PROXY', 'no_proxy'): del os.environ[name]  # all hosts here are on loopback
+def fetch(url, data=None, method=None, **headers):
+    asked = urllib.request.Request(url, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+def raw(*pieces):
+    with socket.create_connection(PROXY, 5) as own:
+        for piece in pieces: own.sendall(piece.replace('OPEN', OPEN[7:]).encode())
+        own.shutdown(socket.SHUT_WR)
+        told = b''
+        while piece := own.recv(4096): told += piece
+    return told.decode('latin-1')
+"""
+GET = "GET http://OPEN/ HTTP/1.1\\r\\nHost: OPEN\\r\\n"
+READ = FETCH + "fetch(OPEN)[0]"
+READ_RAW = FETCH + f"raw('{GET}Connection: close\\r\\n\\r\\n').count(' 200 ')"
+
+
+def _refused(
+    name: str,
+    harm: Harm,
+    tries: str,
+    code: str,
+    *,
+    status: int = 403,
+    twin: str = READ,
+    twin_gives: object = 200,
+    quick: bool = False,
+) -> Attack:
+    """Return an attack that the gateway answers with a status."""
+    return Attack(
+        name, NETWORK, harm, tries, PYTHON, code=FETCH + code, expected=ends("ok", gives=status),
+        twin=twin, twin_gives=twin_gives, is_quick=quick,
+    )  # fmt: skip
+
+
+ATTACKS = (
+    _refused(
+        "other-host", Harm.EXFIL, "send to a host that its call did not name",
+        "fetch('http://127.0.0.1:@PORT@/@KNOCK@')[0]", quick=True,
+    ),
+    _refused(
+        "private-name", Harm.LATERAL, "reach this host by an allowed name that leads to it",
+        "fetch('http://localhost:@PORT@/@KNOCK@')[0]", quick=True,
+    ),
+    _refused(
+        "redirect", Harm.LATERAL, "let an allowed host redirect it to another one",
+        "fetch(OPEN + '/?to=http://127.0.0.1:@PORT@/@KNOCK@')[0]",
+        twin=FETCH + "fetch(OPEN + '/?to=' + OPEN + '/again')[0]",
+    ),
+    Attack(
+        "around-the-gateway", NETWORK, Harm.EXFIL, "connect without the gateway", PYTHON,
+        code=FETCH + "with socket.create_connection(('127.0.0.1', @PORT@), 2) as own:\n"
+        "    own.sendall(b'@KNOCK@')",
+        expected=raises("ConnectionRefusedError"), twin=READ, twin_gives=200, is_quick=True,
+    ),
+    Attack(
+        "raw-tunnel", NETWORK, Harm.EXFIL, "send what is no request through a tunnel", PYTHON,
+        code=FETCH + "ask = 'CONNECT localhost:@PORT@ HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n'\n"
+        "raw(ask, '@KNOCK@').count(' 200 ')",
+        expected=ends("ok", gives=1),  # the tunnel's own, and nothing after it
+        twin=READ_RAW, twin_gives=1,
+    ),
+    Attack(
+        "other-host-header", NETWORK, Harm.EXFIL, "name another host than its connection is for",
+        PYTHON,
+        code=FETCH + "raw('GET http://OPEN/@KNOCK@ HTTP/1.1\\r\\n'"
+        " 'Host: 127.0.0.1:@PORT@\\r\\n\\r\\n').count(' 400 ')",
+        expected=ends("ok", gives=1), twin=READ_RAW, twin_gives=1,
+    ),
+    _refused(
+        "write", Harm.INTEGRITY, "change something without anybody's yes",
+        "fetch(OPEN, b'x')[0]", quick=True,
+    ),
+    _refused(
+        "delete", Harm.INTEGRITY, "delete something without anybody's yes",
+        "fetch(OPEN, method='DELETE')[0]",
+    ),
+    _refused(
+        "write-as-read", Harm.INTEGRITY, "put a write into a read's body",
+        "fetch(OPEN, b'POST / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n', 'GET')[0]",
+    ),
+    _refused(
+        "overridden-method", Harm.INTEGRITY, "let a header make a write of a read",
+        "fetch(OPEN, X_HTTP_Method_Override='DELETE', **{'X-HTTP-Method-Override': 'DELETE'})[0]",
+    ),
+    Attack(
+        "smuggled-request", NETWORK, Harm.INTEGRITY, "hide a request behind two lengths", PYTHON,
+        code=FETCH + f"raw('{GET}Content-Length: 4\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n"
+        "0\\r\\n\\r\\nDELETE http://OPEN/ HTTP/1.1\\r\\nHost: OPEN\\r\\n\\r\\n').count(' 200 ')",
+        expected=ends("ok", gives=0), twin=READ_RAW, twin_gives=1,
+    ),
+    Attack(
+        "echoed-secret", NETWORK, Harm.HOST_LEAK, "let a host tell the value of a secret", PYTHON,
+        code=FETCH + "fetch(OPEN, X_Key=os.environ['SECRET'])[1]",
+        expected=ends("ok"),  # the word is looked for
+        twin=FETCH + "'[redacted]' in fetch(OPEN, X_Key=os.environ['SECRET'])[1]", twin_gives=True,
+        is_quick=True,
+    ),
+    _refused(
+        "secret-elsewhere", Harm.HOST_LEAK, "put the placeholder of a secret into an address",
+        "fetch(OPEN + '/' + os.environ['SECRET'])[0]",
+    ),
+    Attack(
+        "silent-connections", NETWORK, Harm.SELF_DOS, "hold 200 connections that say nothing",
+        PYTHON,
+        code=FETCH + "own = [socket.create_connection(PROXY, 5) for _ in range(200)]\n"
+        "fetch(OPEN)[0]",
+        expected=ends("ok", gives=200), twin=READ, twin_gives=200,
+    ),
+)  # fmt: skip

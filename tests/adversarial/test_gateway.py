@@ -1,0 +1,96 @@
+"""The gateway's boundary: each attack of the corpus, by programs in containers of both runtimes.
+
+Each control lacks one defence, and the attacks that then succeed are listed exactly: seen from
+outside, by listeners and a service on the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from fumehood.attack.run import run_attacks
+from fumehood.attack.scorecard import Verdict
+from fumehood.attack.targets import find_image, gateway_target
+from fumehood.gateway import addresses, door, trial
+from fumehood.gateway.placeholders import Placeholders
+from fumehood.gateway.request import ProgramRequest
+from fumehood.policy.model import Decision
+from fumehood.policy.model import Verdict as Decided
+from fumehood.redaction.secret_values import SecretValues
+from fumehood.sandbox.container.docker_api import Docker
+
+pytestmark = [
+    pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image"),
+    pytest.mark.row("B4", "S3"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def failed(runtime: str = "runc") -> dict[str, str]:
+    """The ids of the attacks that succeeded, and why. None may be untried."""
+    target = gateway_target(runtime, Docker(os.environ), find_image)
+    card = await run_attacks([target], engine_version="test")
+    lines = card.walls[0].attacks
+    assert len(lines) >= 14, card.walls[0].why
+    assert [line.id for line in lines if line.verdict is Verdict.UNTRIED] == []
+    return {line.id: line.why for line in lines if line.verdict is Verdict.FAILED}
+
+
+@pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+async def test_gateway_holds_all_attacks(runtime: str) -> None:
+    assert await failed(runtime) == {}
+
+
+def _all_hosts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(door, "network_matches", lambda *_: True)
+    patch.setattr(addresses, "is_public", lambda address: True)
+
+
+def _own_addresses(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(addresses, "is_public", lambda address: True)
+
+
+def _no_gate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(trial, "_by_default", lambda facts: Decision(Decided.ALLOW, "rule:all"))
+
+
+def _bodies_are_reads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgramRequest, "is_read", property(lambda self: self.method == "GET"))
+
+
+def _no_redaction(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SecretValues, "add", lambda self, values: None)
+
+
+def _placeholders_anywhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placeholders, "misused", lambda self, request: None)
+
+
+@pytest.mark.parametrize(
+    ("weaken", "succeed"),
+    [
+        (_all_hosts, {"other-host", "private-name", "redirect"}),
+        (_own_addresses, {"private-name"}),
+        (_no_gate, {"write", "delete", "write-as-read", "overridden-method"}),
+        (_bodies_are_reads, {"write-as-read", "overridden-method"}),
+        (_no_redaction, {"echoed-secret"}),
+        (_placeholders_anywhere, {"secret-elsewhere"}),
+    ],
+)
+async def test_control_without_a_defence_its_attacks_succeed(
+    weaken: Callable[[pytest.MonkeyPatch], None],
+    succeed: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weaken(monkeypatch)
+    found = await failed()
+    assert found.keys() == succeed, found
