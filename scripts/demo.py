@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -25,8 +26,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,6 +62,19 @@ CALLS_TOOLS = """\
 degrees = tools.get_weather("Oslo")["degrees"]
 tools.calculator(f"{degrees} * 9 / 5 + 32")["value"]
 """
+
+HOST = "127.0.0.2"
+"""Of the demo's service. On loopback, and not an address that clients reach without a proxy."""
+
+ORDERS = """\
+import os, urllib.request as web
+key = os.environ["SHOP_KEY"]
+print(key)
+web.urlopen("http://@SHOP@/weather/Oslo").read()
+asked = web.Request("http://@SHOP@/orders", b"2 umbrellas", {"Authorization": f"Bearer {key}"})
+web.urlopen(asked).status
+"""
+KEY = f"key-{secrets.token_hex(8)}"
 
 SLOW = "pow(7, 10**4200, 10**4200 + 9)"
 
@@ -206,6 +221,7 @@ def main() -> int:
                 call_over_mcp(demo)
                 if has_containers:
                     programs(demo)
+                    order(demo, credential, f"{HOST}:{port}")
                     session(demo, credential)
                 verify(demo)
                 with inbox(demo, credential, has_containers=has_containers) as waiting:
@@ -223,7 +239,7 @@ def make_approver(demo: Demo) -> str:
 
 
 class FailsTwice(BaseHTTPRequestHandler):
-    """A service that fails two requests, then answers."""
+    """A service that fails two requests, then answers. It takes orders from who has its key."""
 
     failures: ClassVar[list[int]] = [503, 503]
 
@@ -236,6 +252,13 @@ class FailsTwice(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        has_key = self.headers.get("authorization") == f"Bearer {KEY}"
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(201 if has_key else 401)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
@@ -243,7 +266,7 @@ class FailsTwice(BaseHTTPRequestHandler):
 @contextmanager
 def service() -> Iterator[int]:
     """Run that service on loopback until the end of the block; yields its port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), FailsTwice) as server:
+    with ThreadingHTTPServer((HOST, 0), FailsTwice) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server.server_port
@@ -257,13 +280,18 @@ def define_tool(demo: Demo, port: int) -> None:
     definition = {
         "name": "get_weather", "type": "REST", "method": "GET", "read_only": True,
         "description": "Read the weather of a city.", "retry_count": 3,
-        "endpoint": f"http://127.0.0.1:{port}/weather/{{city}}",
+        "endpoint": f"http://{HOST}:{port}/weather/{{city}}",
         "parameters": {"properties": {"city": {"type": "string"}}, "required": ["city"]},
     }  # fmt: skip
     (tools / "get_weather.json").write_text(json.dumps(definition), encoding="utf-8")
     demo.settings["FUMEHOOD_PACKAGES__ALLOW"] = json.dumps([PACKAGE])
     demo.settings["FUMEHOOD_TOOLS_DIRECTORY"] = str(tools)
-    demo.settings["FUMEHOOD_REST__ALLOWED_HOSTS"] = json.dumps([f"127.0.0.1:{port}"])
+    hosts = [f"{HOST}:{port}"]
+    demo.settings["FUMEHOOD_REST__ALLOWED_HOSTS"] = json.dumps(hosts)
+    demo.settings["FUMEHOOD_GATEWAY__HOSTS"] = json.dumps(hosts)
+    demo.settings["FUMEHOOD_GATEWAY__ALLOWED_HOSTS"] = json.dumps(hosts)
+    bound = {"env": "SHOP_KEY", "hosts": hosts, "inside": "SHOP_KEY"}
+    demo.settings |= {"FUMEHOOD_SECRETS": json.dumps({"shop": bound}), "SHOP_KEY": KEY}
 
 
 def call_service(demo: Demo) -> None:
@@ -359,14 +387,13 @@ def calls(demo: Demo) -> None:
     envelope = ran.envelope or {"data": None, "metadata": {}}
     is_right = ran.status == 0 and envelope["data"] == {"value": 1144, "text": "1144"}
     demo.show(ran, is_right, *whole(envelope))
-    demo.head("Refused before it ran; stopped by its time limit; a REST tool, retried twice")
+    demo.head("Refused before it ran; stopped by its time limit; a REST tool, retried twice; MCP")
     demo.call("calculator", {"expression": "9**9**9"}, status=1, ends="policy")
     demo.call("calculator", {"expression": SLOW}, "--timeout", "0.05", status=1, ends="wall_time")
 
 
 def call_over_mcp(demo: Demo) -> None:
     """One call as an MCP client makes it, which needs no more than lines of JSON."""
-    demo.head("A tool in an MCP client, such as Claude Code")
     meta = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
@@ -386,13 +413,8 @@ def programs(demo: Demo) -> None:
     code = "import statistics\nstatistics.mean([1, 2, 3, 4])"
     demo.call("run_python", {"code": code}, gives="value 2.5")
     draw(demo)
-    demo.call(
-        "run_shell", {"command": "seq 5 | paste -sd+ | bc"},
-        shows=lambda data: f"printed {data['stdout'].strip()}", gives="printed 15",
-    )  # fmt: skip
     demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
     demo.head("A program that calls two other tools; their results stay inside")
-    demo.say(*(f"    {line}" for line in CALLS_TOOLS.splitlines()))
     arguments = {"code": CALLS_TOOLS, "tools": ["get_weather", "calculator"]}
     demo.names[json.dumps(arguments)] = '"$arguments"'
     demo.call(
@@ -400,6 +422,48 @@ def programs(demo: Demo) -> None:
         shows=lambda data: f"{value(data)} after {data['tool_calls']['made']} calls",
         gives="value 26.6 after 2 calls",
     )  # fmt: skip
+
+
+def order(demo: Demo, credential: str, shop: str) -> None:
+    """A program that reads from a service and then writes to it, with a key that it never sees."""
+    demo.head("A program reads from an API; what it sends waits for a yes; its key stays outside")
+    arguments = json.dumps({"code": ORDERS.replace("@SHOP@", shop)})
+    demo.names[arguments] = '"$order"'
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(demo.fumehood, "call", "run_python", arguments, "--network", shop)
+        asked = await_approval(demo, running)
+        sends = asked.get("arguments", {})
+        shown = demo.typed(("call", "run_python", arguments, "--network", shop)) + " &"
+        is_right = sends.get("body") == "2 umbrellas"
+        words = f"waits: {sends.get('method')} {sends.get('url')}, body: {sends.get('body')}"
+        demo.show(Ran(shown, 0, 0.0, json.dumps(asked), ""), is_right, words)
+        approval = asked.get("id", "none")
+        demo.names[approval] = "$request"
+        yes = demo.fumehood(
+            "approvals", "approve", approval, "--yes", "--credential-stdin", stdin=f"{credential}\n"
+        )
+        demo.show(yes, yes.status == 0, "approved; exactly this request is sent, once")
+        ended = running.result()
+    told = ended.envelope or {"data": {}, "metadata": {}}
+    sent = (told["metadata"].get("sandbox") or {}).get("network") or {}
+    counts = f"{sent.get('requests')} requests, {sent.get('held')} held"
+    printed = (told["data"] or {}).get("stdout", "")
+    key = printed[:12] if KEY not in ended.output else "its key"
+    demo.show_call(
+        replace(ended, shown="wait %2"),
+        shows=lambda data: f"printed {key}…, {value(data)}, {counts}",
+        gives=f"printed fhs_{printed[4:12]}…, value 201, 2 requests, 1 held",
+    )  # fmt: skip
+
+
+def await_approval(demo: Demo, running: Future[Ran]) -> dict[str, Any]:
+    """The request that waits for approval, once it does."""
+    started = time.monotonic()
+    while not running.done() and time.monotonic() - started < ANSWER_DEADLINE_S:
+        if listed := demo.fumehood("approvals", "list", "--mine", "--json").answer:
+            return dict(listed[0])
+        time.sleep(LOOK_S)
+    return {}
 
 
 def draw(demo: Demo) -> None:
@@ -433,9 +497,10 @@ def session(demo: Demo, credential: str) -> None:
         "run_python", {"code": "total = 0\nwhile True: pass"}, *here, "--timeout", "1",
         status=1, ends="wall_time",
     )  # fmt: skip
-    demo.head("A deletion waits for the approver, who sees what it will change")
+    demo.head(
+        "A deletion waits for the approver; killing the daemon loses neither it nor the session"
+    )
     asked = demo.call("delete_files", {"paths": ["old.txt"]}, *here, status=3, ends=None)
-    demo.head("Neither the session nor the question is lost when the daemon is killed")
     crash(demo)
     if has_disk:
         words = f"import {PACKAGE}\n{PACKAGE}.intcomma(total)"
@@ -491,7 +556,6 @@ def await_answer(demo: Demo, call: str) -> Ran:
 
 def verify(demo: Demo) -> None:
     """The audit chain, by which any change of the records shows."""
-    demo.head("Nobody has changed what was recorded")
     ran = demo.fumehood("audit", "verify")
     found = ran.answer or {}
     demo.show(ran, ran.status == 0, f"intact: {found.get('intact')}, {found.get('rows')} rows")
