@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import socket
 import ssl
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pip
 import pytest
 
 from fumehood import Config, Engine, Envelope
@@ -25,6 +28,7 @@ from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
+from support.wheels import write_wheel
 from upstream import Reply, Upstream, packed, redirect, running_upstream
 
 pytestmark = [
@@ -33,7 +37,8 @@ pytestmark = [
 
 HOST = "api.example.test"
 OTHER = "other.example.test"
-NAMES = (HOST, OTHER)
+INDEX = "index.example.test"
+NAMES = (HOST, OTHER, INDEX)
 SECRET = "s3cret-of-the-api/1"
 
 
@@ -76,7 +81,9 @@ async def engine(
     directory = tmp_path_factory.mktemp("home")
     config = Config(
         home=directory,
-        gateway=GatewaySettings(hosts=NAMES, allowed_hosts=(HOST,), max_mb=100),
+        gateway=GatewaySettings(
+            hosts=(HOST, OTHER), indexes={"own": (INDEX,)}, allowed_hosts=(HOST, INDEX), max_mb=100
+        ),
         secrets={
             "api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY"),
             "lax": SecretSettings(env="API_KEY", hosts=(HOST,), inside="LAX", misuse="pass"),
@@ -620,6 +627,46 @@ async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(
     third = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
     assert third.data["value"] == 200
     assert len(upstream.requests) == 2
+
+
+async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
+    engine: Engine, their_authority: Authority, tmp_path: Path
+) -> None:
+    """Control: without the index's name its host is not allowed; another one does not exist."""
+    wheel = write_wheel(tmp_path, "hello")
+    page = f'<!DOCTYPE html><a href="/files/{wheel.name}">{wheel.name}</a>'.encode()
+    with running_upstream(their_authority.context_for(INDEX)) as index:
+        index.script("/simple/hello/", Reply(body=page, content_type="text/html"))
+        index.script(f"/files/{wheel.name}", Reply(body=wheel.read_bytes()))
+        command = (
+            f"python3 pip.zip/pip install --no-cache-dir --retries 0 --target lib --index-url "
+            f"{url(index, '/simple', INDEX)} hello >log 2>&1 || {{ tail -3 log; exit 1; }}\n"
+            "PYTHONPATH=lib python3 -c 'import hello; print(hello.VERSION)'"
+        )
+        me = engine.owner
+        for wish, says in (
+            ("@own", "1.0\n"),
+            (INDEX, "does not allow"),
+            ("@none", "no package index @none"),
+        ):
+            session = await engine.sessions.create(me, image="python-data", network=[wish])
+            answer = await engine.call(
+                "run_shell", {"command": command, "files": [pip_itself()]}, session_id=session.id,
+                timeout_seconds=60,
+            )  # fmt: skip
+            told = answer.data["stdout"] if answer.error is None else answer.model_dump_json()
+            assert says in told, told
+            await engine.sessions.end(me, session.id)
+
+
+def pip_itself() -> dict[str, str]:
+    """This environment's pip, which Python runs out of an archive."""
+    packed, root = io.BytesIO(), Path(pip.__file__).parent
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in root.rglob("*"):
+            if path.suffix in (".py", ".pem", ".typed", ".txt"):
+                archive.write(path, path.relative_to(root.parent))
+    return {"path": "pip.zip", "content_base64": base64.b64encode(packed.getvalue()).decode()}
 
 
 async def test_session_agent_and_tool_ask_for_hosts_for_their_programs(

@@ -52,7 +52,8 @@ NetworkHosts = Annotated[
     Field(
         max_length=100,
         description="Hosts that the program may reach, such as `api.example.org` or "
-        "`*.example.org:443`. `gateway.hosts` of the configuration says which are allowed.",
+        "`*.example.org:443`, and package indexes, such as `@pypi`. The configuration says which "
+        "are allowed, in `gateway`.",
     ),
 ]
 

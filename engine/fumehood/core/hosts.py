@@ -16,6 +16,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)(?:[/?#].*)?", re.ASCII |
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{0,5}))?", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+_INDEX = re.compile(r"@[a-z][a-z0-9_-]{0,39}", re.ASCII)
 _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0]")
 MAX_HOST_CHARACTERS = 253
 MAX_URL_CHARACTERS = 100_000
@@ -65,6 +66,17 @@ def network_pattern(pattern: str) -> str:
     if port is not None and not 0 < port <= MAX_PORT:
         raise ValueError("has no valid port")
     return pattern
+
+
+def network_wish(wish: str) -> str:
+    """Return what a program may ask for: a pattern of hosts, or a package index that the operator
+    has named (`@pypi`), in lower case. Raises ValueError, which says what is wrong.
+    """
+    if wish.startswith("@"):
+        if not _INDEX.fullmatch(wish.lower()):
+            raise ValueError("is no name of a package index, such as '@pypi'")
+        return wish.lower()
+    return network_pattern(wish)
 
 
 def network_matches(host: str, port: int, patterns: Iterable[str]) -> bool:

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
-from fumehood.core.hosts import network_pattern
+from fumehood.core.hosts import network_pattern, network_wish
 from fumehood.core.json_types import JsonObject, Written
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
@@ -293,12 +293,13 @@ NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_patte
 """A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
 
 NetworkPatterns = Annotated[
-    tuple[NetworkHost, ...],
+    tuple[Annotated[str, Field(max_length=300), AfterValidator(network_wish)], ...],
     Field(
         max_length=100,
         strict=False,
         description="Hosts that programs may reach, such as `api.example.org` or "
-        "`*.example.org:443`. `gateway.hosts` of the configuration says which are allowed.",
+        "`*.example.org:443`, and package indexes, such as `@pypi`. The configuration says which "
+        "are allowed, in `gateway`.",
     ),
 ]
 

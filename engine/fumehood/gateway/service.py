@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import StateUnavailable
-from fumehood.core.hosts import network_pattern
+from fumehood.core.errors import PermissionDenied, StateUnavailable
+from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.gateway.door import Ask, Door, Send
 from fumehood.gateway.placeholders import Placeholders, secrets_for
@@ -57,6 +57,7 @@ ENVIRONMENT = {
         TRUST_FILE,
     ),
     "NODE_USE_ENV_PROXY": "1",
+    **dict.fromkeys(("npm_config_audit", "npm_config_fund"), "false"),  # a POST with each install
 }  # fmt: skip
 """Variables by which clients find the gateway and trust its certificates. No single one reaches all
 clients: each library, and each program, reads its own."""
@@ -92,7 +93,7 @@ class Gateway:
     @property
     def is_open(self) -> bool:
         """Whether programs can have network at all."""
-        return bool(self._settings.hosts)
+        return bool(self._settings.hosts or self._settings.indexes)
 
     @asynccontextmanager
     async def door(
@@ -112,6 +113,7 @@ class Gateway:
         task asks.
 
         Raises:
+            PermissionDenied: they name a package index that the operator does not.
             StateUnavailable: the gateway's authority cannot be read or stored.
         """
         from fumehood.gateway.proxy import Proxy  # not at the top: most engines need no TLS
@@ -131,10 +133,10 @@ class Gateway:
             redactor.learn(value)
             return value
 
-        patterns = tuple(map(network_pattern, hosts))
+        patterns, settings = self._asked(hosts)
         bound = secrets_for(self._secrets.settings, tool, patterns)
         placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
-        door = Door(patterns, self._settings, decide, ask, placeholders, record)
+        door = Door(patterns, settings, decide, ask, placeholders, record)
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)
         served: set[asyncio.Task[None]] = set()
@@ -160,6 +162,24 @@ class Gateway:
             with anyio.CancelScope(shield=True):
                 await asyncio.gather(*served, return_exceptions=True)
                 await pool.aclose()
+
+    def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings]:
+        """Return the patterns that a call asks for, and the settings with the hosts of its indexes
+        among those that are allowed. Raises PermissionDenied.
+        """
+        patterns, of_indexes = list[str](), list[str]()
+        for wish in map(network_wish, wishes):
+            if not wish.startswith("@"):
+                patterns.append(wish)
+            elif found := self._settings.indexes.get(wish[1:]):
+                of_indexes += found
+            else:
+                raise PermissionDenied(
+                    f"The operator has named no package index {wish} (gateway.indexes). Do not "
+                    "retry."
+                )
+        allowed = self._settings.model_copy(update={"hosts": (*self._settings.hosts, *of_indexes)})
+        return (*patterns, *of_indexes), allowed
 
     def _certificates(self) -> Authority:
         if self._authority is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fumehood.core.tool import NetworkHost
 from fumehood.registry.secrets import HostPattern
+
+NetworkHosts = Annotated[tuple[NetworkHost, ...], Field(min_length=1)]
 
 
 class GatewaySettings(BaseModel):
@@ -20,6 +22,11 @@ class GatewaySettings(BaseModel):
     tunnels: tuple[NetworkHost, ...] = ()
     """Those of them whose TLS passes through unopened, for clients that pin certificates: only the
     host's name is judged, and no secret is put in."""
+    indexes: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")], NetworkHosts] = Field(
+        default_factory=dict
+    )
+    """Package indexes by name, with their hosts: `pypi` is what programs ask for as `@pypi`. They
+    need not be in `hosts`."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Those of them that may have addresses that are not public."""
     writes: Literal["ask", "deny", "allow"] = "ask"

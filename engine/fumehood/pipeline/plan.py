@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fumehood.circuits.breaker import upstream_of
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
-from fumehood.core.hosts import network_pattern
+from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
@@ -98,7 +98,7 @@ def _check_network(executor: Executor, options: CallOptions) -> None:
         fault = "Network is for programs that run in containers."
     for host in options.network or ():
         try:
-            network_pattern(host)
+            network_wish(host)
         except ValueError as error:
             fault = f"The host {host[:100]!a} of network {error}."
     if fault is not None:

@@ -19,7 +19,7 @@ from typing import Protocol
 import anyio
 
 from fumehood.core.errors import EndedBy, InvalidParams
-from fumehood.core.hosts import network_pattern
+from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
@@ -311,7 +311,7 @@ def make_request(
             raise InvalidParams(f"{key} must be from {least:g} to {most:g} here.", fields=[key])
     for one in network:
         try:
-            network_pattern(one)
+            network_wish(one)
         except ValueError as error:
             fault = f"The host {one[:100]!a} of network {error}."
             raise InvalidParams(fault, fields=["network"]) from None
