@@ -7,13 +7,17 @@ outside, by listeners and a service on the host.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
+import anyio
 import pytest
 
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
-from fumehood.attack.targets import find_image, gateway_target
+from fumehood.attack.targets import Standing, find_image, gateway_target
 from fumehood.gateway import addresses, door, trial
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
@@ -21,6 +25,7 @@ from fumehood.policy.model import Decision
 from fumehood.policy.model import Verdict as Decided
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.container.docker_api import Docker
+from support.nodes import cluster_wall
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image"),
@@ -48,6 +53,23 @@ async def failed(runtime: str = "runc") -> dict[str, str]:
 )
 async def test_gateway_holds_all_attacks(runtime: str) -> None:
     assert await failed(runtime) == {}
+
+
+async def test_gateway_holds_all_attacks_by_programs_on_a_node(tmp_path: Path) -> None:
+    """It stays with the engine; the node passes the connections' bytes on."""
+    target = gateway_target("runc", Docker(os.environ), find_image)
+
+    @asynccontextmanager
+    async def on_a_node() -> AsyncIterator[Standing]:
+        async with cluster_wall(tmp_path, nodes=1) as wall, target.open() as standing:
+            with anyio.fail_after(20):
+                while not wall.status.is_ready:
+                    await anyio.sleep(0.05)
+            yield replace(standing, wall=wall, containers=None)
+
+    card = await run_attacks([replace(target, open=on_a_node)], engine_version="test")
+    lines = card.walls[0].attacks
+    assert {line.verdict for line in lines} == {Verdict.HELD}, card
 
 
 def _all_hosts(patch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from fumehood.sandbox.cluster.ray_membership import RayMembership
 from support.ray_cluster import Cluster, running_cluster
 from support.wait import wait_until
 from tests.conftest import Daemon, SocketClient, StartDaemon, make_first_approver
+from tests.upstream import Reply, running_upstream
 
 pytestmark = [
     pytest.mark.row("B10"), pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
@@ -28,6 +29,10 @@ pytestmark = [
 
 AGAIN_S = 5.0
 """Seconds until calls run again after a node or an engine was killed."""
+
+
+AWAY = "127.0.0.2"
+"""The host of a service; clients do not reach it without a proxy."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,10 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def daemon(start_daemon: StartDaemon, home: Path, cluster: Cluster) -> Daemon:
     credential = make_first_approver(home)
-    made = start_daemon(home, variables=cluster.environment, cluster__address=cluster.address)
+    made = start_daemon(
+        home, variables=cluster.environment, cluster__address=cluster.address,
+        gateway__hosts=f'["{AWAY}"]', gateway__allowed_hosts=f'["{AWAY}"]',
+    )  # fmt: skip
     made.credential = credential
     wait_until(lambda: joined(made) == 2, 40)
     return made
@@ -79,6 +87,24 @@ def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
     wait_until(lambda: joined(again) == 2, 40)
     assert run(again.client(), "x + 1", session_id=made)["data"]["value"] == 8
     assert run(again.client(), "1")["success"]
+
+
+def test_program_on_a_node_reaches_a_host_by_the_engines_gateway(daemon: Daemon) -> None:
+    """Reads pass, in both directions more than a window; a write is refused as elsewhere."""
+    with running_upstream(at=(AWAY, 0)) as service:
+        service.script("/much", Reply(body=b"x" * 2_000_000, content_type="text/plain"))
+        url = f"http://{AWAY}:{service.port}"
+        code = (
+            "import urllib.request as web\nfrom urllib.error import HTTPError\n"
+            f"size = len(web.urlopen('{url}/much').read())\n"
+            f"try: web.urlopen('{url}/orders', b'one')\n"
+            "except HTTPError as error: status = error.code\nsize, status"
+        )
+        answer = run(daemon.client(), code, network=[AWAY], wait_for_approval=False)
+        assert answer["data"]["value"] == [2_000_000, 403]
+        assert answer["metadata"]["sandbox"]["node"]
+        assert answer["metadata"]["sandbox"]["network"]["bytes_in"] > 2_000_000
+        assert service.count("/orders") == 0
 
 
 def test_drained_node_is_left_alone_until_it_is_resumed(daemon: Daemon) -> None:

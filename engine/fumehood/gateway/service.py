@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.external import NET
 from fumehood.registry.secrets import SecretBindings
-from fumehood.sandbox.connections import Connection
+from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.wall import CallPort, Network
 
 if TYPE_CHECKING:
@@ -154,8 +155,11 @@ class Gateway:
             connection.on_gone = lambda: cancel(task) or task.cancel()
             task.add_done_callback(served.discard)
 
+        def connections(run_id: int, send: Callable[[bytes], None], port: CallPort) -> Connections:
+            return Connections(run_id, send, partial(on_connection, port=port))
+
         try:
-            yield door, Network(on_connection, authority.certificate)
+            yield door, Network(connections, authority.certificate)
         finally:
             for task in served:
                 task.cancel()

@@ -85,9 +85,13 @@ class ConnectionFrame(NamedTuple):
     number: int
     data: bytes = b""
 
+    def body(self) -> bytes:
+        """What `parse` reads."""
+        return CONNECTION.pack(self.kind, self.run_id, self.number) + self.data
+
     def encode(self) -> bytes:
         """This frame in bytes."""
-        body = CONNECTION.pack(self.kind, self.run_id, self.number) + self.data
+        body = self.body()
         return HEADER.pack(len(body)) + body
 
     @classmethod

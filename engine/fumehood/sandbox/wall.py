@@ -20,8 +20,8 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
 from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
+from fumehood.protocol.framing import ConnectionFrame
 from fumehood.protocol.messages import GuestEnding
-from fumehood.sandbox.connections import Connection
 
 OnProgress = Callable[[float, str], None]
 """Receives a percentage (0 to 100) and a message of at most 200 characters."""
@@ -89,19 +89,27 @@ class Brake:
             resume()
 
 
-class OnConnection(Protocol):
-    """Receives a program's connections."""
+class FrameSink(Protocol):
+    """Takes the frames of a run's connections."""
 
-    def __call__(self, connection: Connection, port: CallPort) -> None:
-        """Take a connection; `port` pauses the program's clock. Must not block."""
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the guest. Must not block. Raises FrameError."""
         ...
+
+    def close(self) -> None:
+        """Break all connections: the run has ended."""
+        ...
+
+
+OpenConnections = Callable[[int, Callable[[bytes], None], CallPort], FrameSink]
+"""Receives the number of a run, what sends frames to its guest, and what pauses its clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """How a program reaches the gateway."""
 
-    on_connection: OnConnection
+    open: OpenConnections
     trust: str
     """The certificates for the program's clients, in PEM."""
 

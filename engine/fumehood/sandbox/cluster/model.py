@@ -125,6 +125,8 @@ class RunOrder:
     is_live: bool = False
     wants: frozenset[str] = frozenset()
     """Names of `RunSinks` that have a receiver."""
+    trust: str | None = None
+    """The certificates of the gateway, for a program that has network."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUna
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
+from fumehood.protocol.framing import ConnectionFrame
 from fumehood.sandbox.cluster.model import (
     VERSION,
     HeldState,
@@ -41,7 +42,17 @@ from fumehood.sandbox.cluster.model import (
 from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.settings import WallSettings
-from fumehood.sandbox.wall import Brake, CallPort, OnEvent, RunEnding, RunSinks, try_later
+from fumehood.sandbox.wall import (
+    Brake,
+    CallPort,
+    FrameSink,
+    Network,
+    OnEvent,
+    OpenConnections,
+    RunEnding,
+    RunSinks,
+    try_later,
+)
 from fumehood.storage.directory import InUse, StateError, hold_lock, owner_id, private_directory
 
 SILENCE_S = 60.0
@@ -122,7 +133,9 @@ class Events:
         self.brake.release()
         return piece
 
-    def sinks(self, order: RunOrder, on_call: Callable[[int, CallPort], None]) -> RunSinks:
+    def sinks(
+        self, order: RunOrder, on_call: Callable[[int, CallPort], None], open_: OpenConnections
+    ) -> RunSinks:
         """Return receivers that add events, for those that the order wants."""
 
         def progress(percent: float, message: str) -> None:
@@ -141,6 +154,7 @@ class Events:
             files=_Files(self) if "files" in wants else None,
             output=output if "output" in wants else None,
             call=call if "call" in wants else None,
+            network=Network(open_, order.trust) if order.trust is not None else None,
             is_live=order.is_live,
             brake=self.brake,
         )
@@ -159,11 +173,27 @@ class _Files:
         self._events.add("data", data, size=len(data))
 
 
+class _Passing:
+    """Passes the frames of a run's connections on, unread, to the engine and back."""
+
+    def __init__(self, run: _Run, send: Callable[[bytes], None]) -> None:
+        self._run = run
+        run.send = send
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        self._run.events.add("connection", frame.body(), size=len(frame.data))
+
+    def close(self) -> None:
+        self._run.send = None
+
+
 @dataclass(eq=False, slots=True)
 class _Run:
     task: asyncio.Task[None]
     events: Events
     port: CallPort | None = None
+    send: Callable[[bytes], None] | None = None
+    """Sends frames of its connections to its guest."""
     ended: float | None = None
     """When it ended, by the monotonic clock."""
 
@@ -475,6 +505,12 @@ class Node:
         if run is not None and run.port is not None:
             run.port.pause(is_paused=is_paused)
 
+    def connection(self, ticket: Ticket, run_id: str, frame: bytes) -> None:
+        """Pass a frame of a program's connection on to its guest."""
+        run = self._of(ticket).runs.get(run_id)
+        if run is not None and run.send is not None:
+            run.send(frame)
+
     # -- sessions --------------------------------------------------------------------------
 
     async def hold(
@@ -618,7 +654,12 @@ class Node:
         def on_call(number: int, port: CallPort) -> None:
             joined.runs[order.id].port = port
 
-        sinks = replace(events.sinks(order, on_call), ending=cancelled.append)
+        def pass_on(run_id: int, send: Callable[[bytes], None], port: CallPort) -> FrameSink:
+            run = joined.runs[order.id]
+            run.port = port
+            return _Passing(run, send)
+
+        sinks = replace(events.sinks(order, on_call, pass_on), ending=cancelled.append)
         try:
             events.add("ending", await self._ending(joined, order, sinks))
         except EngineError as error:

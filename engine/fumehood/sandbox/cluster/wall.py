@@ -34,6 +34,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
+from fumehood.protocol.framing import ConnectionFrame
 from fumehood.sandbox.cluster.model import (
     VERSION,
     HeldState,
@@ -50,6 +51,7 @@ from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
+    FrameSink,
     HasImages,
     HostSize,
     ImageMissing,
@@ -451,8 +453,6 @@ class ClusterWall(HasImages):
 
     async def run(self, node_id: str, order: RunOrder, sinks: RunSinks) -> RunEnding:
         """Run a program on a node. Cancelling it ends the program, then raises."""
-        if sinks.network is not None:
-            raise SandboxUnavailable("Programs on nodes have no network.", retryable=False)
         isolation = "session" if order.session_id else "call"
         link = self._links.get(node_id)
         name = self._names.get(node_id)
@@ -460,8 +460,9 @@ class ClusterWall(HasImages):
             raise self._unreachable(node_id)
         wants = {one for one in ("progress", "files", "output", "call") if getattr(sinks, one)}
         order = replace(
-            order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live
-        )
+            order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live,
+            trust=sinks.network.trust if sinks.network is not None else None,
+        )  # fmt: skip
         receiver = _Receiver(link, order, sinks)
         reading = asyncio.ensure_future(link.unless_gone(receiver.read()))
         try:
@@ -480,6 +481,8 @@ class ClusterWall(HasImages):
         except NodeGone as error:
             self._on_event("node.lost_run", {"node": name, "why": str(error)})
             return receiver.cut_off(isolation, name)
+        finally:
+            receiver.close()
         return replace(ending, node=name)
 
     # -- sessions ----------------------------------------------------------------------------
@@ -1106,6 +1109,7 @@ class _Receiver:
         self._link = link
         self._order = order
         self._sinks = sinks
+        self._connections: FrameSink | None = None
         self.is_mute = False
         """Whether files, progress and tool calls are dropped from now on."""
 
@@ -1142,9 +1146,22 @@ class _Receiver:
             elif name == "call" and sinks.call is not None:
                 number, tool, arguments = values
                 sinks.call(number, tool, arguments, self)
+            elif name == "connection" and sinks.network is not None:
+                frame = ConnectionFrame.parse(values[0])
+                if self._connections is None:
+                    self._connections = sinks.network.open(frame.run_id, self._send_frame, self)
+                self._connections.on_frame(frame)
         except Exception:  # a failing receiver is not called again; the run continues
             without: dict[str, Any] = {_SINK[name]: None}
             self._sinks = replace(sinks, **without)
+
+    def _send_frame(self, frame: bytes) -> None:
+        self._link.port.tell("connection", self._link.ticket, self._order.id, frame)
+
+    def close(self) -> None:
+        """Break the program's connections: it has ended."""
+        if self._connections is not None:
+            self._connections.close()
 
     def answer(self, answer: bytes) -> None:
         """Send the answer to the program's tool call."""
@@ -1160,7 +1177,8 @@ class _Receiver:
 
 
 _SINK = {
-    "output": "output", "progress": "progress", "file": "files", "data": "files", "call": "call"
+    "output": "output", "progress": "progress", "file": "files", "data": "files", "call": "call",
+    "connection": "network",
 }  # fmt: skip
 
 _NEVER_CAME = (

@@ -8,7 +8,6 @@ the workspace are forwarded, with relative paths that stay inside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.limits import CONTAINER_FILES_OUT, MB, Limits
@@ -21,8 +20,7 @@ from fumehood.protocol.container_frames import (
 )
 from fumehood.protocol.framing import ConnectionFrame, FrameError
 from fumehood.protocol.messages import GuestProgress
-from fumehood.sandbox.connections import Connections
-from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks, claims_of
+from fumehood.sandbox.wall import CallPort, FileSink, FrameSink, RunEnding, RunSinks, claims_of
 
 BEGINNING_CHARACTERS = 64 * 1024
 """Characters of each stream that are kept if a sink receives all of it."""
@@ -70,11 +68,9 @@ class ReceivedRun:
     ) -> None:
         """`send` sends a frame to the guest, and `port` answers and pauses the program."""
         self.id = run_id
-        self._connections: Connections | None = None
+        self._connections: FrameSink | None = None
         if sinks.network is not None and port is not None:
-            self._connections = Connections(
-                run_id, send, partial(sinks.network.on_connection, port=port)
-            )
+            self._connections = sinks.network.open(run_id, send, port)
         self.is_collecting = False
         """Whether the program has ended and its files follow."""
         self.brake = sinks.brake

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
+from fumehood.protocol.framing import DATA, ConnectionFrame
 from fumehood.sandbox.cluster.model import RunOrder
-from fumehood.sandbox.cluster.node import PIECE_BYTES, Events
+from fumehood.sandbox.cluster.node import PIECE_BYTES, Events, _Passing
 from fumehood.sandbox.wall import RunEnding
 
 ORDER = RunOrder(
     "run", "python", {}, Limits(1, 1, 128, 1), TrustDomain("uid:1"),
-    wants=frozenset({"progress", "files", "output", "call"}),
+    wants=frozenset({"progress", "files", "output", "call"}), trust="certificates",
 )  # fmt: skip
 
 
@@ -31,11 +35,16 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["output", "progress", "call", "files"])
+@pytest.mark.parametrize("kind", ["output", "progress", "call", "files", "connection"])
 async def test_attack_program_that_sends_without_end_is_held_back(kind: str) -> None:
     """Many small events, and tool calls with large arguments, take a node's memory as well."""
     events = Events()
-    sinks = events.sinks(ORDER, lambda number, port: None)
+    run: Any = SimpleNamespace(events=events)
+    sinks = events.sinks(
+        ORDER, lambda number, port: None, lambda number, send, port: _Passing(run, send)
+    )
+    assert sinks.network
+    frames = sinks.network.open(1, lambda frame: None, Port())
     assert sinks.output
     assert sinks.progress
     assert sinks.call
@@ -52,6 +61,8 @@ async def test_attack_program_that_sends_without_end_is_held_back(kind: str) -> 
                 sinks.call(sent, "tool", {"text": "x" * 10_000}, Port())
             case "files":
                 sinks.files.start(f"f{sent}", 0)
+            case "connection":
+                frames.on_frame(ConnectionFrame(DATA, 1, 1, b"x"))
     assert sent <= PIECE_BYTES // (10_000 if kind == "call" else 100)
     await events.next()
     assert not events.brake.is_on
