@@ -281,7 +281,7 @@ def compose(
         config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
     )
     upstreams.gateway = Gateway(
-        config.gateway, policy.gate.decide, files, registry.secrets, audit.note, log
+        config.gateway, policy.gate.decide_request, files, registry.secrets, audit.note, log
     )
     requests = _make_requests(basis, database, state, webhook, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)

@@ -229,7 +229,7 @@ def test_attack_cluster_without_token_that_others_reach_is_refused(
     """Without a token, whoever reaches the head could run code on every node. This one has an
     address of loopback, and listens on all networks.
     """
-    with running_cluster(nodes=1, environment={"RAY_AUTH_MODE": "disabled"}) as open_to_all:
+    with running_cluster(0, environment={"RAY_AUTH_MODE": "disabled"}, head_slots=1) as open_to_all:
         membership = RayMembership(open_to_all.address, allow_unauthenticated=False)
         assert ray_membership._probed(open_to_all.address, mode="disabled") == (
             open_to_all.address,

@@ -25,9 +25,11 @@ IP = "127.0.0.2"
 
 
 class Cluster:
-    """The head, which is no node, and nodes."""
+    """The head, which is no node unless it has slots, and nodes."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str] | None = None, head_slots: int = 0
+    ) -> None:
         self.directory = directory
         with socket.socket() as probe:
             probe.bind((IP, 0))
@@ -40,7 +42,7 @@ class Cluster:
             **(environment or {}),
         }
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.head = self.start("--head", "--port", str(self.port), "--slots", "0")
+        self.head = self.start("--head", "--port", str(self.port), "--slots", str(head_slots))
 
     @property
     def address(self) -> str:
@@ -108,11 +110,15 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
 
 @contextmanager
 def running_cluster(
-    nodes: int, slots: int = 2, environment: Mapping[str, str] | None = None
+    nodes: int,
+    slots: int = 2,
+    environment: Mapping[str, str] | None = None,
+    *,
+    head_slots: int = 0,
 ) -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
     directory.chmod(0o700)
-    cluster = Cluster(directory, environment)
+    cluster = Cluster(directory, environment, head_slots)
     try:
         for _ in range(nodes):
             cluster.add(slots)

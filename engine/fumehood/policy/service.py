@@ -109,6 +109,13 @@ class PolicyGate:
         decision = _enforced(about, facts, rules)
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
+    def decide_request(self, facts: CallFacts) -> Decision:
+        """Decide one request of a program, and count it, unless it becomes a call that asks."""
+        decision = self.decide(facts)
+        if decision.verdict is not Verdict.ASK:
+            self.count(decision)
+        return decision
+
     def count(self, decision: Decision) -> None:
         """Count the deciding rule and the shadow decisions of a call that is made, not only
         explained.

@@ -267,6 +267,22 @@ def test_shadow_rule_is_reported_and_counted_but_decides_nothing() -> None:
     assert enforced.decide(facts()).verdict is DENY
 
 
+def test_request_of_a_program_is_counted_unless_it_becomes_a_call_that_asks() -> None:
+    gate = PolicyGate(
+        policy_of(
+            rule("deny", id="no"), rule("ask", id="ask", tools=["delete_all"]),
+            rule("allow", id="yes", tools=["delete_all"]),
+        ),
+        "production",
+    )  # fmt: skip
+    for call in (facts(), facts(DANGEROUS)):
+        gate.decide_request(call)
+    assert [one.decided for one in gate.rules()] == [2, 0, 0]
+    asks = PolicyGate(policy_of(rule("ask", id="ask")), "production")
+    assert asks.decide_request(facts()).verdict is ASK
+    assert [one.decided for one in asks.rules()] == [0]
+
+
 def test_changed_tool_is_matched_again() -> None:
     """Which rules are about a tool is remembered: for this definition, not for its name."""
     gate = PolicyGate(policy_of(rule("deny", tags=["x"])), "production")
