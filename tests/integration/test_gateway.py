@@ -354,11 +354,24 @@ client.request("GET", wanted.path)
 client.getresponse().read().decode()
 """
 
+HTTPS = """
+new Promise((done, failed) => require("https").get({url!r}, answer => {{
+  let text = "";
+  answer.on("data", piece => text += piece).on("end", () => done(text));
+}}).on("error", failed))
+"""
+
 CLIENTS = {
     "urllib": ("run_python", FETCH + "fetch({url!r})[1]"),
     "requests": ("run_python", "import requests\nrequests.get({url!r}).text"),
     "http.client": ("run_python", TUNNEL),
     "curl": ("run_shell", "curl -fsS '{url}'"),
+    "fetch": ("run_javascript", "fetch({url!r}).then(answer => answer.text())"),
+    "https": ("run_javascript", HTTPS),
+    "fetch in a shell": (
+        "run_shell",
+        "node -e \"fetch('{url}').then(a => a.text()).then(console.log)\"",
+    ),
     "git": ("run_shell", "git ls-remote '{url}' | cut -f2"),
 }
 """Each client finds the gateway, and trusts its certificate, in a way of its own."""

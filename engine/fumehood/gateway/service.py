@@ -47,6 +47,9 @@ AUTHORITY_FILE = "gateway.pem"
 
 _PROXY = f"http://127.0.0.1:{GATEWAY_PORT}"
 
+NODE_PROXY = "/opt/fumehood/fumehood/guest/languages/proxy.js"
+"""In images: by it Node 18 finds the gateway."""
+
 ENVIRONMENT = {
     **dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), _PROXY),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
@@ -58,6 +61,7 @@ ENVIRONMENT = {
         TRUST_FILE,
     ),
     "NODE_USE_ENV_PROXY": "1",
+    "NODE_OPTIONS": f"--require {NODE_PROXY}",
     **dict.fromkeys(("npm_config_audit", "npm_config_fund"), "false"),  # a POST with each install
 }  # fmt: skip
 """Variables by which clients find the gateway and trust its certificates. No single one reaches all

@@ -113,6 +113,7 @@ function awaitProgram() {
   }
   if (wanted.working_directory) enter(wanted.working_directory);
   for (const { name, value } of wanted.env || []) process.env[name] = value;
+  if (process.env.NODE_USE_ENV_PROXY === "1") require("./proxy.js");
   process.argv.push(...(wanted.argv || []));
   return wanted.code;
 }
