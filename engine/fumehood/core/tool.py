@@ -25,7 +25,6 @@ from pydantic import (
 )
 
 from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
-from fumehood.core.hosts import network_pattern, network_wish
 from fumehood.core.json_types import JsonObject, Written
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
@@ -289,11 +288,14 @@ class ResponseMapping(_Value):
         return self
 
 
-NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_pattern)]
-"""A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
+def _wish(text: str) -> str:
+    from fumehood.core.hosts import network_wish  # not at the top: the jail loads this module
+
+    return network_wish(text)
+
 
 NetworkPatterns = Annotated[
-    tuple[Annotated[str, Field(max_length=300), AfterValidator(network_wish)], ...],
+    tuple[Annotated[str, Field(max_length=300), AfterValidator(_wish)], ...],
     Field(
         max_length=100,
         strict=False,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from fumehood.core.tool import NetworkHost
+from fumehood.core.hosts import network_pattern
 from fumehood.registry.secrets import HostPattern
+
+NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_pattern)]
+"""A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
 
 NetworkHosts = Annotated[tuple[NetworkHost, ...], Field(min_length=1)]
 
