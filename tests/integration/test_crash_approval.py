@@ -18,7 +18,7 @@ from support.crash_points import Run, crash_each, nursery
 pytestmark = pytest.mark.row("A2", "D6")
 
 SEED = 20261121
-KILLS = 6
+KILLS = 4
 MODULE = "support.crash_approvals"
 MEMORY = Path("/dev/shm")
 
