@@ -457,7 +457,9 @@ async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_
     fine = await run(engine, code + "fetch(url, X_Key=key)[0]", session_id=session.id)
     assert fine.data["value"] == 200
     answer = await run(
-        engine, code + "print('begun')\nfetch(url + key)\ntime.sleep(60)", session_id=session.id
+        engine,
+        code + "open('kept', 'w').write('it')\nprint('begun')\nfetch(url + key)\ntime.sleep(60)",
+        session_id=session.id,
     )
     assert answer.error is not None
     assert (answer.error.code, answer.metadata.sandbox.ended_by) == ("SANDBOX_VIOLATION", "policy")
@@ -465,8 +467,8 @@ async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_
     assert answer.error.details["stdout"] == "begun\n"
     assert used(answer).misused == 1
     assert upstream.count("/") == 1
-    again = await run(engine, "6 * 7", session_id=session.id)
-    assert again.data["value"] == 42
+    again = await run(engine, "open('kept').read()", session_id=session.id)
+    assert again.data["value"] == "it"
     alerts = {one.name: one for one in engine.alerts.look().alerts if one.tool is None}
     assert alerts["secret_misuse"].firing
     await engine.sessions.end(engine.owner, session.id)

@@ -266,6 +266,24 @@ async def test_tunnel_passes_unopened_to_the_host_that_its_tls_names(
                 pass
 
 
+async def test_hello_of_a_tunnel_may_come_byte_by_byte(upstream_tls: Upstream) -> None:
+    place = f"localhost:{upstream_tls.port}"
+    async with proxy(tunnels=("localhost",)) as (door, port):
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n\r\n"
+            await stream.send(head.encode())
+            assert b" 200 " in await stream.receive()
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            context = ssl.create_default_context(cadata=THEIRS.certificate)
+            client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+            with pytest.raises(ssl.SSLWantReadError):
+                client.do_handshake()
+            for byte in outgoing.read():
+                await stream.send(bytes([byte]))
+            assert (await stream.receive()).startswith(b"\x16")  # the server's hello
+        assert door.use.tunnels == 1
+
+
 @pytest.mark.parametrize("name", ["other.test", None])
 async def test_attack_tunnel_whose_tls_names_another_host_or_none_sends_nothing(
     upstream_tls: Upstream, name: str | None

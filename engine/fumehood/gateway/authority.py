@@ -116,27 +116,30 @@ class Authority:
         return context
 
 
-def server_name(hello: bytes) -> str | None:
-    """Return the name in the beginning of a client's TLS handshake; "" if it has none, or is no
-    TLS; None if more of it is needed.
-    """
-    found: list[str] = []
+class Hello:
+    """The beginning of a client's TLS handshake, read for the name in it."""
 
-    def note(_: ssl.SSLObject, asked: str | None, __: ssl.SSLContext) -> int:
-        found.append((asked or "").lower().removesuffix("."))
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._incoming = ssl.MemoryBIO()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sni_callback = self._note
+        self._tls = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
+
+    def feed(self, piece: bytes) -> str | None:
+        """Return the name; "" if it has none, or is no TLS; None if more is needed."""
+        self._incoming.write(piece)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLError:
+            pass
+        return self._names[0] if self._names else ""
+
+    def _note(self, _: ssl.SSLObject, asked: str | None, __: ssl.SSLContext) -> int:
+        self._names.append((asked or "").lower().removesuffix("."))
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sni_callback = note
-    incoming = ssl.MemoryBIO()
-    incoming.write(hello)
-    try:
-        context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
-    except ssl.SSLWantReadError:
-        return None
-    except ssl.SSLError:
-        pass
-    return found[0] if found else ""
 
 
 _SIGNS_CERTIFICATES = x509.KeyUsage(

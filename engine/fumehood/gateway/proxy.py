@@ -21,7 +21,7 @@ from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
 from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
-from fumehood.gateway.authority import Authority, server_name
+from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.door import REFUSED, SENT, Door
 from fumehood.gateway.request import (
     Place,
@@ -250,9 +250,12 @@ class Proxy:
             await door.note(SENT, request)
             peer.has_answered = True
             await peer.send(established)
-            hello = peer.http.trailing_data[0]
-            while (name := server_name(hello)) is None and len(hello) < MAX_HEAD_BYTES:
-                hello += await peer.stream.receive(PIECE_BYTES)
+            hello, begun = Hello(), bytearray(peer.http.trailing_data[0])
+            name = hello.feed(bytes(begun))
+            while name is None and len(begun) < MAX_HEAD_BYTES:
+                piece = await peer.stream.receive(PIECE_BYTES)
+                begun += piece
+                name = hello.feed(piece)
             if name != place.host:
                 raise door.refused(
                     403, "PERMISSION_DENIED",
@@ -264,7 +267,7 @@ class Proxy:
                 raise door.refused(502, error.code, error.message) from None
             door.use.tunnels += 1
             try:
-                await self._relay(peer, upstream, hello)
+                await self._relay(peer, upstream, bytes(begun))
             finally:
                 with anyio.CancelScope(shield=True):
                     await upstream.aclose()

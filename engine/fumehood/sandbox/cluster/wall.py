@@ -34,7 +34,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
-from fumehood.protocol.framing import ConnectionFrame
+from fumehood.protocol.framing import ConnectionFrame, FrameError
 from fumehood.sandbox.cluster.model import (
     VERSION,
     HeldState,
@@ -55,6 +55,7 @@ from fumehood.sandbox.wall import (
     HasImages,
     HostSize,
     ImageMissing,
+    Network,
     OnEvent,
     RunEnding,
     RunSinks,
@@ -1147,13 +1148,19 @@ class _Receiver:
                 number, tool, arguments = values
                 sinks.call(number, tool, arguments, self)
             elif name == "connection" and sinks.network is not None:
-                frame = ConnectionFrame.parse(values[0])
-                if self._connections is None:
-                    self._connections = sinks.network.open(frame.run_id, self._send_frame, self)
-                self._connections.on_frame(frame)
+                self._take_frame(values[0], sinks.network)
         except Exception:  # a failing receiver is not called again; the run continues
             without: dict[str, Any] = {_SINK[name]: None}
             self._sinks = replace(sinks, **without)
+
+    def _take_frame(self, body: bytes, network: Network) -> None:
+        try:
+            frame = ConnectionFrame.parse(body)
+            if self._connections is None:
+                self._connections = network.open(frame.run_id, self._send_frame, self)
+            self._connections.on_frame(frame)
+        except FrameError:  # from its guest
+            self.close()
 
     def _send_frame(self, frame: bytes) -> None:
         self._link.port.tell("connection", self._link.ticket, self._order.id, frame)
