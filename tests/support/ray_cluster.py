@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import secrets
 import shutil
 import signal
 import socket
@@ -35,8 +34,7 @@ class Cluster:
             probe.bind((IP, 0))
             self.port = probe.getsockname()[1]
         self.environment = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "HOME": str(directory),  # where the head makes the token
             "RAY_TMPDIR": str(directory),
             "FUMEHOOD_NODE_HOME": str(directory / "nodes"),
             **(environment or {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -87,11 +88,11 @@ def node(
         fail(
             "Name the head with --address HOST:PORT, or start it here with --head.", ExitCode.USAGE
         )
-    try:
-        from ray.scripts.scripts import main as ray
-    except ImportError:
+    if find_spec("ray") is None:
         fail("A cluster needs Ray: pip install 'fumehood[cluster]'.", ExitCode.UNAVAILABLE)
     _use_token(may_make=head)
+    from ray.scripts.scripts import main as ray  # it reads once, as it is loaded, how to log in
+
     slots = _usual_slots() if slots is None else slots
     where = ["--head", f"--port={port}", f"--system-config={HEALTH}"]
     sys.argv = [
