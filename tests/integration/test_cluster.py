@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,14 @@ from fumehood.sandbox.cluster import ray_membership
 from fumehood.sandbox.cluster.ray_membership import RayMembership
 from support.ray_cluster import Cluster, running_cluster
 from support.wait import wait_until
-from tests.conftest import Daemon, SocketClient, StartDaemon, make_first_approver
+from tests.conftest import (
+    CLEAN_ENVIRONMENT,
+    FUMEHOOD,
+    Daemon,
+    SocketClient,
+    StartDaemon,
+    make_first_approver,
+)
 from tests.upstream import Reply, running_upstream
 
 pytestmark = [
@@ -270,3 +278,22 @@ def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(
         refused = run(stranger.client(), "1")
         assert refused["error"]["code"] == "SANDBOX_UNAVAILABLE"
         stranger.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "words"),
+    [
+        ("nonsense", 2, "has the form HOST:PORT"),
+        ("10.0.0.1:", 2, "has the form HOST:PORT"),
+        ("127.0.0.1:1", 4, "cannot be reached: Connection refused"),
+    ],
+)
+def test_node_whose_head_is_not_there_says_so_at_once(
+    home: Path, address: str, code: int, words: str
+) -> None:
+    done = subprocess.run(
+        [str(FUMEHOOD), "node", "--address", address], env={**CLEAN_ENVIRONMENT, "HOME": str(home)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert not (home / ".ray").exists()

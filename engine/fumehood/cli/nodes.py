@@ -23,6 +23,9 @@ MB_OF_SLOT = 1024
 PORT = 6379
 """The port of the cluster's head."""
 
+HEAD_S = 5.0
+"""Seconds for the cluster's head to accept a connection."""
+
 HEALTH = '{"health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
 """Ray's settings, so that a dead machine is noticed after some five seconds."""
 
@@ -90,6 +93,8 @@ def node(
         )
     if find_spec("ray") is None:
         fail("A cluster needs Ray: pip install 'fumehood[cluster]'.", ExitCode.UNAVAILABLE)
+    if address is not None:
+        _require_answer(address)
     _use_token(may_make=head)
     from ray.scripts.scripts import main as ray  # it reads once, as it is loaded, how to log in
 
@@ -102,6 +107,20 @@ def node(
     ]  # fmt: skip
     say(f"This machine has {slots} slots.", to_stderr=True)
     ray()  # type: ignore[no-untyped-call]  # exits
+
+
+def _require_answer(address: str) -> None:
+    """Fail unless something answers at the head's address: Ray would try for minutes."""
+    import socket
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65_535:
+        fail("The head's address has the form HOST:PORT, such as 10.0.0.1:6379.", ExitCode.USAGE)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_S).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        fail(f"The cluster's head at {address} cannot be reached: {why}.", ExitCode.UNAVAILABLE)
 
 
 def _usual_slots() -> int:
