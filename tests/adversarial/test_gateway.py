@@ -38,12 +38,16 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def failed(runtime: str = "runc") -> dict[str, str]:
+async def failed(runtime: str = "runc", among: set[str] | None = None) -> dict[str, str]:
     """The ids of the attacks that succeeded, and why. None may be untried."""
     target = gateway_target(runtime, Docker(os.environ), find_image)
-    card = await run_attacks([target], engine_version="test")
+    card = await run_attacks(
+        [target],
+        engine_version="test",
+        choose=lambda attack: among is None or attack.is_quick or attack.id in among,
+    )
     lines = card.walls[0].attacks
-    assert len(lines) >= 14, card.walls[0].why
+    assert len(lines) >= (14 if among is None else 5), card.walls[0].why
     assert [line.id for line in lines if line.verdict is Verdict.UNTRIED] == []
     return {line.id: line.why for line in lines if line.verdict is Verdict.FAILED}
 
@@ -114,5 +118,5 @@ async def test_control_without_a_defence_its_attacks_succeed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weaken(monkeypatch)
-    found = await failed()
+    found = await failed(among=succeed)
     assert found.keys() == succeed, found
