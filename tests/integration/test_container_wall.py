@@ -13,8 +13,10 @@ from typing import Any
 
 import anyio
 import pytest
+import uvloop
 
 from conftest import Daemon, StartDaemon
+from fumehood import Config, Engine
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -282,3 +284,14 @@ async def test_docker_restart_loses_the_run_and_later_calls_succeed(
             await anyio.to_thread.run_sync(docker.start)
             assert (await made.run()).ended_by is EndedBy.OK
             await made.until(lambda: len(docker.containers()) == 1)  # what was lost is removed
+
+
+def test_engine_serves_in_a_loop_of_uvloop(home: Path) -> None:
+    """Servers that embed it use one, and its transports are not asyncio's."""
+
+    async def serve() -> list[bool]:
+        async with Engine(config=Config(home=home)) as engine:
+            calculated = await engine.call("calculator", {"expression": "6*7"})
+            return [calculated.success, (await engine.call("run_python", {"code": "0"})).success]
+
+    assert uvloop.run(serve()) == [True, True]

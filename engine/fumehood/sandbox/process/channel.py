@@ -264,8 +264,7 @@ class GuestProcess(asyncio.Protocol):
 
     # -- asyncio.Protocol -----------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def data_received(self, chunk: bytes) -> None:
