@@ -8,6 +8,7 @@ bytes of calls and results pass through unread. It ends when the engine closes t
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import re
@@ -108,6 +109,7 @@ async def _serve(connection: socket.socket, address: str) -> None:
         )
     )
     bridge = Bridge(writer)
+    gc.freeze()
     try:
         while True:
             number, length = HEADER.unpack(await reader.readexactly(HEADER.size))

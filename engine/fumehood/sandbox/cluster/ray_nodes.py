@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 from functools import partial
@@ -35,6 +36,7 @@ class NodeActor:
     def __init__(self, slots: int) -> None:
         base = os.environ.get(DIRECTORY_VARIABLE) or Path.home() / ".fumehood" / "nodes"
         make_wall = partial(container_wall, eager=True)
+        gc.freeze()
         self._node = Node(NodeHome(Path(base)), slots, make_wall)
 
     async def call(self, asked: bytes) -> bytes:
@@ -71,7 +73,7 @@ def actor_of(key: str, slots: int) -> Any:
     """Return the actor of a machine. It is started if there is none."""
     made = ray.remote(NodeActor).options(
         name=f"node-{key}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True,
-        num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0,
+        num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0, enable_task_events=False,
         scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False),
     )  # fmt: skip
     return made.remote(slots)
