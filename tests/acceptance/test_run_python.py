@@ -299,3 +299,13 @@ def test_how_to_run_python_snippets_run_unchanged(daemon: Daemon, tmp_path: Path
     ran = [snippet.stdout for snippet in snippets]
     assert ran[0] == "5 rows\n" + "".join(f"{n},{n * n}\r\n" for n in range(5))
     assert ran[1:] == ["42\n", "3 lines\n", "5\n\nout.bin 2000000\n"]
+
+
+@pytest.mark.row("D1", "B5")
+def test_how_to_replay_a_call_snippets_run_unchanged(daemon: Daemon, tmp_path: Path) -> None:
+    ran = [
+        snippet.stdout
+        for snippet in run_snippets("docs/howto/replay-a-call.md", daemon.environment, tmp_path)
+    ]
+    assert "Nothing differs from call_" in ran[1]
+    assert ran[2] == "True\n"

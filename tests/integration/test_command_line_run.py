@@ -243,3 +243,37 @@ def run_sessions(run: Runner, *arguments: str) -> Any:
         env=run.daemon.environment, capture_output=True, timeout=60, check=True,
     )  # fmt: skip
     return json.loads(done.stdout)
+
+
+def test_replay_shows_what_differs_from_a_receipt(run: Runner) -> None:
+    def replay(text: str, *options: str) -> Any:
+        return subprocess.run(
+            [str(FUMEHOOD), "replay", "-", *options], env=run.daemon.environment,
+            input=text.encode(), capture_output=True, timeout=60,
+        )  # fmt: skip
+
+    assert run("--receipt", "r.json", stdout="one\ntwo\n", value=1).returncode == 0
+    kept = run.directory / "r.json"
+    receipt = kept.read_text()
+    call_id = json.loads(receipt)["call_id"]
+    done = replay(receipt)
+    assert (done.returncode, done.stdout) == (0, f"Nothing differs from {call_id}.\n".encode())
+    changed = json.loads(receipt)
+    changed["fields"] |= {"stdout": "one\nzwei\n", "value": 2}
+    done = replay(json.dumps(changed))
+    assert done.returncode == 1
+    assert done.stdout.decode().splitlines() == [
+        f"What differs from {call_id}:", "  stdout:", "    @@ -1,2 +1,2 @@", "     one",
+        "    -zwei", "    +two", "  value: 2 → 1",
+    ]  # fmt: skip
+    shown = json.loads(replay(receipt, "--json").stdout)
+    assert shown["differences"] == []
+    assert shown["receipt"]["fields"] == json.loads(receipt)["fields"]
+    # An existing file stays, a call that does not run has no receipt, and a forged file is none.
+    assert run("--receipt", "r.json", stdout="other").returncode == 1
+    assert kept.read_text() == receipt
+    assert b"There is no receipt" in run("--receipt", "q.json", "--memory", "1", value=1).stderr
+    for forged in ("{}", receipt.replace("fumehood.receipt.1", "x"), "[]"):
+        assert replay(forged).returncode == 2
+    unknown = replay(receipt.replace('"run_python"', '"no_such_tool"'))
+    assert (unknown.returncode, b"TOOL_NOT_FOUND" in unknown.stdout) == (1, True)

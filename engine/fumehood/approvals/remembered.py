@@ -185,7 +185,9 @@ def _with_options(definition: str, options: JsonObject) -> str:
 
     Without such options, return it unchanged.
     """
-    given = {name: options[name] for name in DECIDING_OPTIONS if options.get(name) is not None}
+    given = {
+        name: options[name] for name in DECIDING_OPTIONS if options.get(name) not in (None, False)
+    }
     return digest_of({"definition": definition, "options": given}) if given else definition
 
 

@@ -73,7 +73,13 @@ def run(
         Path | None,
         typer.Option(metavar="DIR", help="Save its files and figures below DIR."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Save its receipt, for fumehood replay."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --save and --receipt replace files.")
+    ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
     package: Packages = None,
@@ -102,8 +108,8 @@ def run(
     """
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
-    if force and save is None:
-        fail("--force needs --save.", ExitCode.USAGE)
+    if force and save is None and receipt is None:
+        fail("--force needs --save or --receipt.", ExitCode.USAGE)
     if image is not None and session != NEW:
         fail("--image goes with --session new: a session keeps its image.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
@@ -122,6 +128,7 @@ def run(
         session = session_id_of(session, socket, as_json=as_json)
     asked: JsonObject = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked |= {"packages": package, "network": network, "session_id": session}
+    asked["receipt"] = receipt is not None or None
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:
@@ -132,12 +139,12 @@ def run(
             answer = document_of(stream_call(client, tool, arguments, options, socket, stdout=out))
     else:
         answer = call_once(tool, arguments, options, socket, as_json=as_json)
-    with _downloading(socket, as_json=as_json) as download:
+    with downloading(socket, as_json=as_json) as download:
         if as_json:
             show_envelope(answer, as_json=True)
         else:
             _show(answer, download, with_files=save is None, with_output=not stream)
-        is_saved = save is None or _save(answer, download, save, force=force, quiet=as_json)
+        is_saved = _save(answer, download, save, receipt, force=force, quiet=as_json)
     say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
@@ -162,7 +169,7 @@ def _new_session(
 
 
 @contextmanager
-def _downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
+def downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
     """Download with a client that is created on first use: most answers need none."""
     with ExitStack() as stack:
 
@@ -259,6 +266,17 @@ def _show_figure(path: Path) -> None:
 
 
 def _save(
+    answer: JsonObject, download: Download, directory: Path | None, receipt: Path | None, *,
+    force: bool, quiet: bool,
+) -> bool:  # fmt: skip
+    """Save what was asked for; return whether everything was saved."""
+    has_receipt = receipt is None or _save_receipt(answer, download, receipt, force=force)
+    if directory is None:
+        return has_receipt
+    return _save_files(answer, download, directory, force=force, quiet=quiet) and has_receipt
+
+
+def _save_files(
     answer: JsonObject, download: Download, directory: Path, *, force: bool, quiet: bool
 ) -> bool:
     """Save the files and show the figures; return whether everything was saved."""
@@ -270,6 +288,15 @@ def _save(
         if entry in (fields.get("images") or []):
             _show_figure(directory / entry["filename"])
     return len(saved) == len(made) and not fields.get("files_left_out")
+
+
+def _save_receipt(answer: JsonObject, download: Download, file: Path, *, force: bool) -> bool:
+    link = answer["metadata"].get("receipt")
+    if link is None:
+        say("There is no receipt: the program did not run.", to_stderr=True)
+        return False
+    entry = {"filename": file.name, **link}
+    return bool(list(_saved([entry], download, file.absolute().parent, force=force)))
 
 
 def _saved(

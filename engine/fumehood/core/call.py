@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_INTERPRETER_MB
+from fumehood.core.receipt import Cassette
 from fumehood.core.tool import Megabytes, Seconds
 
 MAX_USE = 10**12
@@ -85,9 +86,14 @@ class CallOptions(BaseModel):
     new_call: bool = False
     packages: Packages | None = None
     network: NetworkHosts | None = None
+    receipt: bool = False
+    replay: Cassette | None = None
+    """From a receipt: what the program sends is answered from it, and nothing goes out."""
 
 
-DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "network")
+DECIDING_OPTIONS = (
+    "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network", "receipt", "replay",
+)  # fmt: skip
 """Options that change what a call does. `agent_id` and `session_id` also do."""
 
 _NO_OPTIONS = CallOptions()

@@ -82,6 +82,8 @@ class NetworkReport(_Value):
     """Connections that were passed on unopened."""
     misused: int = Field(default=0, exclude_if=not_)
     """Requests with the placeholder of a secret where it must not be."""
+    replayed: int = Field(default=0, exclude_if=not_)
+    """Requests that a receipt answered. Nothing was sent."""
 
 
 class SandboxReport(_Value):
@@ -149,6 +151,14 @@ class FallbackReport(_Value):
     usage: UsageReport
 
 
+class ReceiptLink(_Value):
+    """Where the receipt of a call is kept, or why it is not."""
+
+    url: str | None = Field(default=None, exclude_if=not_)
+    expires_at: str | None = Field(default=None, exclude_if=not_)
+    not_kept: str | None = Field(default=None, exclude_if=not_)
+
+
 class Metadata(_Value):
     """Information about the call other than its result."""
 
@@ -172,6 +182,7 @@ class Metadata(_Value):
     cache: CacheReport | None = Field(default=None, exclude_if=not_)
     """Absent from calls that the result cache has nothing to do with."""
     fallback: FallbackReport | None = Field(default=None, exclude_if=not_)
+    receipt: ReceiptLink | None = Field(default=None, exclude_if=not_)
 
 
 class Envelope(_Value):

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Literal, TypedDict
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.receipt import Cassette
 
 
 class CallKeywords(TypedDict, total=False):
@@ -33,6 +34,8 @@ class CallKeywords(TypedDict, total=False):
     new_call: bool
     packages: list[str] | None
     network: list[str] | None
+    receipt: bool
+    replay: Cassette | None
 
 
 class DecisionKeywords(TypedDict, total=False):
@@ -67,6 +70,8 @@ class HandleKeywords(TypedDict, total=False):
     new_call: bool
     packages: list[str] | None
     network: list[str] | None
+    receipt: bool
+    replay: Cassette | None
     max_parallel: int
     parallel_tool_calls: bool
     repair_arguments: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
+from fumehood.core.receipt import Cassette
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,15 @@ class CutText:
     """Length of the whole text in characters."""
     link: JsonObject
     """Either `resource_url` and `expires_at`, or `not_kept` with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a receipt has besides the answer: exchanges, and the SHA-256 of files and pictures by
+    path."""
+
+    network: Cassette
+    digests: Mapping[tuple[str, str], str]
 
 
 MAX_DATA_BYTES = 16 << 20
@@ -59,6 +70,8 @@ class Outcome:
     """Number of matches that redaction has already replaced in its output."""
     network: NetworkReport | None = None
     """What a program sent through the gateway, if it had network."""
+    recorded: Recorded | None = None
+    """What its receipt needs, if the call asked for one."""
     network_ms: float = 0.0
     """Milliseconds spent on requests to other services."""
 

@@ -38,8 +38,9 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
+from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome, Recorded
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.gateway.cassette import Recorder
 from fumehood.gateway.door import NetworkUse
 from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
@@ -90,7 +91,9 @@ class ProgramExecutor(Executor):
             sent_files(arguments),
             session_id,
             with_files=arguments.get("return_files") is not False,
+            with_digests=run.request.options.receipt,
         )
+        recorder = Recorder() if run.request.options.receipt else None
         streams = KeptStreams(
             run.blobs,
             principal_id,
@@ -107,7 +110,7 @@ class ProgramExecutor(Executor):
             sent["tools"] = calls.tools
         use = NetworkUse()
         try:
-            async with _network(run) as (use, network, variables):
+            async with _network(run, recorder) as (use, network, variables):
                 # The caller's own variable of a name wins.
                 own = {VARIABLE: run.traceparent, **variables}
                 named = [{"name": name, "value": value} for name, value in own.items()]
@@ -141,12 +144,14 @@ class ProgramExecutor(Executor):
             await files.entries()
             kept = await streams.finish()
         outcome = _outcome(run, ending, kept, files, use)
+        if recorder is not None:
+            outcome = replace(outcome, recorded=Recorded(recorder.cassette, files.digests))
         return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
 @asynccontextmanager
 async def _network(
-    run: ToolRun,
+    run: ToolRun, recorder: Recorder | None
 ) -> AsyncIterator[tuple[NetworkUse, Network | None, Mapping[str, str]]]:
     """Give the program the network that its call asks for, and the variables for it."""
     options, calls = run.request.options, run.calls
@@ -154,13 +159,14 @@ async def _network(
         yield NetworkUse(), None, {}
         return
     gateway = run.upstreams.gateway
-    if not gateway.is_open:
+    if not gateway.is_open and options.replay is None:
         raise PermissionDenied(
             "This engine gives programs no network: the operator has set no gateway.hosts. Do not "
             "retry."
         )
     async with gateway.door(
-        run.network, calls.ask, calls.cancel, run.redactor, tool=run.tool.definition.name,
+        run.network, calls.ask, calls.cancel, run.redactor, recorder=recorder,
+        replay=options.replay, tool=run.tool.definition.name,
         call_id=run.request.call_id, principal_id=run.domain.principal_id,
         agent_id=options.agent_id, session_id=run.domain.session_id,
     ) as (door, network):  # fmt: skip

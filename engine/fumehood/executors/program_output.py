@@ -218,12 +218,16 @@ class ProgramFiles:
         session_id: str | None = None,
         *,
         with_files: bool = True,
+        with_digests: bool = False,
     ) -> None:
         """Prepare to receive files. Without `with_files`, only figures are kept."""
         self._blobs = blobs
         self._principal_id = principal_id
         self._session_id = session_id
         self._with_files = with_files
+        self._with_digests = with_digests
+        self.digests: dict[tuple[str, str], str] = {}
+        """Kind and path → SHA-256, of all if asked for."""
         self._sent = {file.path: file.content for file in sent}
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
@@ -246,7 +250,7 @@ class ProgramFiles:
         self._names.add((kind, path))
         self._coming = _Coming(path, size, kind)
         sent = self._sent.get(path) if kind == "file" else None
-        if sent is not None and len(sent) == size:
+        if self._with_digests or (sent is not None and len(sent) == size):
             self._coming.digest = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
@@ -314,16 +318,18 @@ class ProgramFiles:
         else:
             self._inline_total += len(coming.start)
             self._done.append(coming)
+            if coming.digest is not None:
+                self.digests[coming.kind, coming.path] = coming.digest.hexdigest()
 
     def _is_one_too_many(self, coming: _Coming) -> bool:
         is_empty_figure = coming.kind == "image" and not coming.received
         return is_empty_figure or len(self._done) >= CONTAINER_FILES_OUT
 
     def _is_as_sent(self, coming: _Coming) -> bool:
-        if coming.digest is None or coming.received != coming.announced:
+        sent = self._sent.get(coming.path) if coming.kind == "file" else None
+        if sent is None or coming.digest is None or coming.received != coming.announced:
             return False
-        sent = hashlib.sha256(self._sent[coming.path])
-        same: bool = coming.digest.digest() == sent.digest()
+        same: bool = coming.digest.digest() == hashlib.sha256(sent).digest()
         return same
 
     @staticmethod

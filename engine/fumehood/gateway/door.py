@@ -21,6 +21,8 @@ from fumehood.core.errors import EngineError
 from fumehood.core.hosts import network_matches
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.receipt import Exchange
+from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.placeholders import BodyWatch, Placeholders
 from fumehood.gateway.request import TUNNEL, Place, ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings
@@ -63,6 +65,7 @@ class NetworkUse:
     held: int = 0
     tunnels: int = 0
     misused: int = 0
+    replayed: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     hosts: Counter[str] = field(default_factory=Counter)
@@ -84,6 +87,7 @@ class NetworkUse:
             hosts=dict(self.hosts),
             tunnels=self.tunnels,
             misused=self.misused,
+            replayed=self.replayed,
         )
 
     def warnings(self) -> tuple[str, ...]:
@@ -105,8 +109,14 @@ class Door:
         ask: Ask,
         placeholders: Placeholders,
         record: Record,
+        recorder: Recorder | None = None,
+        player: Player | None = None,
     ) -> None:
+        """`recorder` keeps what the program sends and gets; `player` answers it, and nothing is
+        sent."""
         self.placeholders = placeholders
+        self.recorder = recorder
+        self.player = player
         self._record = record
         self._hosts = hosts
         self._settings = settings
@@ -116,6 +126,23 @@ class Door:
         self._tries = 0
         self._held_now = 0
         self._noted = 0
+
+    def play(self, player: Player, request: ProgramRequest, digest: str) -> Exchange:
+        """Count a request, and return its answer from a receipt. Raises Refusal."""
+        self._count_host(request.place.host)
+        try:
+            answer = player.take(request, digest)
+        except Refusal as refusal:
+            raise self.refused(refusal.status, refusal.code, refusal.message) from None
+        self.use.replayed += 1
+        return answer
+
+    def _count_host(self, host: str) -> None:
+        use = self.use
+        use.requests += 1
+        if use.requests > self._settings.max_requests:
+            raise self._no_more()
+        use.hosts[host if len(use.hosts) < MAX_HOSTS or host in use.hosts else OTHERS] += 1
 
     def require_short(self, length: int) -> None:
         """Raise Refusal if a body is too long for a request that is held."""
@@ -128,12 +155,8 @@ class Door:
         Raises:
             Refusal: it may not be sent.
         """
-        use, place = self.use, request.place
-        use.requests += 1
-        if use.requests > self._settings.max_requests:
-            raise self._no_more()
-        host = place.host if len(use.hosts) < MAX_HOSTS or place.host in use.hosts else OTHERS
-        use.hosts[host] += 1
+        place = request.place
+        self._count_host(place.host)
         if not network_matches(place.host, place.port, self._hosts):
             raise self.refused(
                 403, "PERMISSION_DENIED",

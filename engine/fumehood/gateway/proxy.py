@@ -8,6 +8,8 @@ anything of it is sent; it is sent once; a refusal is an answer with its reason,
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -22,6 +24,7 @@ from anyio.streams.tls import TLSStream
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
 from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
 from fumehood.gateway.authority import Authority, Hello
+from fumehood.gateway.cassette import Player, Recording
 from fumehood.gateway.door import REFUSED, SENT, Door
 from fumehood.gateway.request import (
     Place,
@@ -95,6 +98,10 @@ class _Peer:
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.has_answered = False
         """Whether the answer to the present request has begun."""
+        self.request: ProgramRequest | None = None
+        """The present request, if it was understood."""
+        self.digest = hashlib.sha256()
+        """Of its body, as far as that was read, for receipts."""
 
     async def event(self) -> Any:
         """Return the next event of the program. Raises h11.RemoteProtocolError."""
@@ -129,6 +136,8 @@ class _Peer:
                     continue
             if pieces:
                 door.sent(len(pieces))
+                if door.recorder is not None or door.player is not None:
+                    self.digest.update(pieces)
                 if (name := watch.add(bytes(pieces))) is not None:
                     raise door.misused(name)
                 yield bytes(pieces)
@@ -136,7 +145,7 @@ class _Peer:
             if not isinstance(event, h11.Data) and event is not h11.NEED_DATA:
                 return
 
-    async def refuse(self, refusal: Refusal) -> None:
+    async def refuse(self, refusal: Refusal, door: Door) -> None:
         """Answer with a refusal."""
         error = {"code": refusal.code, "message": refusal.message}
         body = strict_json.dumps({"error": error})
@@ -146,6 +155,11 @@ class _Peer:
         if self.http.their_state is not h11.DONE:  # its body is not read
             headers.append(("connection", "close"))
         self.has_answered = True
+        if door.recorder is not None and self.request is not None:
+            kept = [(name.encode(), value.encode()) for name, value in headers]
+            recording = door.recorder.begin(self.request, refusal.status, kept)
+            recording.add(body)
+            recording.finish(None)
         response = h11.Response(status_code=refusal.status, headers=headers)
         await self.send(response, h11.Data(data=body), h11.EndOfMessage())
 
@@ -182,7 +196,7 @@ class Proxy:
     async def _serve(self, peer: _Peer, inside: Place | None) -> None:
         """Serve requests; `inside` is the place that a tunnel is for."""
         while True:
-            peer.has_answered = False
+            peer.has_answered, peer.request, peer.digest = False, None, hashlib.sha256()
             try:
                 event = await peer.event()
                 if not isinstance(event, h11.Request):
@@ -191,7 +205,7 @@ class Proxy:
                 if inside is None and event.method == b"CONNECT":
                     await self._tunnel(peer, event)
                     return
-                request = read_request(
+                request = peer.request = read_request(
                     event.method, event.target, event.headers.raw_items(), inside
                 )
                 try:
@@ -204,11 +218,12 @@ class Proxy:
                     return
                 self._door.count()
                 status = error.error_status_hint
-                await peer.refuse(self._door.refused(status, "INVALID_REQUEST", f"{error}."))
+                unclear = self._door.refused(status, "INVALID_REQUEST", f"{error}.")
+                await peer.refuse(unclear, self._door)
             except Refusal as refusal:
                 if peer.has_answered:
                     return
-                await peer.refuse(refusal)
+                await peer.refuse(refusal, self._door)
             if {peer.http.our_state, peer.http.their_state} != {h11.DONE}:
                 return
             peer.http.start_next_cycle()
@@ -222,6 +237,12 @@ class Proxy:
         await peer.event()  # its end: CONNECT has no body
         established = h11.Response(status_code=200, headers=[], reason="Connection established")
         if self._door.is_tunnel(place):
+            if self._door.player is not None:
+                raise self._door.refused(
+                    502, "NETWORK_ERROR", "What passes unopened is in no receipt."
+                )
+            if self._door.recorder is not None:
+                self._door.recorder.left_out += 1
             await self._pass_unopened(peer, ProgramRequest.tunnel(place), established)
             return
         await peer.send(established)
@@ -278,6 +299,9 @@ class Proxy:
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
         """Judge a request, send it, and pass the answer on."""
         door = self._door
+        if door.player is not None:
+            await self._play(peer, request, door.player)
+            return
         if door.judge(request):
             if not request.is_read:
                 await door.note(SENT, request)
@@ -288,6 +312,33 @@ class Proxy:
             return
         with door.holding():
             await self._hold(peer, request, await self._whole(peer, request))
+
+    async def _play(self, peer: _Peer, request: ProgramRequest, player: Player) -> None:
+        """Answer a request from a receipt."""
+        if request.length == 0:
+            await peer.event()  # its end
+        else:
+            async for _ in peer.body(self._door):
+                pass
+        answer = self._door.play(player, request, peer.digest.hexdigest())
+        body = base64.b64decode(answer.body_base64)
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers
+        ]
+        recording = self._recording(request, answer.status, headers)
+        peer.has_answered = True
+        await peer.send(h11.Response(status_code=answer.status, headers=headers))
+        self._door.received(len(body))
+        await peer.send(h11.Data(data=body), h11.EndOfMessage())
+        if recording is not None:
+            recording.add(body)
+            recording.finish(answer.body_sha256)
+
+    def _recording(
+        self, request: ProgramRequest, status: int, headers: list[tuple[bytes, bytes]]
+    ) -> Recording | None:
+        recorder = self._door.recorder
+        return recorder.begin(request, status, headers) if recorder is not None else None
 
     async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
         """Ask a human about a request, send it after a yes, and pass the answer on."""
@@ -301,7 +352,7 @@ class Proxy:
                 await self._send(peer, request, once() if body else None, len(body))
             except Refusal as refusal:
                 if not peer.has_answered:
-                    await peer.refuse(refusal)
+                    await peer.refuse(refusal, door)
                 return NetworkError(refusal.message, retryable=False)
             except (*BROKEN, h11.LocalProtocolError):
                 return None  # it was sent; its program did not read the whole answer
@@ -354,7 +405,7 @@ class Proxy:
                 request.method, url, headers=headers, content=content,
                 extensions={"timeout": {"connect": CONNECT_S}},
             ) as answer:  # fmt: skip
-                await self._answer(peer, answer, values)
+                await self._answer(peer, request, answer, values)
                 drop_what_follows(answer)
         except PermissionDenied as error:
             raise self._door.refused(403, error.code, error.message) from None
@@ -370,7 +421,13 @@ class Proxy:
                 502, "NETWORK_ERROR", "The host broke off its answer, or gave none that is HTTP."
             ) from None
 
-    async def _answer(self, peer: _Peer, answer: httpcore2.Response, values: SecretValues) -> None:
+    async def _answer(
+        self,
+        peer: _Peer,
+        request: ProgramRequest,
+        answer: httpcore2.Response,
+        values: SecretValues,
+    ) -> None:
         """Pass an answer on, without the values of secrets that its request had."""
         headers = passed_on(answer.headers)
         self._door.received(sum(len(name) + len(value) for name, value in headers))
@@ -388,6 +445,7 @@ class Proxy:
                 if name != b"content-length"
             ]
         peer.has_answered = True
+        recording = self._recording(request, answer.status, headers)
         if answer.status == 101:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
             await peer.send(h11.InformationalResponse(status_code=101, headers=headers))
@@ -404,8 +462,13 @@ class Proxy:
                 _require_large(count, total, self._door)
             if values.longest:
                 piece = stream.feed(piece.decode("latin-1")).encode("latin-1")
+            if recording is not None:
+                recording.add(piece)
             await peer.send(h11.Data(data=piece))
         rest = stream.finish().encode("latin-1")
+        if recording is not None:
+            recording.add(rest)
+            recording.finish(peer.digest.hexdigest())
         await peer.send(h11.Data(data=rest), h11.EndOfMessage())
 
     async def _relay(

@@ -20,6 +20,8 @@ import anyio.to_thread
 from fumehood.core.errors import PermissionDenied, StateUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
+from fumehood.core.receipt import Cassette
+from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.door import Ask, Door, Send
 from fumehood.gateway.placeholders import Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings
@@ -108,6 +110,8 @@ class Gateway:
         cancel: Callable[[asyncio.Task[None]], bool],
         redactor: Redactor,
         *,
+        recorder: Recorder | None = None,
+        replay: Cassette | None = None,
         tool: str,
         call_id: str,
         principal_id: str,
@@ -115,7 +119,7 @@ class Gateway:
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
         """Open the door of one call. `hosts` are those that it asks for; `cancel` cancels what a
-        task asks.
+        task asks. With `replay` nothing is sent, and the operator is asked for nothing.
 
         Raises:
             PermissionDenied: they name a package index that the operator does not.
@@ -138,10 +142,12 @@ class Gateway:
             redactor.learn(value)
             return value
 
-        patterns, settings = self._asked(hosts)
+        asked = [one for one in hosts if replay is None or not one.startswith("@")]
+        patterns, settings = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
         placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
-        door = Door(patterns, settings, decide, ask, placeholders, record)
+        player = Player(replay) if replay is not None else None
+        door = Door(patterns, settings, decide, ask, placeholders, record, recorder, player)
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)
         served: set[asyncio.Task[None]] = set()

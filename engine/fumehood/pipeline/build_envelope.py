@@ -18,6 +18,7 @@ from fumehood.core.envelope import (
     LimitsApplied,
     Metadata,
     Performance,
+    ReceiptLink,
     Resources,
     SandboxReport,
 )
@@ -32,6 +33,7 @@ from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import with_fallback
 from fumehood.pipeline.plan import Plan
+from fumehood.pipeline.receipt import keep_receipt
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.result import (
     ShapedOutcome,
@@ -59,13 +61,14 @@ async def build_envelope(
     """Build the envelope of a call from its outcome or the error that refused it."""
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
-    redacted = 0
+    redacted, link = 0, None
     if isinstance(ending, EngineError):
         redacted = redact_error(ending, services.redactor)
     else:
         if call.resolved is not None:
             max_bytes = call.plan.limits.output_bytes if call.plan is not None else MB
             shaped = shape(ending, call.resolved.tool, max_bytes, services.redactor)
+            link = await keep_receipt(call, shaped, services)
             shaped = await _shorten(shaped, call.request, call.resolved, services)
             error = shaped.outcome.error
         if isinstance(error, HostFunctionFailed):
@@ -77,7 +80,7 @@ async def build_envelope(
     checked = NOT_CHECKED
     if services.checkers is not None and shaped is not None and error is None:
         checked = await _check(call, shaped, services.checkers)
-    envelope = _envelope(call, shaped, error, services, redacted, checked)
+    envelope = _envelope(call, shaped, error, services, redacted, checked, link)
     return with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
 
 
@@ -127,6 +130,7 @@ def _envelope(
     services: PipelineServices,
     redacted: int,
     checked: CheckedData,
+    receipt: ReceiptLink | None,
 ) -> Envelope:
     request = call.request
     outcome = shaped.outcome if shaped is not None else None
@@ -166,6 +170,7 @@ def _envelope(
             redacted=redacted,
             metacognition=checked.metacognition,
             cache=CacheReport(hit=False) if call.flight is not None else None,
+            receipt=receipt,
         ),
         debug_info=_debug_info(call, services),
     )

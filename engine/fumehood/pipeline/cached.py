@@ -132,6 +132,8 @@ def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
         or options.debug
         or options.session_id is not None
         or options.packages is not None
+        or options.receipt
+        or options.replay is not None
         or permitted.validated.resolved.network
         or permitted.decision.verdict is not Verdict.ALLOW
     ):

@@ -368,9 +368,9 @@ def fingerprint(permitted: PermittedCall) -> str:
         InvalidParams: the arguments have no canonical form.
     """
     options = permitted.request.options
-    given = {name: getattr(options, name) for name in DECIDING_OPTIONS}
-    for name in ("packages", "network"):
-        if given[name] is None:  # stored fingerprints may be older than these options
+    given = options.model_dump(mode="json", include=set(DECIDING_OPTIONS))
+    for name in ("packages", "network", "receipt", "replay"):
+        if not given[name]:  # stored fingerprints may be older than these options
             del given[name]
     return _digest(_action(permitted) | {"options": given})
 

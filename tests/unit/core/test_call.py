@@ -45,6 +45,8 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "new_call": False,
     "packages": None,
     "network": None,
+    "receipt": False,
+    "replay": None,
 }
 
 

@@ -1,0 +1,146 @@
+"""Receipts: what a program's call depended on, what came of it, and how two runs of it differ.
+
+Values only. A receipt comes from a file that somebody kept, so it is checked like a request.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterator
+from operator import not_
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from fumehood.core.json_types import JsonObject
+
+MAX_EXCHANGES = 1000
+
+MAX_RECORDED_BYTES = 4 << 20
+"""Maximum size of the bodies of all answers in a receipt: it must fit a request, as base64."""
+
+MAX_DIFF_LINES = 40
+MAX_LINE = 200
+
+Text = Annotated[str, Field(max_length=64 * 1024)]
+
+Header = Annotated[list[Text], Field(min_length=2, max_length=2)]
+"""A name and a value, as Latin-1."""
+
+
+def _require_base64(text: str) -> str:
+    base64.b64decode(text, validate=True)
+    return text
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Exchange(_Value):
+    """A request that a program sent, and the answer as it got it: without values of secrets."""
+
+    method: Text
+    url: Text
+    body_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
+    """Null where the gateway refused it without reading its body."""
+    status: int = Field(ge=200, le=599)
+    headers: list[Header] = Field(max_length=1000)
+    body_base64: Annotated[str, AfterValidator(_require_base64)]
+
+    @property
+    def words(self) -> str:
+        """As it is named to people."""
+        return f"{self.method} {self.url}"
+
+
+class Cassette(_Value):
+    """The exchanges of one call's program, in the order in which their answers ended.
+
+    `left_out` is the number of those that could not be kept: too long, a WebSocket, a tunnel, or
+    broken off.
+    """
+
+    exchanges: list[Exchange] = Field(max_length=MAX_EXCHANGES)
+    left_out: int = Field(default=0, ge=0)
+
+
+class Receipt(_Value):
+    """One call of a program.
+
+    `options` are those with which it is repeated; `place` names the image, its digest, the runtime
+    and the versions of packages; `fields` are those of `data`, or of the error's `details`.
+    """
+
+    format: Literal["fumehood.receipt.1"]
+    call_id: str
+    timestamp: str
+    tool: str
+    tool_version: str
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+    place: dict[str, Any] | None
+    network: Cassette
+    ended_by: str
+    error: str | None = Field(exclude_if=not_, default=None)
+    fields: dict[str, Any]
+
+
+def differences(before: Receipt, after: Receipt) -> list[str]:
+    """Return what differs between two runs, a line each; a text's diff follows its line."""
+    said: list[str] = []
+    for name in ("tool_version", "ended_by", "error"):
+        said += _changed(name, getattr(before, name), getattr(after, name))
+    old, new = before.place or {}, after.place or {}
+    for name in sorted({*old, *new}):
+        said += _changed(name, old.get(name), new.get(name))
+    earlier, later = _comparable(before.fields), _comparable(after.fields)
+    for name in sorted({*earlier, *later} - {"ended_by"}):
+        said += _changed(name, earlier.get(name), later.get(name))
+    said += _requests(before.network, after.network)
+    return said
+
+
+def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
+    if before == after:
+        return
+    old, new = (one if isinstance(one, str) else json.dumps(one) for one in (before, after))
+    if all("\n" not in text and len(text) <= MAX_LINE for text in (old, new)):
+        yield f"{name}: {old} → {new}"
+        return
+    from difflib import unified_diff  # not at the top: jails load this module
+
+    yield f"{name}:"
+    diff = list(unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=1))[2:]
+    yield from (f"  {line[:MAX_LINE]}" for line in diff[:MAX_DIFF_LINES])
+    if len(diff) > MAX_DIFF_LINES:
+        yield f"  … {len(diff) - MAX_DIFF_LINES} more lines"
+
+
+def _comparable(fields: JsonObject) -> JsonObject:
+    """Return the fields of an answer without links, which no two answers share. Files are named by
+    path, size and hash.
+    """
+    kept = {name: value for name, value in fields.items() if name not in ("files", "images")}
+    for kind in ("files", "images"):
+        for file in fields.get(kind) or ():
+            identity = {name: file.get(name) for name in ("size", "sha256")}
+            kept[f"{kind}: {file.get('filename')}"] = json.dumps(identity)
+    return kept
+
+
+def _requests(before: Cassette, after: Cassette) -> Iterator[str]:
+    def counted(cassette: Cassette) -> Counter[tuple[str, int]]:
+        return Counter((one.words, one.status) for one in cassette.exchanges)
+
+    was, now = counted(before), counted(after)
+    for (words, status), count in (was - now).items():
+        yield f"not sent any more: {words} (answered {status}){_times(count)}"
+    for (words, status), count in (now - was).items():
+        yield f"new: {words} (answered {status}){_times(count)}"
+
+
+def _times(count: int) -> str:
+    return f", {count} times" if count > 1 else ""

@@ -1,0 +1,107 @@
+"""Cassettes: what a program sent and got is kept for a receipt, or is answered from one.
+
+Host side, in the event loop. Invariants: what is kept is what the program saw, so it has no value
+of a secret; while a receipt is replayed, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict, deque
+
+from fumehood.core.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
+from fumehood.gateway.request import ProgramRequest, Refusal
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Recorder:
+    """Keeps the exchanges of one call, as far as there is room."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._exchanges: list[Exchange] = []
+        self._room = MAX_RECORDED_BYTES
+
+    def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
+        """Begin to keep an answer. It counts as left out unless it is finished."""
+        self.left_out += 1
+        return Recording(self, request, status, headers)
+
+    def keep(self, recording: Recording, digest: str | None) -> None:
+        """Keep a whole answer, if there is room."""
+        body = bytes(recording.body)
+        if recording.is_too_long or len(self._exchanges) >= MAX_EXCHANGES:
+            return
+        self.left_out -= 1
+        self._exchanges.append(
+            Exchange(
+                method=recording.request.method,
+                url=recording.request.url,
+                body_sha256=digest,
+                status=recording.status,
+                headers=[
+                    [name.decode("latin-1"), value.decode("latin-1")]
+                    for name, value in recording.headers
+                ],
+                body_base64=base64.b64encode(body).decode("ascii"),
+            )
+        )
+
+    def take_room(self, count: int) -> bool:
+        """Take room for bytes of a body; whether there is."""
+        self._room -= count
+        return self._room >= 0
+
+    @property
+    def cassette(self) -> Cassette:
+        """What was kept."""
+        return Cassette(exchanges=self._exchanges, left_out=self.left_out)
+
+
+class Recording:
+    """One answer that is being kept."""
+
+    def __init__(
+        self, recorder: Recorder, request: ProgramRequest, status: int, headers: Headers
+    ) -> None:
+        self.request = request
+        self.status = status
+        self.headers = headers
+        self.body = bytearray()
+        self.is_too_long = False
+        self._recorder = recorder
+
+    def add(self, piece: bytes) -> None:
+        """Keep the next bytes of the body."""
+        self.is_too_long = self.is_too_long or not self._recorder.take_room(len(piece))
+        if not self.is_too_long:
+            self.body += piece
+
+    def finish(self, digest: str | None) -> None:
+        """Keep the answer. `digest` is the SHA-256 of the request's body, or None if it was not
+        read.
+        """
+        self._recorder.keep(self, digest)
+
+
+class Player:
+    """Answers requests from a cassette, each exchange once, equal requests in their order."""
+
+    def __init__(self, cassette: Cassette) -> None:
+        self._left_out = cassette.left_out
+        self._waiting: defaultdict[tuple[str, str, str | None], deque[Exchange]]
+        self._waiting = defaultdict(deque)
+        for one in cassette.exchanges:
+            self._waiting[one.method, one.url, one.body_sha256].append(one)
+
+    def take(self, request: ProgramRequest, digest: str) -> Exchange:
+        """Return the answer to a request with this body. Raises Refusal if there is none."""
+        for known in (digest, None):
+            waiting = self._waiting.get((request.method, request.url, known))
+            if waiting:
+                return waiting.popleft()
+        why = "the receipt has no answer to it"
+        if self._left_out:
+            why += f", and lacks {self._left_out} that could not be recorded"
+        raise Refusal(502, "NETWORK_ERROR", f"Nothing is sent while a receipt is replayed: {why}.")
