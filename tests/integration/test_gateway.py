@@ -10,11 +10,11 @@ import socket
 import ssl
 import zipfile
 from collections.abc import AsyncIterator, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import anyio
-import pip
 import pytest
 
 from fumehood import Config, Engine, Envelope
@@ -361,6 +361,34 @@ new Promise((done, failed) => require("https").get({url!r}, answer => {{
 }}).on("error", failed))
 """
 
+HTTPX = """
+import sys; sys.path.insert(0, "packed.zip")
+import httpx2
+httpx2.get({url!r}).text
+"""
+
+AIOHTTP = """
+import asyncio, os, sys; sys.path.insert(0, "packed.zip")
+for one in "AIOHTTP FROZENLIST MULTIDICT PROPCACHE YARL".split():
+    os.environ[one + "_NO_EXTENSIONS"] = "1"
+import aiohttp
+async def get():
+    async with aiohttp.ClientSession(trust_env=True) as client, client.get({url!r}) as answer:
+        return await answer.text()
+asyncio.run(get())
+"""
+
+PACKED = {
+    "httpx": (
+        "httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_extensions",
+    ),
+    "aiohttp": (
+        "aiohttp", "aiohappyeyeballs", "aiosignal", "attrs", "frozenlist", "idna", "multidict",
+        "propcache", "typing_extensions", "yarl",
+    ),
+}  # fmt: skip
+"""Clients that the images lack: themselves, and what they need."""
+
 CLIENTS = {
     "urllib": ("run_python", FETCH + "fetch({url!r})[1]"),
     "requests": ("run_python", "import requests\nrequests.get({url!r}).text"),
@@ -373,6 +401,8 @@ CLIENTS = {
         "node -e \"fetch('{url}').then(a => a.text()).then(console.log)\"",
     ),
     "git": ("run_shell", "git ls-remote '{url}' | cut -f2"),
+    "httpx": ("run_python", HTTPX),
+    "aiohttp": ("run_python", AIOHTTP),
 }
 """Each client finds the gateway, and trusts its certificate, in a way of its own."""
 
@@ -388,9 +418,11 @@ async def test_client_finds_the_gateway_by_itself(
     upstream_tls.script("/told/HEAD", Reply(body=b"ref: refs/heads/hello\n"))
     tool, code = CLIENTS[client]
     argument = "command" if tool == "run_shell" else "code"
+    files = [archive_of("packed.zip", *PACKED[client])] if client in PACKED else []
     answer = await engine.call(
-        tool, {argument: code.format(url=url(upstream_tls, "/told"))}, network=[HOST]
-    )
+        tool, {argument: code.format(url=url(upstream_tls, "/told")), "files": files},
+        network=[HOST],
+    )  # fmt: skip
     assert answer.error is None, answer.error
     assert "hello" in (answer.data.get("value") or answer.data["stdout"])
     assert used(answer).hosts[HOST] > 0
@@ -666,7 +698,7 @@ async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
         ):
             session = await engine.sessions.create(me, image="python-data", network=[wish])
             answer = await engine.call(
-                "run_shell", {"command": command, "files": [pip_itself()]}, session_id=session.id,
+                "run_shell", {"command": command, "files": [archive_of("pip.zip", "pip")]}, session_id=session.id,
                 timeout_seconds=60,
             )  # fmt: skip
             told = answer.data["stdout"] if answer.error is None else answer.model_dump_json()
@@ -674,14 +706,15 @@ async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
             await engine.sessions.end(me, session.id)
 
 
-def pip_itself() -> dict[str, str]:
-    """This environment's pip, which Python runs out of an archive."""
-    packed, root = io.BytesIO(), Path(pip.__file__).parent
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in root.rglob("*"):
-            if path.suffix in (".py", ".pem", ".typed", ".txt"):
-                archive.write(path, path.relative_to(root.parent))
-    return {"path": "pip.zip", "content_base64": base64.b64encode(packed.getvalue()).decode()}
+def archive_of(name: str, *distributions: str) -> dict[str, str]:
+    """Packages of this environment, which Python runs out of an archive."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for one in distributions:
+            for file in metadata.files(one) or ():
+                if file.suffix in (".py", ".pem", ".typed", ".txt", "") and ".." not in file.parts:
+                    archive.write(file.locate(), file)
+    return {"path": name, "content_base64": base64.b64encode(content.getvalue()).decode()}
 
 
 async def test_session_agent_and_tool_ask_for_hosts_for_their_programs(
