@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import socket
 import ssl
 import zipfile
@@ -19,6 +20,7 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
+from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.gateway import addresses
@@ -775,6 +777,55 @@ async def test_gateway_is_the_only_way_on_gvisor_too(home: Path, upstream: Upstr
         direct = f"import socket\nsocket.create_connection(('127.0.0.1', {upstream.port}), 2)"
         assert (await run(engine, direct)).error is not None
     assert len(upstream.requests) == 1
+
+
+async def test_budget_of_requests_and_bytes_is_never_overspent(
+    home: Path, upstream: Upstream
+) -> None:
+    """Also by programs that run at once. Twin: requests within it. Control: a call without network,
+    and one that a receipt answers."""
+    upstream.script("/long", Reply(body=b"x" * 400_000))
+    config = Config(
+        home=home,
+        gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,)),
+        container=ContainerSettings(images=LanguageImages(python="python-data")),
+        budgets=(
+            BudgetRule(name="few", requests=6), BudgetRule(name="short", network_bytes=1_000_000),
+        ),
+    )  # fmt: skip
+    code = f"[fetch({url(upstream)!r})[0] for _ in range(5)]"
+    async with Engine(config=config) as engine:
+        recorded = await run(engine, f"fetch({url(upstream)!r})[0]", receipt=True)
+        both: list[Envelope] = []
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(run_into, both, engine, code)
+        codes = sorted(status for answer in both for status in answer.data["value"])
+        assert codes == [200] * 5 + [429] * 5
+        assert len(upstream.requests) == 6
+        warnings = str([answer.metadata.warnings for answer in both])
+        assert "budget has no request left" in warnings
+        assert (await engine.call("run_python", {"code": "1"})).success
+        assert recorded.metadata.receipt is not None
+        assert recorded.metadata.receipt.url is not None
+        receipt = json.loads(await engine.blob(recorded.metadata.receipt.url))
+        again = await run(engine, f"fetch({url(upstream)!r})[0]", replay=receipt["network"])
+        assert again.data["value"] == 200
+    config = config.model_copy(update={"budgets": config.budgets[1:], "home": home / "other"})
+    async with Engine(config=config) as engine:
+        long = f"""
+for _ in range(4):
+    try: print(len(fetch({url(upstream, "/long")!r})[1]))
+    except Exception as error: print(type(error).__name__)
+"""
+        answer = await run(engine, long)
+        assert answer.data["stdout"].splitlines()[:2] == ["400000"] * 2
+        assert "400000" not in answer.data["stdout"].splitlines()[2:]
+        assert 900_000 < used(answer).bytes_in + used(answer).bytes_out <= 1_000_000
+
+
+async def run_into(answers: list[Envelope], engine: Engine, code: str) -> None:
+    answers.append(await run(engine, code))
 
 
 async def test_engine_without_allowed_hosts_gives_no_network(home: Path) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 from fumehood.approvals.model import Approval, StoredApproval
 from fumehood.budgets.ledger import details_of
-from fumehood.budgets.model import Exceeded, Unit
+from fumehood.budgets.model import Exceeded
+from fumehood.budgets.settings import Unit
 from fumehood.core.call import FunctionAddress
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject

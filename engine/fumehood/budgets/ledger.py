@@ -24,10 +24,9 @@ from fumehood.budgets.model import (
     Exceeded,
     Spender,
     Subject,
-    Unit,
     subject_of,
 )
-from fumehood.budgets.settings import BudgetRule, Period
+from fumehood.budgets.settings import BudgetRule, Period, Unit
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import QuotaExceeded
@@ -47,10 +46,12 @@ MICROS = 6
 
 TOTAL = Period.TOTAL.value
 
-UNITS = (Unit.CALLS, Unit.TOKENS, Unit.MONEY)
+UNITS = tuple(Unit)
 
-Figures = tuple[int, int, int]
-"""Amounts of one call: calls, tokens, millionths of money."""
+Figures = tuple[int, int, int, int, int]
+"""Amounts of one call, in the order of `UNITS`; money in millionths."""
+
+NOTHING: Figures = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class LimitedRule:
     def all_of(cls, rule: BudgetRule) -> list[LimitedRule]:
         """Return the limits of a budget rule, one for each unit that it limits."""
         allowed = None if rule.money is None else _micros(rule.money, ROUND_FLOOR)
-        limits = (rule.calls, rule.tokens, allowed)
+        limits = (rule.calls, rule.tokens, allowed, rule.requests, rule.network_bytes)
         return [cls(rule, place, limit) for place, limit in enumerate(limits) if limit is not None]
 
     @property
@@ -215,8 +216,21 @@ class Reservation:
         """Record the actual cost, which may be more or less than the held amount."""
         if self._is_open:
             self._is_open = False
-            taken = figures_of(actual, ROUND_HALF_EVEN)
+            taken = (*figures_of(actual, ROUND_HALF_EVEN)[:3], *self._held[3:])
             self._budgets.spend(self._accounts, self._held, taken)
+
+    def take(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
+        """Take what a running program sends or gets. False if a budget has too little left."""
+        more = (0, 0, 0, requests, network_bytes)
+        touched = [one for one in self._accounts if more[one.rule.place]]
+        if any(one.exceeded(more) for one in touched):
+            return False
+        for account in touched:
+            account.hold(more)
+        calls, tokens, micros, sent, passed = self._held
+        self._held = (calls, tokens, micros, sent + requests, passed + network_bytes)
+        self._budgets.cover(touched)
+        return True
 
     def release(self) -> None:
         """Release the held amount, because the call did not run."""
@@ -267,7 +281,7 @@ class Budgets:
             WriteFailed, ReadFailed: it could not be made durable, so nothing is held.
         """
         if self.is_empty:
-            return Reservation(self, (), (0, 0, 0))
+            return Reservation(self, (), NOTHING)
         accounts = await self._accounts_of(spender)
         needed = figures_of(estimate, ROUND_CEILING)
         exceeded = None if force else _exceeded(accounts, needed)
@@ -293,10 +307,18 @@ class Budgets:
             self._table.reserve_soon(rows, self._now())
         self._lower(accounts)
 
+    def cover(self, accounts: Sequence[Account]) -> None:
+        """Make durable, soon, what running programs have taken. This neither waits nor fails."""
+        short = [account for account in accounts if account.is_short]
+        if short:
+            for account in short:
+                account.mark = account.next_mark
+            self._table.reserve_soon([one.row(one.mark) for one in short], self._now())
+
     def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
         """Release the held amount. This neither waits nor fails."""
         for account in accounts:
-            account.settle(held, (0, 0, 0))
+            account.settle(held, NOTHING)
             is_known = self._accounts.get(account.key) is account
             if is_known and not account.used and account.key.subject.session is not None:
                 # Callers can invent session ids, which would fill the table.
@@ -500,6 +522,8 @@ def figures_of(amounts: Amounts, rounding: str) -> Figures:
         max(0, amounts.calls),
         max(0, amounts.tokens),
         max(0, _micros(amounts.money, rounding)),
+        0,
+        0,
     )
 
 

@@ -11,25 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, cast
 from urllib.parse import quote, unquote
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
-from fumehood.budgets.settings import Per, Period
+from fumehood.budgets.settings import Per, Period, Unit
 from fumehood.core.call import Id
 from fumehood.core.call_log import Moment
 from fumehood.core.json_types import Written
 from fumehood.identity.model import PrincipalId
-
-
-class Unit(StrEnum):
-    """The unit of a limit."""
-
-    CALLS = "calls"
-    TOKENS = "tokens"
-    MONEY = "money"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,16 @@ class Period(StrEnum):
     TOTAL = "total"
 
 
+class Unit(StrEnum):
+    """The unit of a limit."""
+
+    CALLS = "calls"
+    TOKENS = "tokens"
+    MONEY = "money"
+    REQUESTS = "requests"
+    NETWORK_BYTES = "network_bytes"
+
+
 class BudgetRule(BaseModel):
     """One budget. Its limits hold for each combination of the keys in `per`; one must be given.
 
@@ -37,11 +47,15 @@ class BudgetRule(BaseModel):
     calls: int | None = Field(default=None, ge=0)
     tokens: int | None = Field(default=None, ge=0)
     money: Decimal | None = Field(default=None, ge=0)
+    requests: int | None = Field(default=None, ge=0)
+    """That programs send through the gateway."""
+    network_bytes: int | None = Field(default=None, ge=0)
+    """Of these requests and their answers."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
-        if self.calls is None and self.tokens is None and self.money is None:
-            raise ValueError("a budget needs `calls`, `tokens` or `money`")
+        if all(getattr(self, unit) is None for unit in Unit):
+            raise ValueError(f"a budget needs one of {', '.join(f'`{unit}`' for unit in Unit)}")
         return self
 
 

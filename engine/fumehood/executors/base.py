@@ -90,6 +90,10 @@ class ProgramCalls(Protocol):
         """
         ...
 
+    def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
+        """Take what the program sends or gets from the budgets. False if too little is left."""
+        ...
+
     def cancel(self, task: asyncio.Task[None]) -> bool:
         """Cancel what a task asks a human about. False if it asks nothing."""
         ...

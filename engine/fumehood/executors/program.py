@@ -165,7 +165,7 @@ async def _network(
             "retry."
         )
     async with gateway.door(
-        run.network, calls.ask, calls.cancel, run.redactor, recorder=recorder,
+        run.network, calls.ask, calls.cancel, run.redactor, spend=calls.spend, recorder=recorder,
         replay=options.replay, tool=run.tool.definition.name,
         call_id=run.request.call_id, principal_id=run.domain.principal_id,
         agent_id=options.agent_id, session_id=run.domain.session_id,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -36,6 +36,18 @@ Send = Callable[[], Awaitable[EngineError | None]]
 
 Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
 """Asks a human about a request, and sends it after a yes. Returns why it was not sent."""
+
+
+class Spend(Protocol):
+    """Takes what a program sends or gets from budgets; False if too little is left."""
+
+    def __call__(self, *, requests: int = 0, network_bytes: int = 0) -> bool: ...
+
+
+def free(*, requests: int = 0, network_bytes: int = 0) -> bool:
+    """Take nothing: there are no budgets."""
+    return True
+
 
 Record = Callable[[str, JsonObject], Awaitable[None]]
 """Enters an event into the audit log."""
@@ -111,6 +123,7 @@ class Door:
         record: Record,
         recorder: Recorder | None = None,
         player: Player | None = None,
+        spend: Spend = free,
     ) -> None:
         """`recorder` keeps what the program sends and gets; `player` answers it, and nothing is
         sent."""
@@ -122,6 +135,7 @@ class Door:
         self._settings = settings
         self._decide = decide
         self._ask = ask
+        self._spend = spend
         self.use = NetworkUse()
         self._tries = 0
         self._held_now = 0
@@ -169,6 +183,8 @@ class Door:
             )
         if (name := self.placeholders.misused(request)) is not None:
             raise self.misused(name)
+        if not self._spend(requests=1):
+            raise self.refused(429, "QUOTA_EXCEEDED", "A budget has no request left.")
         self.sent(request.head_bytes)
         decision = self._decide(request.facts())
         is_default = decision.rule.startswith("default:")
@@ -270,21 +286,23 @@ class Door:
 
     def sent(self, count: int) -> None:
         """Count bytes on their way out. Raises Refusal if there may be no more."""
+        self._require_room(count)
         self.use.bytes_out += count
-        self._check_bytes()
 
     def received(self, count: int) -> None:
         """Count bytes on their way in. Raises Refusal if there may be no more."""
+        self._require_room(count)
         self.use.bytes_in += count
-        self._check_bytes()
 
-    def _check_bytes(self) -> None:
-        if self.use.bytes_in + self.use.bytes_out > self._settings.max_mb * MB:
+    def _require_room(self, count: int) -> None:
+        if self.use.bytes_in + self.use.bytes_out + count > self._settings.max_mb * MB:
             raise self.refused(
                 429,
                 "QUOTA_EXCEEDED",
                 f"This call may pass no more than {self._settings.max_mb} MB.",
             )
+        if self.player is None and not self._spend(network_bytes=count):
+            raise self.refused(429, "QUOTA_EXCEEDED", "A budget has too few bytes left.")
 
 
 def _shown(body: bytes) -> JsonObject:

@@ -22,7 +22,7 @@ from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.gateway.cassette import Player, Recorder
-from fumehood.gateway.door import Ask, Door, Send
+from fumehood.gateway.door import Ask, Door, Send, Spend, free
 from fumehood.gateway.placeholders import Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.observe.log import Logger, log_fault
@@ -110,6 +110,7 @@ class Gateway:
         cancel: Callable[[asyncio.Task[None]], bool],
         redactor: Redactor,
         *,
+        spend: Spend = free,
         recorder: Recorder | None = None,
         replay: Cassette | None = None,
         tool: str,
@@ -147,7 +148,7 @@ class Gateway:
         bound = secrets_for(self._secrets.settings, tool, patterns)
         placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
         player = Player(replay) if replay is not None else None
-        door = Door(patterns, settings, decide, ask, placeholders, record, recorder, player)
+        door = Door(patterns, settings, decide, ask, placeholders, record, recorder, player, spend)
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)
         served: set[asyncio.Task[None]] = set()

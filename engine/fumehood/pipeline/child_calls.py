@@ -211,6 +211,11 @@ class ChildCalls:
             return PermissionDenied("Nobody has decided about it in time.")
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
 
+    def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
+        """Take what the program sends or gets from the budgets. False if too little is left."""
+        held = self._parent.reservation
+        return held is None or held.take(requests=requests, network_bytes=network_bytes)
+
     def cancel(self, task: asyncio.Task[None]) -> bool:
         """Cancel what a task asks a human about. False if it asks nothing."""
         handle = self._open.get(task)

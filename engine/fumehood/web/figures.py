@@ -242,8 +242,9 @@ def _network(network: NetworkReport) -> str:
     hosts = ", ".join(f"{host} ({count})" for host, count in network.hosts.items())
     refused = f", {network.denied} refused" if network.denied else ""
     held = f", {network.held} held for approval" if network.held else ""
+    replayed = f", {network.replayed} answered from a receipt" if network.replayed else ""
     sizes = f"{size(network.bytes_out)} out, {size(network.bytes_in)} in"
-    return f"{network.requests} requests{held}{refused}: {hosts or 'none'}; {sizes}"
+    return f"{network.requests} requests{held}{refused}{replayed}: {hosts or 'none'}; {sizes}"
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

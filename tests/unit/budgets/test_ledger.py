@@ -165,6 +165,29 @@ async def test_concurrent_calls_cannot_overspend_a_budget(database: Database) ->
     assert Counter(type(one) for one in found) == {Reservation: 10, QuotaExceeded: 40}
 
 
+async def test_running_programs_cannot_overspend_requests_and_bytes(database: Database) -> None:
+    """What they took is durable before the call ends, and stays taken after it."""
+    rule = BudgetRule(name="net", requests=3, network_bytes=1000)
+    budgets = budgets_on(database, rule)
+    first, second = [await budgets.reserve(spender(), takes()) for _ in range(2)]
+    assert [one.take(requests=1) for one in (first, second, first, second)] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert first.take(network_bytes=600)
+    assert not second.take(network_bytes=401)
+    assert second.take(network_bytes=400)
+    await budgets.reserve(spender(), takes())  # a call without network still runs
+    first.settle(takes())
+    second.release()
+    left = {one.unit: one.left for one in budgets.standings()}
+    assert left == {"requests": 1, "network_bytes": 400}  # the second one did not run
+    third = await budgets.reserve(spender(), takes())
+    assert third.take(requests=1, network_bytes=400)
+    await database.flush()
+    after_a_crash = budgets_on(database, rule)
+    assert {one.left for one in after_a_crash.standings()} == {0}
+
+
 async def test_reservation_is_settled_only_once(database: Database) -> None:
     budgets = budgets_on(database, a_total(2))
     settled = await budgets.reserve(spender(), takes())

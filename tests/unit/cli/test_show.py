@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
-from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, UsageTable
+from fumehood.budgets.model import BudgetStanding, Period, UsageRow, UsageTable
+from fumehood.budgets.settings import Unit
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import (
