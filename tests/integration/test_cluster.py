@@ -115,6 +115,27 @@ def test_program_on_a_node_reaches_a_host_by_the_engines_gateway(daemon: Daemon)
         assert service.count("/orders") == 0
 
 
+def test_effect_of_a_trial_on_a_node_is_put_in_after_the_yes(daemon: Daemon) -> None:
+    with Client(daemon.socket) as client:
+        made = client.create_session(durable=True, memory_mb=128).id
+        client.call("run_python", {"code": "x = 1"}, session_id=made)
+        with (
+            ThreadPoolExecutor() as threads,
+            ControlClient(daemon.control, credential=daemon.credential) as control,
+        ):
+            code = "x += 1; open('a', 'w').write('a')"
+            tried = threads.submit(run, daemon.client(), code, session_id=made, preview=True)
+            wait_until(lambda: control.approvals.list(state="pending").items)
+            seen = client.call("run_shell", {"command": "ls"}, session_id=made)
+            assert seen.data["stdout"] == ""
+            (approval,) = control.approvals.list(state="pending").items
+            control.approvals.approve(approval.id, version=approval.version)
+            assert tried.result(timeout=30)["success"]
+        found = client.call("run_python", {"code": "x, open('a').read()"}, session_id=made)
+        assert found.data["value"] == [2, "a"]
+        client.end_session(made)
+
+
 def test_drained_node_is_left_alone_until_it_is_resumed(daemon: Daemon) -> None:
     name = nodes(daemon)[0].name
     with ControlClient(daemon.control, credential=daemon.credential) as control:

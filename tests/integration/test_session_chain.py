@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 
 from fumehood.core.errors import EndedBy
@@ -187,3 +188,76 @@ async def test_excess_progress_reports_do_not_block_the_program(box: OneContaine
     assert value_of(await box.python(many, wall_s=15)) == "done"
     await box.python("progress(50, 'of the next call')", live=True)
     assert box.heard.progress == [(50.0, "of the next call")]
+
+
+THREADED = """
+import threading, time
+x = 'new'
+threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+"""
+LISTING = {"do": "list", "path": "", "recursive": False, "most": 1}
+
+
+async def test_trial_leaves_the_variables_as_they_were_until_they_are_put_in(
+    box: OneContainer,
+) -> None:
+    await box.python("x = ['old']\ndef f(): return x")
+    tried = await box.python("x.append('new'); y = 1; f()", trial=("hold", "t1"))
+    assert (value_of(tried), tried.state) == (["old", "new"], "kept")
+    assert value_of(await box.shell("true") and await box.python("1", trial=("hold", "t2"))) == 1
+    ending = await box.run("files", LISTING, trial=("adopt", "t1"))
+    assert ending.state == "kept"
+    assert value_of(await box.python("f(), y")) == [["old", "new"], 1]
+    assert (await box.run("files", LISTING, trial=("adopt", "t2"))).state == "reset"
+    assert value_of(await box.python("x.append('more'); f()")) == ["old", "new", "more"]
+
+
+async def test_trial_in_a_new_session_begins_without_variables(box: OneContainer) -> None:
+    tried = await box.python("x = 1", trial=("hold", "t1"))
+    assert tried.state == "kept"
+    assert (await box.python("x", trial=("hold", "t2"))).ended_by is EndedBy.EXCEPTION
+    assert (await box.run("files", LISTING, trial=("adopt", "t1"))).state == "kept"
+    assert value_of(await box.python("x")) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "between", "action"),
+    [
+        ("x = 'new'", "x = 'other'", "adopt"),  # it began with variables that are gone
+        ("x = 'new'", None, "drop"),
+        ("x = 'new'; import os; os._exit(0)", None, "adopt"),  # none are left of it
+        (THREADED, None, "adopt"),
+    ],
+    ids=["changed", "dropped", "gone", "with a thread"],
+)  # fmt: skip
+async def test_variables_of_a_trial_that_cannot_be_put_in_change_nothing(
+    box: OneContainer, code: str, between: str | None, action: str
+) -> None:
+    await box.python("x = 'old'")
+    state = (await box.python(code, trial=("hold", "t1"))).state
+    assert state == ("kept" if "import" not in code else "rolled_back")
+    assert value_of(await box.python("x", trial=("hold", "t2"))) == "old"
+    if between is not None:
+        await box.python(between)
+    state = (await box.run("files", LISTING, trial=(action, "t1"))).state
+    assert state == ("reset" if action == "adopt" else None)
+    assert value_of(await box.python("x")) == ("old" if between is None else "other")
+
+
+async def test_attack_program_of_a_trial_acts_after_it(box: OneContainer) -> None:
+    """It waits for signals, and for its child. Until the trial is over it can: gVisor sends some."""
+    await box.python("x = 'old'")
+    acts = """
+import atexit, os, signal
+def act(*_): open('acted', 'w').write('')
+for one in (signal.SIGCONT, signal.SIGTERM, signal.SIGALRM): signal.signal(one, act)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+if not os.fork():
+    import time
+    time.sleep(1); act(); os._exit(0)
+"""
+    tried = await box.python(acts, trial=("hold", "t1"))
+    assert tried.ended_by is EndedBy.OK, tried
+    await box.shell("rm -f acted")
+    await anyio.sleep(1.5)
+    assert value_of(await box.python("import os; os.path.exists('acted')")) is False

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -86,6 +86,7 @@ class OneContainer:
         wall_s: float = 20,
         output_bytes: int = MB,
         live: bool = False,
+        trial: tuple[str, str] | None = None,
     ) -> RunEnding:
         heard = self.heard = Heard()
         self._listener.settled = anyio.Event()
@@ -97,6 +98,7 @@ class OneContainer:
                 output=lambda stream, text: heard.output.append((stream, text)),
                 is_live=True,
             )
+        sinks = replace(sinks, trial=trial)
         limits = Limits(wall_s, wall_s, self.memory_mb, output_bytes)
         ending = await self.container.run(program, arguments, limits, sinks, "session", keep=keep)
         with anyio.fail_after(30):
@@ -121,8 +123,8 @@ class OneContainer:
             **options,
         )
 
-    async def files(self, **arguments: Any) -> JsonObject:
-        ending = await self.run("files", arguments)
+    async def files(self, trial: tuple[str, str] | None = None, **arguments: Any) -> JsonObject:
+        ending = await self.run("files", arguments, trial=trial)
         assert ending.result is not None, ending
         return ending.result
 

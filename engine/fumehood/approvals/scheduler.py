@@ -140,6 +140,12 @@ class ApprovalScheduler:
                 "reason what should change.",
                 fields=["arguments"],
             )
+        if stored.request.parent_id is not None and stored.request.options.get("preview"):
+            raise InvalidParams(
+                "A trial has run, and is put in as it is shown, or not at all. Deny it, and say in "
+                "the reason what should change.",
+                fields=["arguments"],
+            )
         if approval.tool.startswith(EXTERNAL):
             raise InvalidParams(
                 "The caller runs this tool itself, with its own arguments, so they cannot be "

@@ -42,6 +42,9 @@ Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
 INDENT = "  "
 MARK = "  │ "
 
+OF_A_TRIAL = ("printed", "variables", "requests")
+"""Parts of the preview of a trial, besides its files."""
+
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
     """Lay out a whole approval in `columns`."""
@@ -177,6 +180,15 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
         yield from plain(INDENT + visible(text), columns)
 
 
+def _rest(preview: JsonObject, columns: int) -> Iterator[Line]:
+    rest = {key: value for key, value in preview.items() if not is_shown(key, value)}
+    for name in OF_A_TRIAL:
+        if name in rest:
+            yield from _value(name, rest.pop(name), columns)
+    if rest:
+        yield from _value("in all", rest, columns)
+
+
 def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
     """Lay out the whole preview that the engine computed."""
     if "would_fail" in preview:
@@ -192,9 +204,7 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
     for entry in entries_of(preview, "kept"):
         words = f"{INDENT}! kept, {visible(str(entry.get('why')))}: {visible(str(entry['path']))}"
         yield from warning(words, columns)
-    rest = {key: value for key, value in preview.items() if not is_shown(key, value)}
-    if rest:
-        yield from _value("in all", rest, columns)
+    yield from _rest(preview, columns)
     if preview.get("truncated"):
         yield Line("The list is incomplete.", "warning")
 

@@ -91,6 +91,9 @@ def run(
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="The image of --session new.")
     ] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Ask a human before its effect is put in.")
+    ] = False,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show its output and progress while it runs.")
     ] = False,
@@ -128,7 +131,7 @@ def run(
         session = session_id_of(session, socket, as_json=as_json)
     asked: JsonObject = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked |= {"packages": package, "network": network, "session_id": session}
-    asked["receipt"] = receipt is not None or None
+    asked |= {"receipt": receipt is not None or None, "preview": preview or None}
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:

@@ -86,13 +86,16 @@ class CallOptions(BaseModel):
     new_call: bool = False
     packages: Packages | None = None
     network: NetworkHosts | None = None
+    preview: bool = False
+    """Run it as a trial: a human sees its effect before it is put into the session."""
     receipt: bool = False
     replay: Cassette | None = None
     """From a receipt: what the program sends is answered from it, and nothing goes out."""
 
 
 DECIDING_OPTIONS = (
-    "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network", "receipt", "replay",
+    "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network", "preview",
+    "receipt", "replay",
 )  # fmt: skip
 """Options that change what a call does. `agent_id` and `session_id` also do."""
 
@@ -171,6 +174,11 @@ class CallRequest:
     """The id of the call whose program makes this call."""
     traceparent: TraceParent | None = None
     """The caller's span that it belongs to."""
+
+    @property
+    def is_decision_on_trial(self) -> bool:
+        """Whether it puts the effect of its parent's trial in, after a human's yes."""
+        return self.parent_id is not None and self.options.preview
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class CallKeywords(TypedDict, total=False):
     new_call: bool
     packages: list[str] | None
     network: list[str] | None
+    preview: bool
     receipt: bool
     replay: Cassette | None
 
@@ -70,6 +71,7 @@ class HandleKeywords(TypedDict, total=False):
     new_call: bool
     packages: list[str] | None
     network: list[str] | None
+    preview: bool
     receipt: bool
     replay: Cassette | None
     max_parallel: int

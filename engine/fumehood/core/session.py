@@ -137,6 +137,8 @@ class SessionHome:
     copy: SavedCopy | None = None
     """Its saved files, if it is durable."""
     restored_at: str | None = None
+    in_trial: bool = False
+    """Whether its files are those of a trial, and not as they were saved."""
 
 
 @dataclass(frozen=True, slots=True)

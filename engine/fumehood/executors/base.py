@@ -22,7 +22,7 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import HeldTrial, Outcome
 from fumehood.executors.upstreams import Upstreams
 from fumehood.observe.tracing import context_of
 from fumehood.protocol.cursors import Cursors
@@ -122,6 +122,8 @@ class ToolRun:
     """Hosts that the program may reach, as far as the operator allows them."""
     expected: str | None = None
     """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
+    held: HeldTrial | None = None
+    """The effect of a trial, to be put in instead of a run."""
     calls: ProgramCalls | None = None
     """Set for a program that may call other tools, or has network."""
 

@@ -127,7 +127,7 @@ async def _effect_of_write(arguments: JsonObject, place: _Place) -> Effect:
     if fault is not None:
         error = refusal_of(fault)
         afterwards = _hash([{"path": path, "fault": fault}])
-        return Effect(_shown(would_fail=error), survey.claim.base, afterwards, error)
+        return Effect(shown_changes(would_fail=error), survey.claim.base, afterwards, error)
     target = _agreed(survey.at(path))
     if target.kind == "absent":
         return await _effect_of_new_file(path, content, survey)
@@ -143,8 +143,8 @@ async def _effect_of_new_file(path: str, content: bytes, survey: Survey) -> Effe
     ]
     file = {"path": path, "kind": "file", "mode": NEW_FILE_MODE, **_figures(content)}
     added = [{**one, "mode": _mode(NEW_DIRECTORY_MODE)} for one in made]
-    added.append({**file, "mode": _mode(NEW_FILE_MODE), **await _diff(b"", content)})
-    return Effect(_shown(added=added), survey.claim.base, _hash([*made, file]))
+    added.append({**file, "mode": _mode(NEW_FILE_MODE), **await diff_of(b"", content)})
+    return Effect(shown_changes(added=added), survey.claim.base, _hash([*made, file]))
 
 
 async def _effect_of_change(
@@ -174,9 +174,9 @@ async def _effect_of_change(
         whole = before + content if is_append else content
         if hashlib.sha256(whole).hexdigest() != after["sha256"]:
             raise not_as_agreed()
-        changed |= await _diff(before, whole)
+        changed |= await diff_of(before, whole)
     effect = _hash([{"path": path, "kind": "file", **after}])
-    return Effect(_shown(changed=[changed]), survey.claim.base, effect)
+    return Effect(shown_changes(changed=[changed]), survey.claim.base, effect)
 
 
 def _lacking_above(path: str, survey: Survey) -> list[str]:
@@ -190,7 +190,7 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
     return []
 
 
-async def _diff(before: bytes, after: bytes) -> JsonObject:
+async def diff_of(before: bytes, after: bytes) -> JsonObject:
     """Return a diff, or the reason why there is none. Slow texts do not block: it uses a thread."""
     if max(len(before), len(after)) > MAX_READ_BYTES:
         return {"too_large": True}
@@ -220,7 +220,7 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
         ],
     )
     error = deletion_error(foreseen)
-    shown = _shown(
+    shown = shown_changes(
         removed=[_removed(entry) for entry in survey.going],
         missing=foreseen.missing,
         kept=[one.model_dump() for one in foreseen.failed],
@@ -247,7 +247,7 @@ def _removed(entry: Seen) -> JsonObject:
 # -- both --------------------------------------------------------------------------------
 
 
-def _shown(
+def shown_changes(
     *,
     added: list[JsonObject] | None = None,
     changed: list[JsonObject] | None = None,

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import anyio
+
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
+from fumehood.executors.effects import Effect
+from fumehood.gateway.request import HeldRequest
+from fumehood.sandbox.session import HeldFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,22 @@ class Recorded:
 
     network: Cassette
     digests: Mapping[tuple[str, str], str]
+
+
+@dataclass(eq=False, slots=True)
+class HeldTrial:
+    """A trial that has run, and the effect that it would have on its session and on others."""
+
+    files: HeldFiles
+    effect: Effect
+    outcome: Outcome
+    requests: list[HeldRequest] = field(default_factory=list)
+    """Requests of its program that were held back, in order."""
+    has_begun: bool = False
+    """Whether it is being put in, or was."""
+    result: Outcome | EngineError | None = None
+    """How that ended."""
+    over: anyio.Event = field(default_factory=anyio.Event)
 
 
 MAX_DATA_BYTES = 16 << 20
@@ -70,6 +91,8 @@ class Outcome:
     """Number of matches that redaction has already replaced in its output."""
     network: NetworkReport | None = None
     """What a program sent through the gateway, if it had network."""
+    held: HeldTrial | None = None
+    """The effect that a human decides on, of a trial that has run."""
     recorded: Recorded | None = None
     """What its receipt needs, if the call asked for one."""
     network_ms: float = 0.0

@@ -18,16 +18,21 @@ import anyio
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
+    ExecutionError,
     InvalidParams,
+    NetworkError,
     PermissionDenied,
+    SandboxUnavailable,
     SandboxViolation,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
+from fumehood.core.long_text import SIDE_BYTES, head_and_tail
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_claim, read_value
+from fumehood.executors.effects import Effect
 from fumehood.executors.endings import (
     Subject,
     container_lost,
@@ -38,14 +43,17 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome, Recorded
+from fumehood.executors.outcome import MAX_DATA_BYTES, HeldTrial, Outcome, Recorded
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
 from fumehood.gateway.cassette import Recorder
-from fumehood.gateway.door import NetworkUse
+from fumehood.gateway.door import Door, NetworkUse, shown_request
+from fumehood.gateway.request import HeldRequest, Refusal
 from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
 from fumehood.observe.tracing import VARIABLE
-from fumehood.sandbox.wall import Network, RunEnding
+from fumehood.protocol.canonical import digest_of
+from fumehood.sandbox.session import HeldFiles, SessionLease, Trials
+from fumehood.sandbox.wall import Network, RunEnding, RunSinks
 
 _PLACEMENT = Placement(
     "container",
@@ -83,6 +91,8 @@ class ProgramExecutor(Executor):
         If the program fails, the error's `details` hold the fields that `data` would have, plus
         `exception`, and `limit` if a limit ended it.
         """
+        if run.held is not None:
+            return await _put_in_once(run, run.held)
         principal_id, session_id = run.domain.principal_id, run.domain.session_id
         handle, calls, arguments = run.handle, run.calls, run.arguments
         files = ProgramFiles(
@@ -104,13 +114,15 @@ class ProgramExecutor(Executor):
         )
         cancelled: list[RunEnding] = []
         ending: RunEnding | None = None
+        effect: HeldFiles | None = None
+        trial: list[HeldRequest] | None = [] if run.request.options.preview else None
         sent = program_arguments(arguments, self.language)
         has_tools = calls is not None and bool(calls.tools)
         if calls is not None and has_tools:
             sent["tools"] = calls.tools
         use = NetworkUse()
         try:
-            async with _network(run, recorder) as (use, network, variables):
+            async with _network(run, recorder, trial) as (use, network, variables):
                 # The caller's own variable of a name wins.
                 own = {VARIABLE: run.traceparent, **variables}
                 named = [{"name": name, "value": value} for name, value in own.items()]
@@ -121,7 +133,7 @@ class ProgramExecutor(Executor):
                 )  # fmt: skip
                 try:
                     with use.scope:
-                        ending = await run.lease.run(self.language, sent, run.limits, sinks)
+                        ending, effect = await _run_or_try(run, self.language, sent, sinks)
                     if ending is None:  # the gateway has ended it
                         ending = replace(cancelled[0], ended_by=EndedBy.POLICY)
                 finally:
@@ -144,20 +156,116 @@ class ProgramExecutor(Executor):
             await files.entries()
             kept = await streams.finish()
         outcome = _outcome(run, ending, kept, files, use)
+        if effect is not None and not trial and effect.is_empty:
+            await _trials(run).drop(effect)  # there is nothing to decide on
+        elif trial is not None:
+            outcome = _as_trial(outcome, effect, trial)
         if recorder is not None:
             outcome = replace(outcome, recorded=Recorded(recorder.cassette, files.digests))
         return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
+async def _run_or_try(
+    run: ToolRun, language: str, sent: JsonObject, sinks: RunSinks
+) -> tuple[RunEnding, HeldFiles | None]:
+    if not run.request.options.preview:
+        return await run.lease.run(language, sent, run.limits, sinks), None
+    return await _trials(run).run(language, sent, run.limits, sinks)
+
+
+def _trials(run: ToolRun) -> Trials:
+    trials = run.lease.trials if isinstance(run.lease, SessionLease) else None
+    if trials is None:
+        raise SandboxUnavailable("This session has no saved files.", retryable=False)
+    return trials
+
+
+def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequest]) -> Outcome:
+    """Return the outcome of a trial with what a human decides on: what was printed, files, and
+    requests.
+    """
+    if files is None:
+        if outcome.error is not None:
+            return outcome
+        return replace(outcome, data=None, error=_no_effect(outcome.data))
+    shown = {**files.shown}
+    printed = "".join(outcome.data.get(name) or "" for name in ("stdout", "stderr"))
+    if printed:
+        shown["printed"] = printed if len(printed) <= SIDE_BYTES else head_and_tail(printed)
+    if requests:
+        shown["requests"] = [shown_request(one.request, one.body) for one in requests]
+    if files.has_variables:
+        shown["variables"] = "as the program leaves them"
+    effect = Effect(shown, base=files.token, effect=digest_of(shown))
+    return replace(outcome, held=HeldTrial(files, effect, outcome, requests))
+
+
+def _no_effect(fields: JsonObject) -> EngineError:
+    return ExecutionError(
+        "The program ran, but its effect cannot be held: it made a link or a special file, left "
+        "threads, or its files could not be saved. The session is as before.",
+        details=fields,
+    )
+
+
+async def _put_in_once(run: ToolRun, held: HeldTrial) -> Outcome:
+    held.has_begun = True
+    try:
+        held.result = outcome = await _put_in(run, held)
+    except EngineError as error:
+        held.result = error
+        raise
+    finally:
+        held.over.set()
+    return outcome
+
+
+async def _put_in(run: ToolRun, held: HeldTrial) -> Outcome:
+    """Put the effect of a trial in: files and variables, then its requests in order."""
+    outcome = replace(held.outcome, isolation="session")
+    await _trials(run).put_in(held.files)
+    error = await _deliver(run, held.requests) if held.requests else None
+    if error is None:
+        return outcome
+    error.details = outcome.data
+    return replace(outcome, data=None, error=error)
+
+
+async def _deliver(run: ToolRun, requests: list[HeldRequest]) -> EngineError | None:
+    """Send the requests of a trial in order, and return why one was not sent."""
+    async with _opened(run, None, None) as (door, _):
+        assert door.deliver is not None
+        for number, one in enumerate(requests, 1):
+            try:
+                await door.deliver(one)
+            except Refusal as refusal:
+                return NetworkError(
+                    f"The session has the trial's files and variables, but of {len(requests)} "
+                    f"requests only {number - 1} were sent. {one.request.method} "
+                    f"{one.request.url[:200]}: {refusal.message}",
+                    retryable=False,
+                )
+    return None
+
+
 @asynccontextmanager
 async def _network(
-    run: ToolRun, recorder: Recorder | None
+    run: ToolRun, recorder: Recorder | None, trial: list[HeldRequest] | None
 ) -> AsyncIterator[tuple[NetworkUse, Network | None, Mapping[str, str]]]:
     """Give the program the network that its call asks for, and the variables for it."""
-    options, calls = run.request.options, run.calls
-    if not run.network or calls is None:
+    if not run.network or run.calls is None:
         yield NetworkUse(), None, {}
         return
+    async with _opened(run, recorder, trial) as (door, network):
+        yield door.use, network, {**ENVIRONMENT, **door.placeholders.environment}
+
+
+@asynccontextmanager
+async def _opened(
+    run: ToolRun, recorder: Recorder | None, trial: list[HeldRequest] | None
+) -> AsyncIterator[tuple[Door, Network]]:
+    options, calls = run.request.options, run.calls
+    assert calls is not None
     gateway = run.upstreams.gateway
     if not gateway.is_open and options.replay is None:
         raise PermissionDenied(
@@ -166,11 +274,11 @@ async def _network(
         )
     async with gateway.door(
         run.network, calls.ask, calls.cancel, run.redactor, spend=calls.spend, recorder=recorder,
-        replay=options.replay, tool=run.tool.definition.name,
+        replay=options.replay, trial=trial, tool=run.tool.definition.name,
         call_id=run.request.call_id, principal_id=run.domain.principal_id,
         agent_id=options.agent_id, session_id=run.domain.session_id,
-    ) as (door, network):  # fmt: skip
-        yield door.use, network, {**ENVIRONMENT, **door.placeholders.environment}
+    ) as opened:  # fmt: skip
+        yield opened
 
 
 def _outcome(

@@ -15,7 +15,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -24,6 +24,7 @@ from typing import Annotated, Any, TypeVar
 import anyio
 from pydantic import Field
 
+from fumehood.core.arguments import MAX_FILES as MAX_PATHS
 from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import EngineError, StateUnavailable
 from fumehood.core.escaping import visible
@@ -32,9 +33,11 @@ from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SavedCopy
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.claims import Claim
+from fumehood.executors.effects import diff_of, shown_changes
 from fumehood.executors.workspace_guest import (
     MAX_LISTED,
     SHOWN_CHARACTERS,
+    Deletion,
     Piece,
     Pieces,
     Written,
@@ -89,6 +92,7 @@ class Scanned(Claim):
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
     has_more: bool
     too_many: bool
+    others: list[str] = Field(max_length=MAX_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +109,31 @@ class SavedFile:
 Tree = dict[str, SavedFile]
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a trial changed: path → the file before and after it, or None where there is none."""
+
+    files: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
+    new: frozenset[str]
+    """Names of the files that only these changes need."""
+    others: tuple[str, ...]
+    """Links and special files that it made."""
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all files with its content."""
+        kept = (file for _, file in self.files.values() if file is not None)
+        return {*self.new, *(name for file in kept for name in file.pieces)}
+
+
 @dataclass(slots=True)
 class _Known:
     """What the engine remembers of a session's last copy."""
 
     copy: SavedCopy
     tree: Tree
+    others: tuple[str, ...] | None = None
+    """Links and special files beside it; None if the workspace may differ from the copy."""
     garbage: set[str] | None = None
     """Names of files that the copy does not need, or None until they are listed."""
 
@@ -121,6 +144,8 @@ class SessionSaver:
     def __init__(self, files: SavedFiles) -> None:
         self._files = files
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._held: set[str] = set()
+        """Names of files that only the effects of trials need."""
 
     def may_change(self, program: str, arguments: JsonObject) -> bool:
         return program != "files" or arguments.get("do") in CHANGES
@@ -141,12 +166,15 @@ class SessionSaver:
                 tree = await attempt.copy(known.tree)
                 if tree == known.tree:
                     known.tree = tree  # with the present versions
+                    known.others = tuple(attempt.others)
                     return
                 if known.garbage is None:
                     known.garbage = await self._files.names(source.session_id) - attempt.new
                 name, content = await attempt.put_manifest(tree)
         except (Exception, asyncio.CancelledError) as error:
             await attempt.undo()
+            if known is not None:
+                known.others = None
             if known is not None and known.garbage is not None:
                 known.garbage |= attempt.new  # what could not be deleted
             if isinstance(error, asyncio.CancelledError):
@@ -155,11 +183,11 @@ class SessionSaver:
         known.garbage |= attempt.new | {copy.manifest} | _names(known.tree)
         saved = SavedCopy(copied_at, name, len(content))
         await store(saved)
-        known.copy, known.tree = saved, tree
+        known.copy, known.tree, known.others = saved, tree, tuple(attempt.others)
         known.garbage -= {name} | _names(tree)
         with suppress(OSError):  # or after the next call
-            await self._files.delete({one for one in known.garbage if one})
-            known.garbage.clear()
+            await self._files.delete({one for one in known.garbage - self._held if one})
+            known.garbage &= self._held
 
     async def restore(self, target: CopySource, copy: SavedCopy) -> None:
         self._known.pop(target.session_id, None)
@@ -185,6 +213,128 @@ class SessionSaver:
             raise
         except (TimeoutError, EngineError, OSError, NotSaved) as error:
             raise try_later(f"The session's files were not restored: {_why(error)}.") from error
+
+    # -- trials ----------------------------------------------------------------------------
+
+    def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
+        known = self._known.get(session_id)
+        return known.others if known is not None and known.copy == copy else None
+
+    async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Changes, JsonObject]:
+        known = await self._know(source.session_id, copy)
+        attempt = _Attempt(self._files, source)
+        try:
+            with anyio.fail_after(SAVE_S):
+                tree = await attempt.copy(known.tree)
+                changes = Changes(
+                    {
+                        path: (known.tree.get(path), tree.get(path))
+                        for path in sorted({*known.tree, *tree})
+                        if known.tree.get(path) != tree.get(path)
+                    },
+                    frozenset(attempt.new),
+                    tuple(attempt.others),
+                )
+                shown = await self._shown(changes)
+        except (TimeoutError, EngineError, OSError) as error:
+            await attempt.undo()
+            raise NotSaved(_why(error)) from error
+        self._held |= changes.names
+        return changes, shown
+
+    async def put_back(self, source: CopySource, copy: SavedCopy, changes: Changes) -> None:
+        if not changes.files and not changes.others:
+            return
+        known = await self._know(source.session_id, copy)
+        await self._put(source, {path: pair[::-1] for path, pair in changes.files.items()})
+        rows, others = await self._scanned(source, changes.others)
+        if others or {row[0]: (row[1], row[2]) for row in rows} != {
+            path: (file.size, file.can_run) for path, file in known.tree.items()
+        }:
+            raise NotSaved("they could not be put back")
+        versions = {row[0]: row[3] for row in rows}
+        for path in changes.files.keys() & known.tree.keys():
+            known.tree[path] = replace(known.tree[path], version=versions[path])
+
+    def touched(self, session_id: str, changes: Changes) -> list[str]:
+        known = self._known.get(session_id)
+        tree = known.tree if known is not None else {}
+        return [
+            path
+            for path, (before, _) in changes.files.items()
+            if _content(tree.get(path)) != _content(before)
+        ]
+
+    async def put_in(self, source: CopySource, changes: Changes) -> None:
+        await self._put(source, changes.files)
+
+    async def let_go(self, changes: Changes) -> None:
+        self._held -= changes.names
+        with suppress(OSError, EngineError):
+            await self._files.delete(set(changes.new))
+
+    async def _put(
+        self, target: CopySource, wanted: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
+    ) -> None:
+        """Replace files, each present one by another one. Raises NotSaved."""
+        going = [path for path, (present, _) in wanted.items() if present is not None]
+        tree = {path: file for path, (_, file) in wanted.items() if file is not None}
+        try:
+            with anyio.fail_after(SAVE_S):
+                await _delete(target, going)
+                await self._fill(target, tree)
+        except (TimeoutError, EngineError, OSError, CopyLost) as error:
+            raise NotSaved(str(error) if isinstance(error, CopyLost) else _why(error)) from error
+
+    async def _scanned(
+        self, source: CopySource, going: Sequence[str]
+    ) -> tuple[list[Row], list[str]]:
+        """Delete what no copy has, and return what is there then. Raises NotSaved."""
+        try:
+            await _delete(source, list(going))
+            return await _scan_all(source)
+        except (EngineError, OSError) as error:
+            raise NotSaved(_why(error)) from error
+
+    async def _shown(self, changes: Changes) -> JsonObject:
+        """Return what would change, in the form of previews."""
+        added: list[JsonObject] = []
+        changed: list[JsonObject] = []
+        removed: list[JsonObject] = []
+        room = MAX_READ_BYTES
+        for path, (before, after) in list(changes.files.items())[:MAX_LISTED]:
+            if after is None:
+                assert before is not None
+                removed.append({"path": path, **_facts(before)})
+                continue
+            sizes = [max(0, one.size) for one in (before, after) if one is not None]
+            diff: JsonObject = {}
+            if after.size >= 0 and sum(sizes) <= room:
+                room -= sum(sizes)
+                texts = [await self._text(one) for one in (before, after)]
+                diff = await diff_of(*texts)
+            elif after.size >= 0:
+                diff = {"too_large": True}
+            if before is None:
+                added.append({"path": path, **_facts(after), **diff})
+            else:
+                old, new = _facts(before), _facts(after)
+                if old["kind"] == new["kind"]:
+                    del old["kind"], new["kind"]
+                entry = {"path": path, "before": old, "after": new}
+                changed.append({**entry, **diff})
+        return shown_changes(
+            added=added, changed=changed, removed=removed, count=len(removed),
+            size=sum(one.get("size", 0) for one in removed),
+            truncated=len(changes.files) > MAX_LISTED,
+        )  # fmt: skip
+
+    async def _text(self, file: SavedFile | None) -> bytes:
+        if file is None or file.size <= 0:
+            return b""
+        names = {name: _piece_size(file, number) for number, name in enumerate(file.pieces)}
+        contents = await self._files.get(names)
+        return b"".join(contents[name] for name in file.pieces)
 
     async def drop(self, session_id: str) -> None:
         self._known.pop(session_id, None)
@@ -263,6 +413,8 @@ class _Attempt:
     def __init__(self, files: SavedFiles, source: CopySource) -> None:
         self.new: set[str] = set()
         """Names of the files that were stored, or may have been."""
+        self.others: list[str] = []
+        """Links and special files, which are not saved."""
         self._files = files
         self._source = source
         self._prefix = f"{source.session_id}.{secrets.token_hex(4)}."
@@ -271,7 +423,8 @@ class _Attempt:
         """Store the content that differs from an earlier copy, and return the new tree."""
         tree: Tree = {}
         changed: list[Row] = []
-        for row in await _scan(self._source):
+        rows, self.others = await _scan_all(self._source)
+        for row in rows:
             path, size, can_run, version = row
             before = old.get(path)
             if size < 0:
@@ -355,6 +508,30 @@ def _piece_size(file: SavedFile, number: int) -> int:
     return min(PIECE_BYTES, file.size - number * PIECE_BYTES)
 
 
+def _content(file: SavedFile | None) -> tuple[object, ...] | None:
+    """What two equal files share, whatever they are saved as."""
+    if file is None:
+        return None
+    return file.size, file.can_run, *(name.rpartition(".")[2] for name in file.pieces)
+
+
+def _facts(file: SavedFile) -> JsonObject:
+    if file.size < 0:
+        return {"kind": "directory", "mode": "0755"}
+    return {"kind": "file", "mode": "0755" if file.can_run else "0644", "size": file.size}
+
+
+async def _delete(target: CopySource, paths: list[str]) -> None:
+    """Delete files, and directories with all that is in them."""
+    tops: list[str] = []
+    for path in sorted(paths):  # a directory comes before what is in it
+        if not tops or not path.startswith(f"{tops[-1]}/"):
+            tops.append(path)
+    for at in range(0, len(tops), MAX_PATHS):
+        request = {"do": "delete", "paths": tops[at : at + MAX_PATHS], "recursive": True}
+        await _ask(target, request, Deletion)
+
+
 def _filling(directories: list[str], parts: list[list[Any]]) -> JsonObject:
     return {"do": "fill", "directories": directories, "parts": parts}
 
@@ -365,7 +542,13 @@ async def _ask(source: CopySource, request: JsonObject, model: type[M]) -> M:
 
 async def _scan(source: CopySource) -> list[Row]:
     """Return the files and directories of a workspace, in the order of their paths."""
+    return (await _scan_all(source))[0]
+
+
+async def _scan_all(source: CopySource) -> tuple[list[Row], list[str]]:
+    """Return the files and directories of a workspace, and some of its links and special files."""
     rows: list[Row] = []
+    others: list[str] = []
     after = ""
     while True:
         request: JsonObject = {
@@ -380,8 +563,9 @@ async def _scan(source: CopySource) -> list[Row]:
                 raise not_as_agreed()
             after = path
             rows.append(row)
+        others += page.others
         if not page.has_more:
-            return rows
+            return rows, others
         if not page.rows:
             raise not_as_agreed()
 

@@ -24,7 +24,7 @@ from fumehood.core.limits import MB
 from fumehood.core.receipt import Exchange
 from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.placeholders import BodyWatch, Placeholders
-from fumehood.gateway.request import TUNNEL, Place, ProgramRequest, Refusal
+from fumehood.gateway.request import TUNNEL, HeldRequest, Place, ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.framing import MAX_OPEN_CALLS
@@ -63,6 +63,9 @@ MAX_HOSTS = 50
 """Maximum number of hosts that are counted one by one."""
 
 MAX_WARNINGS = 5
+
+MAX_HELD_BACK = 20
+"""Maximum number of requests of one trial that are held back."""
 
 MAX_SHOWN_BYTES = 64 * 1024
 """Longest body that an approver sees as text. A longer one is shown by its hash and size."""
@@ -124,12 +127,16 @@ class Door:
         recorder: Recorder | None = None,
         player: Player | None = None,
         spend: Spend = free,
+        trial: list[HeldRequest] | None = None,
     ) -> None:
         """`recorder` keeps what the program sends and gets; `player` answers it, and nothing is
-        sent."""
+        sent. `trial` gets what would be sent after a human's yes."""
         self.placeholders = placeholders
         self.recorder = recorder
         self.player = player
+        self.trial = trial
+        self.deliver: Callable[[HeldRequest], Awaitable[int]] | None = None
+        """Sends a request of a trial, and returns the status of its answer. Raises Refusal."""
         self._record = record
         self._hosts = hosts
         self._settings = settings
@@ -234,12 +241,22 @@ class Door:
         Return why it was not sent, or what went wrong then.
         """
         self.use.held += 1
-        headers: dict[str, str] = {}
-        for name, value in request.headers:  # a repeated one with all its values
-            before, text = headers.get(name.decode("latin-1")), value.decode("latin-1")
-            headers[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
-        arguments = {**request.facts(), "headers": headers, **(_shown(body) if body else {})}
-        return await self._ask(arguments, send, port)
+        return await self._ask(shown_request(request, body), send, port)
+
+    def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
+        """Hold a request of a trial back, and return what its program is told."""
+        assert self.trial is not None
+        if request.is_upgrade or request.method == TUNNEL:
+            return self.refused(
+                403, "PERMISSION_DENIED", "A trial holds requests back, and cannot hold this one."
+            )
+        if len(self.trial) >= MAX_HELD_BACK:
+            return self.refused(
+                429, "RATE_LIMITED", f"A trial holds back {MAX_HELD_BACK} requests at most."
+            )
+        self.use.held += 1
+        self.trial.append(HeldRequest(request, body))
+        return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
 
     def watch(self) -> BodyWatch:
         """Return what looks for placeholders in a body."""
@@ -303,6 +320,15 @@ class Door:
             )
         if self.player is None and not self._spend(network_bytes=count):
             raise self.refused(429, "QUOTA_EXCEEDED", "A budget has too few bytes left.")
+
+
+def shown_request(request: ProgramRequest, body: bytes) -> JsonObject:
+    """Return a request as an approver sees it."""
+    headers: dict[str, str] = {}
+    for name, value in request.headers:  # a repeated one with all its values
+        before, text = headers.get(name.decode("latin-1")), value.decode("latin-1")
+        headers[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
+    return {**request.facts(), "headers": headers, **(_shown(body) if body else {})}
 
 
 def _shown(body: bytes) -> JsonObject:

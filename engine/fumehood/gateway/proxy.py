@@ -12,7 +12,7 @@ import base64
 import hashlib
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -27,6 +27,7 @@ from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.cassette import Player, Recording
 from fumehood.gateway.door import REFUSED, SENT, Door
 from fumehood.gateway.request import (
+    HeldRequest,
     Place,
     ProgramRequest,
     Refusal,
@@ -263,7 +264,7 @@ class Proxy:
         """Judge a connection by the name in its TLS, and pass its bytes on."""
         door, place = self._door, request.place
         try:
-            if not door.judge(request):
+            if not door.judge(request) or door.trial is not None:
                 raise door.refused(
                     403, "PERMISSION_DENIED", f"What passes {place.authority} unopened cannot be "
                     "shown to a human.",
@@ -302,7 +303,11 @@ class Proxy:
         if door.player is not None:
             await self._play(peer, request, door.player)
             return
-        if door.judge(request):
+        is_sent = door.judge(request)
+        if door.trial is not None and not (is_sent and request.is_read):
+            with door.holding():
+                raise door.hold_back(request, await self._whole(peer, request))
+        if is_sent:
             if not request.is_read:
                 await door.note(SENT, request)
             content = peer.body(door) if request.length != 0 else None
@@ -378,6 +383,31 @@ class Proxy:
         content: AsyncIterator[bytes] | None,
         length: int | None = None,
     ) -> None:
+        async with self._answered(request, content, length) as (answer, values):
+            await self._answer(peer, request, answer, values)
+
+    async def deliver(self, held: HeldRequest) -> int:
+        """Send a request of a trial, drop the answer, and return its status. Raises Refusal."""
+
+        async def once() -> AsyncIterator[bytes]:
+            yield held.body
+
+        request, door = held.request, self._door
+        door.count()
+        door.judge(request)
+        await door.note(SENT, request)
+        door.sent(len(held.body))
+        content = once() if held.body else None
+        async with self._answered(request, content, len(held.body)) as (answer, _):
+            async for piece in answer.aiter_stream():
+                door.received(len(piece))
+            return answer.status
+
+    @asynccontextmanager
+    async def _answered(
+        self, request: ProgramRequest, content: AsyncIterator[bytes] | None, length: int | None
+    ) -> AsyncIterator[tuple[httpcore2.Response, SecretValues]]:
+        """Send a request, and yield its answer. Raises Refusal."""
         import httpcore2
 
         length = request.length if length is None else length
@@ -405,7 +435,7 @@ class Proxy:
                 request.method, url, headers=headers, content=content,
                 extensions={"timeout": {"connect": CONNECT_S}},
             ) as answer:  # fmt: skip
-                await self._answer(peer, request, answer, values)
+                yield answer, values
                 drop_what_follows(answer)
         except PermissionDenied as error:
             raise self._door.refused(403, error.code, error.message) from None

@@ -129,6 +129,14 @@ class ProgramRequest:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request of a trial, which is sent after a human's yes."""
+
+    request: ProgramRequest
+    body: bytes
+
+
 def read_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], inside: Place | None
 ) -> ProgramRequest:

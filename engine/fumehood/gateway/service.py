@@ -24,6 +24,7 @@ from fumehood.core.receipt import Cassette
 from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.door import Ask, Door, Send, Spend, free
 from fumehood.gateway.placeholders import Placeholders, secrets_for
+from fumehood.gateway.request import HeldRequest
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.observe.log import Logger, log_fault
 from fumehood.policy.model import CallFacts, Decision
@@ -113,6 +114,7 @@ class Gateway:
         spend: Spend = free,
         recorder: Recorder | None = None,
         replay: Cassette | None = None,
+        trial: list[HeldRequest] | None = None,
         tool: str,
         call_id: str,
         principal_id: str,
@@ -148,9 +150,12 @@ class Gateway:
         bound = secrets_for(self._secrets.settings, tool, patterns)
         placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
         player = Player(replay) if replay is not None else None
-        door = Door(patterns, settings, decide, ask, placeholders, record, recorder, player, spend)
+        door = Door(
+            patterns, settings, decide, ask, placeholders, record, recorder, player, spend, trial
+        )
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)
+        door.deliver = proxy.deliver
         served: set[asyncio.Task[None]] = set()
 
         async def serve(connection: Connection, port: CallPort) -> None:

@@ -22,14 +22,19 @@ from fumehood.approvals.preview import (
 from fumehood.approvals.refusals import denial
 from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import CallInProgress, InvalidParams, RequiresHumanApproval
+from fumehood.core.errors import (
+    ApprovalExpired,
+    CallInProgress,
+    InvalidParams,
+    RequiresHumanApproval,
+)
 from fumehood.core.json_types import JsonValue
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
 from fumehood.pipeline.context import CallContext
-from fumehood.pipeline.plan import Plan, place_of, plan_now
+from fumehood.pipeline.plan import Plan, can_be_tried, place_of, plan_now
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 from fumehood.protocol.messages import decode_envelope
@@ -88,9 +93,14 @@ async def approve(
         return ApprovedCall(permitted, decision.rule)
     approvals = services.approvals
     plan = await plan_now(permitted, services.walls, services.sessions)
+    if decision.wants_trial and can_be_tried(permitted, plan):
+        call.request = replace(
+            call.request, options=call.request.options.model_copy(update={"preview": True})
+        )
+        return ApprovedCall(permitted.with_request(call.request), f"trial: {decision.rule}")
     definition = definition_digest(permitted.tool, permitted.request.context)
     remembered = approvals.remembered_for(permitted, definition)
-    if remembered is not None:
+    if remembered is not None and not permitted.request.is_decision_on_trial:
         return ApprovedCall(permitted, f"remembered: {remembered}", remembered=remembered)
     approvals.eligibility.require_enough(
         permitted.tool.definition.name, decision, permitted.principal.id
@@ -207,7 +217,10 @@ async def new_approval(
         EngineError: its effect cannot be computed.
     """
     place = await place_of(plan, services.sessions)
-    effect = await preview(permitted, plan, services.sessions)
+    held = services.trials.get(permitted.request.call_id)
+    if held is None and permitted.request.is_decision_on_trial:
+        raise ApprovalExpired("The effect of this trial is not kept any more. Try it again.")
+    effect = await preview(permitted, plan, services.sessions) if held is None else held.effect
     action = action_of(permitted, plan, place, effect)
     approvals, now = services.approvals, services.approvals.now()
     request, decision = permitted.request, permitted.decision

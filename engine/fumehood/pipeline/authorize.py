@@ -8,7 +8,7 @@ may use any tool that no rule denies; an agent may use only its own tools, as ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
@@ -32,6 +32,11 @@ class PermittedCall:
     @property
     def request(self) -> CallRequest:
         return self.validated.resolved.request
+
+    def with_request(self, request: CallRequest) -> PermittedCall:
+        """Return the same call with other options."""
+        resolved = replace(self.validated.resolved, request=request)
+        return replace(self, validated=replace(self.validated, resolved=resolved))
 
     @property
     def tool(self) -> RegisteredTool:
@@ -70,6 +75,8 @@ def authorize(
             f"A policy rule forbids this call of {tool.name}.{why} Do not retry.",
             details={"rule": decision.rule},
         )
+    if resolved.request.is_decision_on_trial and decision.verdict is Verdict.ALLOW:
+        decision = replace(decision, verdict=Verdict.ASK, rule=f"trial: {decision.rule}")
     return PermittedCall(validated, principal, decision)
 
 

@@ -15,6 +15,8 @@ import keyword
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import anyio
+
 from fumehood.approvals.requests import run_to_completion
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
@@ -35,6 +37,7 @@ from fumehood.core.limits import MB
 from fumehood.core.names import NET_TOOL
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
+from fumehood.executors.outcome import HeldTrial
 from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
@@ -210,6 +213,44 @@ class ChildCalls:
         if one.is_given_up:
             return PermissionDenied("Nobody has decided about it in time.")
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
+
+    async def ask_about(self, held: HeldTrial) -> EngineError | None:
+        """Let a human decide on the effect of a trial, and put it in after a yes. Return why it was
+        not put in, if that did not begin.
+        """
+        patience_s = self._patience_s(wanted=True)
+        if patience_s <= 0:
+            return PermissionDenied("It needs a human's approval, and its call waits for none.")
+        parent = self._parent.request
+        own: JsonObject = {
+            "new_call": True, "enable_cache": False, "wait_for_approval": True, "receipt": False,
+            "idempotency_key": None,
+        }  # fmt: skip
+        request = replace(
+            parent,
+            options=parent.options.model_copy(update=own),
+            principal=self._caller(parent.principal),
+            call_id=f"{parent.call_id}_{self._made + 1}",
+            parent_id=parent.call_id,
+        )
+        handle = CallHandle()
+        self._parent.handle.report(0, "the effect of the trial waits for approval")
+        self._services.trials[request.call_id] = held
+        timer = asyncio.get_running_loop().call_later(patience_s, handle.cancel)
+        asking = asyncio.ensure_future(self._run_call(request, self._services, handle))
+        try:
+            answer = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            handle.cancel()  # nobody waits for the decision any more
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait((asking,))
+            raise
+        finally:
+            timer.cancel()
+            self._services.trials.pop(request.call_id, None)
+        if held.has_begun:
+            return None
+        return PermissionDenied(answer.error.message if answer.error else "It was not put in.")
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
         """Take what the program sends or gets from the budgets. False if too little is left."""

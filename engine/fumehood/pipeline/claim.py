@@ -369,7 +369,7 @@ def fingerprint(permitted: PermittedCall) -> str:
     """
     options = permitted.request.options
     given = options.model_dump(mode="json", include=set(DECIDING_OPTIONS))
-    for name in ("packages", "network", "receipt", "replay"):
+    for name in ("packages", "network", "preview", "receipt", "replay"):
         if not given[name]:  # stored fingerprints may be older than these options
             del given[name]
     return _digest(_action(permitted) | {"options": given})

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 from fumehood.circuits.breaker import Permit
-from fumehood.core.errors import CircuitOpen, EngineError, code_of
+from fumehood.core.errors import ApprovalExpired, CircuitOpen, EngineError, code_of
 from fumehood.core.limits import WallLimits, smallest
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
@@ -33,6 +33,9 @@ async def execute(
     """
     permitted, tools = admitted.permitted, call.tools
     has_calls = tools is not None or admitted.plan.network
+    held = services.trials.pop(permitted.request.call_id, None)
+    if held is None and permitted.request.is_decision_on_trial:
+        raise ApprovalExpired("The effect of this trial is not kept any more. Try it again.")
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -47,6 +50,7 @@ async def execute(
         request=permitted.request,
         network=admitted.plan.network,
         expected=admitted.expected,
+        held=held,
         calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
     )
     tool = permitted.tool.definition

@@ -121,6 +121,30 @@ def _check_receipt(permitted: PermittedCall, executor: Executor, placement: Plac
         raise InvalidParams(fault, fields=[f"options.{field}"])
 
 
+def _check_preview(permitted: PermittedCall, executor: Executor) -> None:
+    if not permitted.request.options.preview:
+        return
+    fault = None
+    if executor.language is None:
+        fault = "Only programs can be tried: other tools show what they will change by themselves."
+    elif permitted.arguments.get("tools"):
+        fault = "What tools do cannot be held back: leave the argument tools out."
+    if fault is not None:
+        raise InvalidParams(fault, fields=["options.preview"])
+
+
+def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
+    """Whether a call that needs approval can be a trial instead, if it is none."""
+    return (
+        plan.session is not None
+        and plan.session.durable
+        and plan.executor.language is not None
+        and not permitted.arguments.get("tools")
+        and not permitted.request.options.preview
+        and not permitted.request.options.receipt
+    )
+
+
 def executor_of(tool: ToolDefinition) -> Executor:
     """Return the executor of a tool.
 
@@ -167,6 +191,7 @@ def make_plan(
     _check_isolation(placement, options)
     _check_network(executor, options)
     _check_receipt(permitted, executor, placement)
+    _check_preview(permitted, executor)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
     wall_s = smallest(
@@ -199,6 +224,11 @@ def make_plan(
         image = session.image
     elif language is not None and isinstance(wall, HasImages):
         image = wall.image_for(language)
+    if options.preview and (session is None or not session.durable):
+        raise InvalidParams(
+            "A trial needs a session whose files are saved: sessions new --durable.",
+            fields=["options.preview"],
+        )
     network = permitted.validated.resolved.network
     if session is not None and placement.is_of_session and language is not None:
         network += session.network

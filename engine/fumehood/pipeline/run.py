@@ -12,6 +12,8 @@ and is then cancelled. `CallContext` collects what is known about the call.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -22,7 +24,7 @@ from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import Cancelled, CircuitOpen, EngineError, InternalError
 from fumehood.executors.handle import CallHandle
-from fumehood.executors.outcome import Outcome, cancelled
+from fumehood.executors.outcome import HeldTrial, Outcome, cancelled
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import (
@@ -34,7 +36,7 @@ from fumehood.pipeline.approve import (
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
-from fumehood.pipeline.child_calls import require_for_program, tools_of
+from fumehood.pipeline.child_calls import ChildCalls, require_for_program, tools_of
 from fumehood.pipeline.claim import (
     Claim,
     Replay,
@@ -52,6 +54,7 @@ from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices, spender_of
 from fumehood.pipeline.validate import validate
 from fumehood.policy.model import Verdict
+from fumehood.sandbox.session import SessionLease
 
 CONCLUDE_S = 5.0
 """Seconds that a call has to store its ending after its task was cancelled."""
@@ -151,7 +154,7 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     call.resolved = resolved = trace.passed(
         "resolve", resolve(call.request, services.registry, services.agents, services.clock.now)
     )
-    if call.request.parent_id is not None:
+    if call.request.parent_id is not None and not call.request.is_decision_on_trial:
         require_for_program(resolved.tool.definition)
     call.validated = validated = trace.passed("validate", validate(resolved))
     is_over_budget = partial(services.is_over_budget, validated, call.reservation)
@@ -218,9 +221,47 @@ async def run_approved(
         call.begin()
         outcome = await execute(admitted, call=call, services=services, run_call=run_call)
         is_over = outcome.error is None or fallback_of(call, outcome.error) is None
-        if is_over and call.handle.close():  # the caller cancelled, but the tool ran to its end
+        if (
+            is_over and outcome.held is None and call.handle.close()
+        ):  # the caller cancelled, but the tool ran to its end
             outcome = Outcome.cancelled(outcome.isolation)
-        return call.trace.passed("execute", outcome)
+        outcome = call.trace.passed("execute", outcome)
+    return outcome if outcome.held is None else await _settle_trial(outcome.held, call, services)
+
+
+async def _settle_trial(held: HeldTrial, call: CallContext, services: PipelineServices) -> Outcome:
+    """Ask a human about the effect of a trial, put it in or drop it; return the call's outcome."""
+    try:
+        why = await ChildCalls(call, [], services, run_call).ask_about(held)
+        if why is None:
+            await held.over.wait()
+    finally:
+        if not held.has_begun:
+            with anyio.CancelScope(shield=True), suppress(EngineError):
+                await _drop_trial(held, call, services)
+    if isinstance(held.result, Outcome):
+        outcome = held.result
+    else:
+        why = held.result or why
+        assert why is not None
+        why.details = {**(why.details or {}), **(held.outcome.data or {})}
+        outcome = replace(held.outcome, data=None, error=why)
+    if call.handle.close():
+        outcome = Outcome.cancelled(outcome.isolation)
+    return outcome
+
+
+async def _drop_trial(held: HeldTrial, call: CallContext, services: PipelineServices) -> None:
+    plan, request = call.plan, call.request
+    assert plan is not None
+    assert plan.session is not None
+    assert request.principal is not None
+    async with services.sessions.lease(
+        request.principal, request.options.agent_id, plan.session.id,
+        language=plan.executor.language, memory_mb=plan.limits.memory_mb,
+    ) as lease:  # fmt: skip
+        if isinstance(lease, SessionLease) and lease.trials is not None:
+            await lease.trials.drop(held.files)
 
 
 async def conclude(

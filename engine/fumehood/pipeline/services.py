@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, Reservation, estimate_of
@@ -13,6 +13,7 @@ from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.core.usage import Prices, TokenCounter
+from fumehood.executors.outcome import HeldTrial
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.observe.alerts import CallObserver
@@ -61,6 +62,8 @@ class PipelineServices:
     circuits: Circuits
     retries: Retries
     observer: CallObserver
+    trials: dict[str, HeldTrial] = field(default_factory=dict)
+    """Id of the call that asks a human → the effect of a trial."""
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """Return the amounts that a call is expected to take from its budgets."""

@@ -81,6 +81,8 @@ class Decision:
     """Ids of all rules that ask; empty if a default asks."""
     may_exceed_budget: bool = False
     """Whether an approval lets the call exceed its budget, because a rule tests the budget."""
+    wants_trial: bool = False
+    """Whether a call that can be tried is tried before a human is asked."""
 
 
 MAX_RULES = 5_000
@@ -287,6 +289,8 @@ class Rule(_Written):
     reason: Annotated[str, Field(strict=True, min_length=1, max_length=1000)] | None = None
     approvers: Names | None = None
     quorum: Annotated[int, Field(strict=True, ge=1, le=20)] | None = None
+    preview: Literal[True] | None = None
+    """A program in a durable session runs as a trial, and the human sees its effect."""
     mode: Mode = "enforce"
     when: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     any: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)] | None = (
@@ -335,8 +339,8 @@ class Rule(_Written):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.decision is not Verdict.ASK and (self.approvers or self.quorum):
-            raise ValueError("approvers and quorum need the decision 'ask'")
+        if self.decision is not Verdict.ASK and (self.approvers or self.quorum or self.preview):
+            raise ValueError("approvers, quorum and preview need the decision 'ask'")
         if self.approvers is not None and (self.quorum or 1) > len(self.approvers):
             raise ValueError("its quorum is larger than the number of its approvers")
         if self.decision is Verdict.ALLOW and self.over_budget:

@@ -220,6 +220,7 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
         policy_version=version,
         asked_by=tuple(one.rule.id for one in asking),
         may_exceed_budget=any(one.rule.over_budget for one in asking),
+        wants_trial=all(one.rule.preview for one in asking),
     )
 
 

@@ -195,6 +195,7 @@ def run_frames(
     thin: bool = False,
     tools: bool = False,
     trust: str | None = None,
+    trial: tuple[str, str] | None = None,
 ) -> list[JsonObject]:
     """Return the frames that start a run. A long request is sent in parts before the run."""
     run: JsonObject = {
@@ -212,6 +213,8 @@ def run_frames(
         run["quiet"] = True
     if trust is not None:
         run["trust"] = trust
+    if trial is not None:
+        run["trial"] = list(trial)
     text = strict_json.dumps(arguments).decode()
     if len(text) <= PART_CHARACTERS:
         return [run]

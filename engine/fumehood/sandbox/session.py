@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -97,6 +97,10 @@ class Session:
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
     """Its saved files, if it is durable."""
+    in_trial: bool = False
+    """Whether its files are those of a trial."""
+    trials: int = 0
+    """Effects of trials that wait beside it."""
     restored_at: datetime | None = None
     copied_at: datetime | None = None
     """When the copy of its files was saved from which it was restored, until its next call."""
@@ -209,6 +213,7 @@ class Session:
         home = SessionHome(
             place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
+            self.in_trial,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
@@ -336,6 +341,34 @@ def _most_memory_mb(settings: SessionSettings, offered: WallLimits, host: HostSi
     return min(most, CONTAINER_MEMORY_CLASSES[-1])
 
 
+class Trials(Protocol):
+    """Runs trials in one session, during a call's turn."""
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> tuple[RunEnding, HeldFiles | None]:
+        """Run a program, take its effect out of the session, and return it; None if the program
+        failed.
+
+        Raises:
+            InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
+        """
+        ...
+
+    async def put_in(self, held: HeldFiles) -> None:
+        """Put an effect in, once.
+
+        Raises:
+            ApprovalExpired: what it touches has changed, so nothing was put in.
+            SandboxUnavailable: it may have been put in partly.
+        """
+        ...
+
+    async def drop(self, held: HeldFiles) -> None:
+        """Forget an effect."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLease:
     """One call's turn in a session. `until_ready` raises if the session has ended. `save` saves the
@@ -347,6 +380,8 @@ class SessionLease:
     save: Callable[[str, JsonObject], Awaitable[str | None]]
     queue_ms: float
     is_call: bool = True
+    trials: Trials | None = None
+    """Set for a session whose files are saved."""
 
     async def run(
         self,
@@ -428,6 +463,26 @@ class CopyLost(Exception):
     """
 
 
+@dataclass(eq=False, slots=True)
+class HeldFiles:
+    """The effect of a trial on its session, which is kept beside it."""
+
+    token: str
+    has_variables: bool
+    changes: Any
+    """The files that it changes; the saver's own."""
+    shown: JsonObject
+    """The same for people, as in previews."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the session would be the same with it. Variables are not compared."""
+        return not (self.has_variables or any(self.shown[one] for one in _CHANGES))
+
+
+_CHANGES = ("added", "changed", "removed")
+
+
 class Saver(Protocol):
     """Keeps copies of workspaces outside of their containers.
 
@@ -461,6 +516,34 @@ class Saver(Protocol):
             CopyLost: files are missing for good.
             SandboxUnavailable, StateUnavailable: it could not be read or put there now.
         """
+        ...
+
+    def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
+        """Return links and special files of the workspace; None if it may differ from the copy."""
+        ...
+
+    async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Any, JsonObject]:
+        """Return what differs from the copy, with its content kept, and the same for people. Raises
+        NotSaved.
+        """
+        ...
+
+    async def put_back(self, source: CopySource, copy: SavedCopy, changes: Any) -> None:
+        """Make the workspace again as the copy, from which it differs by these changes. Raises
+        NotSaved.
+        """
+        ...
+
+    def touched(self, session_id: str, changes: Any) -> list[str]:
+        """Return the changed paths that are not any more, in the last copy, as they were."""
+        ...
+
+    async def put_in(self, source: CopySource, changes: Any) -> None:
+        """Make the changes. Raises NotSaved."""
+        ...
+
+    async def let_go(self, changes: Any) -> None:
+        """Delete the content of changes."""
         ...
 
     async def drop(self, session_id: str) -> None:

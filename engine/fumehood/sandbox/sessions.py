@@ -11,7 +11,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -61,6 +69,7 @@ from fumehood.sandbox.session import (
     workspace_mb,
 )
 from fumehood.sandbox.session_places import SessionPlaces
+from fumehood.sandbox.session_trials import SessionTrials
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -639,6 +648,8 @@ class SessionKeeper:
         if session.copy is not None:
             self._places.saved.add(session.principal_id, _saved_mb(session))
         self._tell("session.resumed", session)
+        if home.in_trial:  # its files are those of a trial that nobody has approved
+            session.container.end("its engine was killed during a trial")
 
     async def _make(
         self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
@@ -927,9 +938,23 @@ class SessionKeeper:
             try:
                 waited_ms = (time.monotonic() - asked) * 1e3
                 save = partial(self._save_after, session)
-                yield SessionLease(session, until_ready, save, waited_ms, is_call)
+                trials = self._trials_of(session, until_ready)
+                yield SessionLease(session, until_ready, save, waited_ms, is_call, trials)
             finally:
                 session.calls += is_call
+
+    def _trials_of(
+        self, session: Session, until_ready: Callable[[], Awaitable[None]]
+    ) -> SessionTrials | None:
+        if session.copy is None or self._saver is None:
+            return None
+
+        async def write() -> None:
+            self._history.note(session.kept())
+            await self._history.write()
+
+        save = partial(self._save, session)
+        return SessionTrials(session, self._saver, until_ready, save, write)
 
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:

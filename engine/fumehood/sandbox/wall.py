@@ -137,6 +137,9 @@ class RunSinks:
     """Receives the program's connections to the gateway. Without it the program has no network."""
     brake: Brake | None = None
     """Stops the reading of output and files while too much of it waits."""
+    trial: tuple[str, str] | None = None
+    """What happens in a session to the variables of a trial, and its token: `hold` keeps those that
+    this run leaves aside, `adopt` puts them in after it, `drop` forgets them."""
 
 
 NO_SINKS = RunSinks()

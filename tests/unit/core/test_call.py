@@ -45,6 +45,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "new_call": False,
     "packages": None,
     "network": None,
+    "preview": False,
     "receipt": False,
     "replay": None,
 }

@@ -136,7 +136,7 @@ FAULTS: list[tuple[str, str]] = [
     ),
     (
         DENY + "quorum = 2",
-        "policy.toml: rule 'r': approvers and quorum need the decision 'ask'",
+        "policy.toml: rule 'r': approvers, quorum and preview need the decision 'ask'",
     ),
     (
         ASK + 'approvers = ["a"]\nquorum = 2',

@@ -56,6 +56,8 @@ class Chain:
         self._wake.setblocking(False)
         self._first: int | None = None
         self._behind: int | None = None
+        self._aside: dict[str, int] = {}
+        """Token of a trial → the process with its variables."""
         self._seen_awake: set[int] = set()
         self._used_ns: dict[int, int] = {}
         """CPU time of the waiting processes when they were first seen waiting."""
@@ -70,6 +72,10 @@ class Chain:
     @property
     def pids(self) -> set[int]:
         """Ids of the processes that survive the cleaning."""
+        return {*self._waiting, *self._aside.values()}
+
+    @property
+    def _waiting(self) -> set[int]:
         return {pid for pid in (self._first, self._behind) if pid is not None}
 
     def threads(self) -> int:
@@ -101,6 +107,7 @@ class Chain:
         if stayed is not None:
             self._first, self._behind = stayed, self._received(stayed)[0]
             if self._goes_on(spared=before):
+                self.drop()  # trials began with other variables
                 return "kept"
         self._first, self._behind = before, None
         if before is not None and self._is_woken(before):
@@ -109,13 +116,54 @@ class Chain:
         self._end_the_others()
         return "rolled_back" if before is None and stayed is None else "reset"
 
+    def put_aside(self, stayed: int | None, token: str) -> str:
+        """Settle the chain after a trial: keep its process for `adopt`, and go on with the
+        variables from before it. Returns `kept` if it is there, `rolled_back` if not, or `reset` if
+        those from before are lost.
+        """
+        before, self._first, self._behind = self._behind, None, None
+        is_kept = stayed is not None and processes.threads_of(stayed) == 1
+        if stayed is not None and is_kept:
+            self._aside[token] = stayed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stayed, signal.SIGSTOP)
+        if before is None:
+            self._end_the_others()
+        elif not self._is_woken(before):
+            self._first = self._behind = None
+            self._end_the_others()
+            return "reset"
+        return "kept" if is_kept else "rolled_back"
+
+    def adopt(self, token: str) -> bool:
+        """Go on with the variables of a trial. False if they are not there any more."""
+        aside = self._aside.pop(token, None)
+        if aside is None or not processes.is_alive(aside):
+            return False
+        self._aside.clear()
+        self._first, self._behind = aside, None
+        self._take_back()
+        self._take_back_wake()
+        if self._goes_on(spared=None):
+            return True
+        self._first = self._behind = None
+        self._end_the_others()
+        return False
+
+    def drop(self, token: str | None = None) -> None:
+        """Forget the variables of a trial, or of all."""
+        for one in [token] if token is not None else list(self._aside):
+            if (pid := self._aside.pop(one, None)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def look(self) -> bool:
         """Stop both again after a call outside the chain. Returns whether both are intact."""
         if self.tell_end():
             return False
-        if not self.pids:
+        if not self._waiting:
             return True
-        if len(self.pids) == 2 and all(processes.is_alive(pid) for pid in self.pids):
+        if len(self._waiting) == 2 and all(processes.is_alive(pid) for pid in self._waiting):
             self._stop()
             return True
         self._first = self._behind = None
@@ -142,6 +190,7 @@ class Chain:
         next call.
         """
         ended, self._first, self._behind = self.pids, None, None
+        self._aside.clear()
         self._used_ns.clear()
         self._are_ended = True
         for pid in ended:

@@ -50,6 +50,9 @@ PLAIN_TYPES = (b"0", b"\0", b"5")
 BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
 
+MAX_OTHERS = 100
+"""Links and special files that one listing names."""
+
 MAX_TIME_NS = (1 << 63) - 1
 """Largest distance of a time from 1970 that is told. Programs may set any time."""
 
@@ -113,19 +116,27 @@ def _scan(arguments: Result) -> Result:
     """List all plain files and directories as rows of path, size (-1 for a directory), whether it
     can be executed, and version, in at most `room` bytes. The version changes with the file,
     whatever times a program sets; it is empty for a file that could change again without a new one.
+    `others` are links and special files.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
+    result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
     mapped = _mapped()
     recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
     with directory_at("") as top:
         for path, status in _below(top, "", MAX_DEPTH):
             if len(found) >= most:
-                return {"rows": [], "has_more": False, "too_many": True}
+                return {**result, "too_many": True}
             found.append((path, status))
-    rows: list[list[Any]] = []
+    rows: list[list[Any]] = result["rows"]
+    others: list[str] = result["others"]
     for path, status in sorted(found, key=lambda one: one[0]):
-        if path <= after or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        if path <= after:
+            continue
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            room -= len(path) + 4
+            if len(others) < MAX_OTHERS:
+                others.append(path)
             continue
         row: list[Any] = [path, -1, True, ""]
         if stat.S_ISREG(status.st_mode):
@@ -135,9 +146,9 @@ def _scan(arguments: Result) -> Result:
             row = [path, status.st_size, can_run, version if is_settled else ""]
         room -= len(json.dumps(row)) + 2
         if room < 0:
-            return {"rows": rows, "has_more": True, "too_many": False}
+            return {**result, "has_more": True}
         rows.append(row)
-    return {"rows": rows, "has_more": False, "too_many": False}
+    return result
 
 
 def _mapped() -> set[int]:

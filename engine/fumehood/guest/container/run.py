@@ -83,6 +83,8 @@ class Run:
     left_s: float | None = None
     """Seconds left while the clock is paused."""
     was_paused: bool = False
+    trial: tuple[str, str] | None = None
+    """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and its token."""
     trust: str | None = None
     """Certificates for its clients, if it has network."""
     quiet: bool = False

@@ -233,6 +233,7 @@ class Supervisor:
         self._left_at = time.monotonic()
         self._unwatch(0)
         self._relay.end()
+        self._chain.drop()  # the next engine knows nothing of trials
         if self._run is not None:
             self._run.is_left, self._run.live = True, False
             self._stop(self._run, "cancelled")
@@ -566,10 +567,17 @@ class Supervisor:
         """The state of a session's variables after this run, if the run could change it."""
         if not run.keep:
             return None
+        action, token = run.trial or ("", "")
         if run.program == "python":
             stayed = run.stayed and run.killed_for is None and run.child is not None
-            state = self._chain.settle(run.child.pid if stayed and run.child else None)
+            pid = run.child.pid if stayed and run.child else None
+            is_trial = action == "hold"
+            state = self._chain.put_aside(pid, token) if is_trial else self._chain.settle(pid)
             return "reset" if run.lost_variables else state
+        if action == "adopt":
+            return "kept" if self._chain.adopt(token) else "reset"
+        if action == "drop":
+            self._chain.drop(token)
         if run.program == "files":  # an answer about files says nothing of variables
             return None
         return None if self._chain.look() else "reset"

@@ -127,6 +127,8 @@ class RunOrder:
     """Names of `RunSinks` that have a receiver."""
     trust: str | None = None
     """The certificates of the gateway, for a program that has network."""
+    trial: tuple[str, str] | None = None
+    """As in `RunSinks`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class Events:
             output=output if "output" in wants else None,
             call=call if "call" in wants else None,
             network=Network(open_, order.trust) if order.trust is not None else None,
+            trial=order.trial,
             is_live=order.is_live,
             brake=self.brake,
         )

@@ -462,7 +462,7 @@ class ClusterWall(HasImages):
         wants = {one for one in ("progress", "files", "output", "call") if getattr(sinks, one)}
         order = replace(
             order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live,
-            trust=sinks.network.trust if sinks.network is not None else None,
+            trust=sinks.network.trust if sinks.network is not None else None, trial=sinks.trial,
         )  # fmt: skip
         receiver = _Receiver(link, order, sinks)
         reading = asyncio.ensure_future(link.unless_gone(receiver.read()))

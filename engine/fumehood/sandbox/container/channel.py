@@ -209,7 +209,7 @@ class Channel(asyncio.Protocol):
         for frame in run_frames(
             received.id, program, arguments, limits,
             keep=keep, live=sinks.is_live, thin=thin, tools=tools,
-            trust=sinks.network.trust if sinks.network is not None else None,
+            trust=sinks.network.trust if sinks.network is not None else None, trial=sinks.trial,
         ):  # fmt: skip
             write(framing.encode(frame))
         grace_s = self._clocks.answer_grace_s + (

@@ -1,0 +1,382 @@
+"""Trials of programs in durable sessions: a human sees the effect before it is put in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine, Envelope
+from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
+from fumehood.gateway import addresses
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.sandbox.settings import ContainerSettings, LanguageImages
+from fumehood.storage.database import open_database
+from support.asking import ALICE, NO, YES, add_approvers
+from upstream import Upstream, running_upstream
+
+pytestmark = [
+    pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
+]  # fmt: skip
+
+HOST = "api.example.test"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def names() -> Iterator[None]:
+    real = addresses.socket.getaddrinfo
+
+    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
+        return real("127.0.0.1" if host == HOST else host, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(addresses.socket, "getaddrinfo", resolve)
+        yield
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    home = tmp_path_factory.mktemp("home")
+    config = Config(
+        home=home,
+        gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,), writes="allow"),
+        container=ContainerSettings(images=LanguageImages(python="python-data")),
+    )
+    database = open_database(home / "state.db")
+    try:
+        async with Engine(config=config, database=database) as engine:
+            await add_approvers(engine)
+            yield engine
+    finally:
+        database.close()
+
+
+@pytest.fixture
+async def session(engine: Engine) -> AsyncIterator[str]:
+    made = await engine.sessions.create(engine.owner, image="python-data", durable=True)
+    yield made.id
+    await engine.sessions.end(engine.owner, made.id)
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    with running_upstream() as running:
+        yield running
+
+
+async def waiting(engine: Engine) -> Approval:
+    """The effect that waits for a human."""
+    with anyio.fail_after(20):
+        while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):
+            await anyio.sleep(0.02)
+    return found[0]
+
+
+class Trial:
+    """A trial that waits for a human, until the block ends."""
+
+    def __init__(self, engine: Engine, tool: str, arguments: Any, options: Any) -> None:
+        self._engine = engine
+        self._calling = asyncio.ensure_future(engine.call(tool, arguments, **options))
+
+    async def __aenter__(self) -> Trial:
+        looking = asyncio.ensure_future(waiting(self._engine))
+        done, _ = await asyncio.wait((self._calling, looking), return_when="FIRST_COMPLETED")
+        if self._calling in done:
+            looking.cancel()
+            pytest.fail(str(self._calling.result()))
+        self.approval = looking.result()
+        return self
+
+    async def decide(self, decision: NewDecision) -> Envelope:
+        await self._engine.approvals.decide(self.approval.id, decision, ALICE, channel="test")
+        return await self._calling
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._calling.cancel()
+        await asyncio.wait((self._calling,))
+
+
+def trial(engine: Engine, session: str, code: str, **options: Any) -> Trial:
+    options = {"session_id": session, "preview": True, **options}
+    return Trial(engine, "run_python", {"code": code}, options)
+
+
+async def value(engine: Engine, session: str, code: str) -> Any:
+    answer = await engine.call("run_python", {"code": code}, session_id=session)
+    assert answer.success, answer.error
+    return answer.data["value"]
+
+
+async def tree(engine: Engine, session: str) -> str:
+    """All files with their content, without touching the variables."""
+    command = "find . -type d | sort; find . -type f | sort | xargs -r grep -H ''; true"
+    answer = await engine.call("run_shell", {"command": command}, session_id=session)
+    assert answer.success, answer.error
+    told: str = answer.data["stdout"]
+    return told
+
+
+async def test_effect_is_seen_first_and_put_in_after_the_yes(engine: Engine, session: str) -> None:
+    await value(
+        engine,
+        session,
+        """
+import os
+x = ['old']
+for name in ('a', 'b', 'c'): open(name, 'w').write(name)
+os.mkdir('d'); open('d/e', 'w').write('e')
+""",
+    )
+    before = await tree(engine, session)
+    code = """
+import shutil
+x.append('new')
+open('a', 'w').write('changed'); os.remove('b'); shutil.rmtree('d')
+os.mkdir('n'); open('n/f', 'w').write('f')
+print('done')
+"""
+    async with trial(engine, session, code) as tried:
+        preview = tried.approval.preview
+        assert preview is not None
+        assert preview["printed"] == "done\n"
+        assert [one["path"] for one in preview["added"]] == ["n", "n/f"]
+        (changed,) = preview["changed"]
+        assert (changed["path"], changed["diff"]) == (
+            "a",
+            "@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+changed\n\\ No newline at end of file\n",
+        )
+        assert [one["path"] for one in preview["removed"]] == ["b", "d", "d/e"]
+        # The session is as before, and goes on being used.
+        assert await tree(engine, session) == before
+        answer = await tried.decide(YES)
+    assert answer.success, answer.error
+    assert answer.data["stdout"] == "done\n"
+    assert (await tree(engine, session)).split() == [
+        ".", "./n", "./a:changed", "./c:c", "./n/f:f",
+    ]  # fmt: skip
+    assert await value(engine, session, "x") == ["old", "new"]
+
+
+async def test_no_leaves_the_session_as_it_was(engine: Engine, session: str) -> None:
+    await value(engine, session, "x = 1; open('a', 'w').write('a')")
+    before = await tree(engine, session)
+    async with trial(engine, session, "x = 2; open('a', 'w').write('b')") as tried:
+        answer = await tried.decide(NO)
+    assert answer.error is not None
+    assert answer.error.code == "PERMISSION_DENIED"
+    assert answer.error.details["ended_by"] == "ok"
+    assert await tree(engine, session) == before
+    assert await value(engine, session, "x") == 1
+
+
+async def test_caller_that_gives_up_leaves_the_session_as_it_was(
+    engine: Engine, session: str
+) -> None:
+    await value(engine, session, "x = 1")
+    async with trial(engine, session, "x = 2; open('a', 'w').write('b')"):
+        pass
+    with anyio.fail_after(20):
+        while (await engine.approvals.list(ApprovalQuery(state="pending"))).items:
+            await anyio.sleep(0.02)
+    assert await tree(engine, session) == ".\n"
+    assert await value(engine, session, "x") == 1
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "is_put_in"),
+    [("echo other > b", True), ("echo other > a", False), ("echo new > n", False)],
+)
+async def test_effect_expires_if_what_it_touches_has_changed(
+    engine: Engine, session: str, meanwhile: str, is_put_in: bool
+) -> None:
+    await engine.call("run_shell", {"command": "echo old > a"}, session_id=session)
+    command = {"command": "echo mine > a; echo mine > n"}
+    options = {"session_id": session, "preview": True}
+    async with Trial(engine, "run_shell", command, options) as tried:
+        await engine.call("run_shell", {"command": meanwhile}, session_id=session)
+        before = await tree(engine, session)
+        answer = await tried.decide(YES)
+    if is_put_in:
+        assert answer.success, answer.error
+        assert "./a:mine\n./b:other\n./n:mine" in await tree(engine, session)
+        return
+    assert answer.error is not None
+    assert answer.error.code == "APPROVAL_EXPIRED"
+    assert "nothing was put in" in answer.error.message
+    assert await tree(engine, session) == before
+
+
+async def test_python_call_meanwhile_makes_variables_of_a_trial_expire(
+    engine: Engine, session: str
+) -> None:
+    async with trial(engine, session, "x = 'trial'; open('a', 'w').write('a')") as tried:
+        await value(engine, session, "x = 'other'")
+        answer = await tried.decide(YES)
+    assert answer.error is not None
+    assert answer.error.code == "APPROVAL_EXPIRED"
+    assert await value(engine, session, "x, __import__('os').listdir()") == ["other", []]
+
+
+async def test_requests_of_a_trial_are_sent_after_the_yes_in_order(
+    engine: Engine, session: str, upstream: Upstream
+) -> None:
+    """Reads pass at once. Twin: a no sends nothing."""
+    url = f"http://{HOST}:{upstream.port}"
+    code = f"""
+import urllib.error, urllib.request
+def send(path, data=None):
+    try: return urllib.request.urlopen({url!r} + path, data).status
+    except urllib.error.HTTPError as error: return error.code
+print(send('/read'), send('/one', b'1'), send('/two', b'2'))
+"""
+    for decision, sent in ((NO, ["/read"]), (YES, ["/read", "/read", "/one", "/two"])):
+        async with trial(engine, session, code, network=[HOST]) as tried:
+            assert tried.approval.preview is not None
+            assert tried.approval.preview["printed"] == "200 403 403\n"
+            held = tried.approval.preview["requests"]
+            assert [(one["method"], one["path"], one["body"]) for one in held] == [
+                ("POST", "/one", "1"), ("POST", "/two", "2"),
+            ]  # fmt: skip
+            answer = await tried.decide(decision)
+        assert answer.success is (decision is YES), answer.error
+        assert [request.target for request in upstream.requests] == sent
+    assert [request.body for request in upstream.requests[2:]] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.symlink('/etc/passwd', 'link'); open('a', 'w').write('b')",
+        "import os; os.mkfifo('pipe'); os.mkdir('d'); os.symlink('..', 'd/up')",
+        "open('a', 'w').write('b'); os = __import__('os'); os.mkdir('d'); os.chmod('d', 0); 1 / 0",
+        "open('a', 'w').write('b'); import os; os.kill(os.getpid(), 9)",
+        "import os\nfor n in range(30_000): os.mkdir(f'd{n}')",
+        "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    ],
+    ids=["link", "pipe", "closed directory", "killed", "too many", "thread"],
+)
+async def test_attack_program_that_cannot_be_undone_leaves_nothing(
+    engine: Engine, session: str, code: str
+) -> None:
+    """Twin: what can be undone, above."""
+    await value(engine, session, "x = 1; open('a', 'w').write('a')")
+    before = await tree(engine, session)
+    answer = await engine.call(
+        "run_python", {"code": code}, session_id=session, preview=True, timeout_seconds=60
+    )
+    assert answer.error is not None
+    assert not (await engine.approvals.list(ApprovalQuery(state="pending"))).items
+    assert await tree(engine, session) == before
+
+
+async def test_session_has_only_so_many_trials_that_wait(engine: Engine, session: str) -> None:
+    options = {"session_id": session, "preview": True}
+    calls = [
+        asyncio.ensure_future(engine.call("run_shell", {"command": f"echo > f{n}"}, **options))
+        for n in range(5)
+    ]
+    done, others = await asyncio.wait(calls, return_when="FIRST_COMPLETED", timeout=30)
+    (refused,) = done
+    error = refused.result().error
+    assert error is not None
+    assert error.code == "RATE_LIMITED"
+    for one in others:
+        one.cancel()
+    await asyncio.wait(others)
+    assert await tree(engine, session) == ".\n"
+    with anyio.fail_after(20):
+        while (await engine.approvals.list(ApprovalQuery(state="pending"))).items:
+            await anyio.sleep(0.02)
+    async with Trial(engine, "run_shell", {"command": "echo > g"}, options) as tried:
+        assert (await tried.decide(YES)).success
+
+
+async def test_what_cannot_be_tried_is_refused(engine: Engine, session: str) -> None:
+    plain = await engine.sessions.create(engine.owner, image="python-data")
+    for tool, arguments, of in (
+        ("run_python", {"code": "0"}, None),
+        ("run_python", {"code": "0"}, plain.id),
+        ("run_python", {"code": "0", "tools": ["calculator"]}, session),
+        ("calculator", {"expression": "1"}, None),
+        ("write_file", {"path": "a", "content": "b"}, session),
+    ):
+        answer = await engine.call(tool, arguments, session_id=of, preview=True)
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.fields) == ("INVALID_PARAMS", ("options.preview",))
+    await engine.sessions.end(engine.owner, plain.id)
+    await engine.call("run_shell", {"command": "ln -s a b"}, session_id=session)
+    answer = await engine.call("run_shell", {"command": "ls"}, session_id=session, preview=True)
+    assert answer.error is not None
+    assert "links" in answer.error.message
+
+
+async def test_rule_that_asks_for_a_preview_lets_programs_run_as_trials(home: Path) -> None:
+    """Twin: without it, or where a call cannot be tried, the program does not run before the yes."""
+    policy = home / "policy.toml"
+    policy.write_text("""
+[[rules]]
+id = "look"
+decision = "ask"
+tools = ["run_shell"]
+preview = true
+""")
+    policy.chmod(0o600)
+    config = Config(
+        home=home, policy_file=policy,
+        container=ContainerSettings(images=LanguageImages(shell="python")),
+    )  # fmt: skip
+    database = open_database(home / "state.db")
+    try:
+        async with Engine(config=config, database=database) as engine:
+            await add_approvers(engine)
+            for is_durable in (True, False):
+                made = await engine.sessions.create(
+                    engine.owner, image="python", durable=is_durable
+                )
+                command = {"command": "echo a > a"}
+                options = {"session_id": made.id, "wait_for_approval": True}
+                async with Trial(engine, "run_shell", command, options) as asked:
+                    preview = asked.approval.preview
+                    assert (preview is not None) is is_durable
+                    assert asked.approval.rule == "look"
+                    assert (await asked.decide(YES)).success
+                if is_durable:  # nothing to decide on
+                    read = await engine.call("run_shell", {"command": "cat a"}, **options)
+                    assert read.data["stdout"] == "a\n"
+    finally:
+        database.close()
+
+
+@pytest.mark.needs("runsc")
+async def test_effect_is_held_on_gvisor_too(home: Path) -> None:
+    config = Config(
+        home=home,
+        container=ContainerSettings(runtime="runsc", images=LanguageImages(python="python")),
+    )
+    database = open_database(home / "state.db")
+    try:
+        async with Engine(config=config, database=database) as engine:
+            await add_approvers(engine)
+            made = await engine.sessions.create(engine.owner, image="python", durable=True)
+            await value(engine, made.id, "x = 1; open('a', 'w').write('a')")
+            code = "x = 2; open('a', 'w').write('b'); open('c', 'w').write('c')"
+            for decision, files, left in (
+                (NO, "./a:a\n", 1), (YES, "./a:b\n./c:c\n", 2),
+            ):  # fmt: skip
+                async with trial(engine, made.id, code) as tried:
+                    assert (await tree(engine, made.id)) == ".\n./a:a\n"
+                    await tried.decide(decision)
+                assert (await tree(engine, made.id)) == f".\n{files}"
+                assert await value(engine, made.id, "x") == left
+    finally:
+        database.close()
