@@ -75,7 +75,7 @@ def test_effect_of_a_killed_engine_is_dropped_or_interrupted(
             wait_until(lambda: control.approvals.show(approval.id).state in is_over)
     with Client(again.socket) as client:
         found = files(client, session)
-        assert found <= {"a", "b"} if moment == "yes" else found == {"a"}
+        assert found in ([{"a"}, {"b"}] if moment == "yes" else [{"a"}])
         answer = client.call("run_python", {"code": "x"}, session_id=session)
         if moment == "waiting":
             assert answer.data["value"] == 1

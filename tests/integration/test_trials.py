@@ -179,17 +179,25 @@ async def test_no_leaves_the_session_as_it_was(engine: Engine, session: str) -> 
     assert await value(engine, session, "x") == 1
 
 
+@pytest.mark.parametrize("is_running", [True, False])
 async def test_caller_that_gives_up_leaves_the_session_as_it_was(
-    engine: Engine, session: str
+    engine: Engine, session: str, is_running: bool
 ) -> None:
     await value(engine, session, "x = 1")
-    async with trial(engine, session, "x = 2; open('a', 'w').write('b')"):
-        pass
+    code = "x = 2; open('a', 'w').write('b')"
+    if is_running:
+        looping = {"code": f"{code}\nwhile True: pass"}
+        with anyio.move_on_after(1):
+            await engine.call("run_python", looping, session_id=session, preview=True)
+    else:
+        async with trial(engine, session, code):
+            pass
     with anyio.fail_after(20):
         while (await engine.approvals.list(ApprovalQuery(state="pending"))).items:
             await anyio.sleep(0.02)
     assert await tree(engine, session) == ".\n"
     assert await value(engine, session, "x") == 1
+    assert engine.sessions._live[session].trials == 0
 
 
 @pytest.mark.parametrize(

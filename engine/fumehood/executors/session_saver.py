@@ -236,9 +236,11 @@ class SessionSaver:
                     tuple(attempt.others),
                 )
                 shown = await self._shown(changes)
-        except (TimeoutError, EngineError, OSError) as error:
+        except BaseException as error:
             await attempt.undo()
-            raise NotSaved(_why(error)) from error
+            if isinstance(error, TimeoutError | EngineError | OSError | Missing):
+                raise NotSaved(_why(error)) from error
+            raise
         self._held |= changes.names
         return changes, shown
 

@@ -74,9 +74,14 @@ class SessionTrials:
             await self._write()  # what a killed engine leaves, the next one restores
             await self._until_ready()
             ending = await session.container.run(program, arguments, limits, sinks)
-        finally:
+        except BaseException:
             with anyio.CancelScope(shield=True):
                 held = await self._take_out(token, program)
+                if held is not None:
+                    await self.drop(held)
+            raise
+        with anyio.CancelScope(shield=True):
+            held = await self._take_out(token, program)
         has_lost = program == "python" and ending.state != "kept"
         is_whole = ending.ended_by is EndedBy.OK and held is not None and not has_lost
         if held is not None and not is_whole:
@@ -116,12 +121,14 @@ class SessionTrials:
             changes, shown = await self._saver.hold(source, session.copy)
             try:
                 await self._saver.put_back(source, session.copy, changes)
-            except NotSaved:
+            except BaseException:
                 await self._saver.let_go(changes)
                 raise
-        except NotSaved as error:
+        except Exception as error:
             session.container.end(f"the files of a trial were not undone: {error}")
             session.in_trial = False
+            if not isinstance(error, NotSaved | EngineError):
+                raise
             return None
         session.in_trial = False
         with suppress(EngineError):  # until it is stored, a killed engine loses the variables
@@ -154,6 +161,23 @@ class SessionTrials:
     async def _put_in(self, held: HeldFiles) -> None:
         session = self._session
         source = source_of(session)
+        session.in_trial = True
+        await self._write()  # of what a killed engine leaves, nothing or all is restored
+        try:
+            await self._adopt(held)
+            try:
+                await self._saver.put_in(source, held.changes)
+            except NotSaved as error:
+                session.container.end(f"the effect of a trial was not put in: {error}")
+                raise try_later(f"It could not be put in: {error}.") from None
+            await self._save()
+        finally:
+            session.in_trial = False
+            with suppress(EngineError):
+                await self._write()
+
+    async def _adopt(self, held: HeldFiles) -> None:
+        source = source_of(self._session)
         if held.has_variables:
             sinks = RunSinks(trial=("adopt", held.token))
             ending = await source.run("files", _LOOK, _LIMITS, sinks)
@@ -161,11 +185,6 @@ class SessionTrials:
                 raise ApprovalExpired(
                     "Since the trial the session's variables have changed, so nothing was put in."
                 )
-        try:
-            await self._saver.put_in(source, held.changes)
-        except NotSaved as error:
-            raise try_later(f"Not all of it could be put in: {error}.") from None
-        await self._save()
 
     async def drop(self, held: HeldFiles) -> None:
         session = self._session
