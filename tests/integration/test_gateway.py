@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import socket
 import ssl
+import tarfile
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import anyio
 import pytest
 
+from conftest import NPM, ready_image
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
 from fumehood.budgets.settings import BudgetRule
@@ -41,6 +44,7 @@ HOST = "api.example.test"
 OTHER = "other.example.test"
 INDEX = "index.example.test"
 NAMES = (HOST, OTHER, INDEX)
+NPM_ITSELF = NPM.parent / "npm"
 SECRET = "s3cret-of-the-api/1"
 
 
@@ -706,6 +710,57 @@ async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
             told = answer.data["stdout"] if answer.error is None else answer.model_dump_json()
             assert says in told, told
             await engine.sessions.end(me, session.id)
+
+
+@pytest.mark.needs("npm")
+async def test_npm_installs_from_an_index_that_the_operator_names_in_a_session(
+    engine: Engine, their_authority: Authority
+) -> None:
+    """Control: without the index's name its host is not allowed."""
+    await anyio.to_thread.run_sync(ready_image, "node")
+    package = tarball({
+        "package/package.json": b'{"name": "hello", "version": "1.0.0", "main": "main.js"}',
+        "package/main.js": b'module.exports = "1.0.0"',
+    })  # fmt: skip
+    digest = base64.b64encode(hashlib.sha512(package).digest()).decode()
+    files = {
+        f"npm/{path.relative_to(NPM_ITSELF)}": path.read_bytes()
+        for path in NPM_ITSELF.rglob("*")
+        if path.is_file() and path.suffix in ("", ".js", ".cjs", ".json")
+    }
+    with running_upstream(their_authority.context_for(INDEX)) as index:
+        version = {"name": "hello", "version": "1.0.0"} | {
+            "dist": {"tarball": url(index, "/hello.tgz", INDEX), "integrity": f"sha512-{digest}"}
+        }
+        listed = {"name": "hello", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+        index.script("/hello", Reply(body=json.dumps(listed).encode()))
+        index.script("/hello.tgz", Reply(body=package, content_type="application/octet-stream"))
+        command = (
+            f"tar xzf npm.tgz && node npm/bin/npm-cli.js install --cache cache --fetch-retries 0 "
+            f"--registry {url(index, '/', INDEX)} hello >log 2>&1 || {{ tail -5 log; exit 1; }}\n"
+            "node -p 'require(\"hello\")'"
+        )
+        npm = {"path": "npm.tgz", "content_base64": base64.b64encode(tarball(files)).decode()}
+        me = engine.owner
+        for wish, says in (("@own", "1.0.0\n"), (INDEX, "does not allow")):
+            session = await engine.sessions.create(me, image="node", network=[wish], memory_mb=512)
+            answer = await engine.call(
+                "run_shell", {"command": command, "files": [npm]}, session_id=session.id,
+                timeout_seconds=100,
+            )  # fmt: skip
+            told = answer.data["stdout"] if answer.error is None else answer.model_dump_json()
+            assert says in told, told
+            await engine.sessions.end(me, session.id)
+
+
+def tarball(files: Mapping[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
 
 
 def archive_of(name: str, *distributions: str) -> dict[str, str]:
