@@ -160,6 +160,7 @@ async def test_next_engine_restores_a_session_whose_container_is_gone(home: Path
         await second.sessions.end(second.owner, session.id)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of a client
 def test_daemon_killed_at_any_moment_has_promised_no_more_than_comes_back(
     start_daemon: StartDaemon, home: Path
 ) -> None:

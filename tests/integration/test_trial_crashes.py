@@ -33,6 +33,7 @@ def files(client: Client, session: str) -> set[str]:
     return set(answer.data["stdout"].split())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of a client
 @pytest.mark.parametrize("moment", ["trial", "undone", "waiting", "yes"])
 def test_effect_of_a_killed_engine_is_dropped_or_interrupted(
     home: Path, start_daemon: StartDaemon, moment: str
