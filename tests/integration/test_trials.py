@@ -202,13 +202,20 @@ async def test_caller_that_gives_up_leaves_the_session_as_it_was(
 
 @pytest.mark.parametrize(
     ("meanwhile", "is_put_in"),
-    [("echo other > b", True), ("echo other > a", False), ("echo new > n", False)],
+    [
+        ("echo other > b", True),
+        ("echo other > a", False),
+        ("echo new > n", False),
+        ("echo new > d/new", False),
+        ("ln -s a n", False),
+    ],
 )
 async def test_effect_expires_if_what_it_touches_has_changed(
     engine: Engine, session: str, meanwhile: str, is_put_in: bool
 ) -> None:
-    await engine.call("run_shell", {"command": "echo old > a"}, session_id=session)
-    command = {"command": "echo mine > a; echo mine > n"}
+    make = {"command": "echo old > a; mkdir d; echo old > d/e"}
+    await engine.call("run_shell", make, session_id=session)
+    command = {"command": "echo mine > a; echo mine > n; rm -r d"}
     options = {"session_id": session, "preview": True}
     async with Trial(engine, "run_shell", command, options) as tried:
         await engine.call("run_shell", {"command": meanwhile}, session_id=session)
@@ -269,9 +276,22 @@ print(send('/read'), send('/one', b'1'), send('/two', b'2'))
         "open('a', 'w').write('b'); os = __import__('os'); os.mkdir('d'); os.chmod('d', 0); 1 / 0",
         "open('a', 'w').write('b'); import os; os.kill(os.getpid(), 9)",
         "import os\nfor n in range(30_000): os.mkdir(f'd{n}')",
+        "open('.fumehood-upload-x', 'w').write('b')",
+        "open(b'\\xff', 'w').write('b'); open('a', 'w').write('b')",
+        "import os\nfor n in range(70): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('b')",
         "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
     ],
-    ids=["link", "pipe", "closed directory", "killed", "too many", "thread"],
+    ids=[
+        "link",
+        "pipe",
+        "closed directory",
+        "killed",
+        "too many",
+        "hidden",
+        "no text",
+        "deep",
+        "thread",
+    ],
 )
 async def test_attack_program_that_cannot_be_undone_leaves_nothing(
     engine: Engine, session: str, code: str

@@ -261,11 +261,16 @@ class SessionSaver:
     def touched(self, session_id: str, changes: Changes) -> list[str]:
         known = self._known.get(session_id)
         tree = known.tree if known is not None else {}
+        going = tuple(
+            f"{path}/"
+            for path, (before, after) in changes.files.items()
+            if before is not None and before.size < 0 and (after is None or after.size >= 0)
+        )
         return [
             path
             for path, (before, _) in changes.files.items()
             if _content(tree.get(path)) != _content(before)
-        ]
+        ] + [path for path in tree if path.startswith(going) and path not in changes.files]
 
     async def put_in(self, source: CopySource, changes: Changes) -> None:
         await self._put(source, changes.files)
@@ -325,11 +330,15 @@ class SessionSaver:
                     del old["kind"], new["kind"]
                 entry = {"path": path, "before": old, "after": new}
                 changed.append({**entry, **diff})
-        return shown_changes(
-            added=added, changed=changed, removed=removed, count=len(removed),
-            size=sum(one.get("size", 0) for one in removed),
+        gone = [before for before, after in changes.files.values() if before and not after]
+        shown = shown_changes(
+            added=added, changed=changed, removed=removed, count=len(gone),
+            size=sum(max(0, one.size) for one in gone),
             truncated=len(changes.files) > MAX_LISTED,
         )  # fmt: skip
+        is_new = [before is None for before, after in changes.files.values() if after is not None]
+        shown["counts"] |= {"added": sum(is_new), "changed": len(is_new) - sum(is_new)}
+        return shown
 
     async def _text(self, file: SavedFile | None) -> bytes:
         if file is None or file.size <= 0:

@@ -101,7 +101,8 @@ class SessionTrials:
             others = self._saver.others(session.id, session.copy)
         if others:
             raise InvalidParams(
-                "A trial cannot put links and special files back, and this session has some: "
+                "A trial cannot put back links, special files and what it cannot look into, and "
+                "this session has some: "
                 f"{others[0]!a}.",
                 fields=["options.preview"],
             )
@@ -148,7 +149,10 @@ class SessionTrials:
             not_saved = await self._save()
             if not_saved is not None:
                 raise try_later(f"The session's files could not be saved: {not_saved}.")
-            if touched := self._saver.touched(session.id, held.changes):
+            assert session.copy is not None
+            touched = self._saver.touched(session.id, held.changes)
+            touched += self._saver.others(session.id, session.copy) or ()
+            if touched:
                 names = ", ".join(map(ascii, touched[:MAX_NAMED]))
                 raise ApprovalExpired(
                     f"Since the trial these have changed, so nothing was put in: {names}."

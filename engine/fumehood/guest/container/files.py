@@ -116,26 +116,28 @@ def _scan(arguments: Result) -> Result:
     """List all plain files and directories as rows of path, size (-1 for a directory), whether it
     can be executed, and version, in at most `room` bytes. The version changes with the file,
     whatever times a program sets; it is empty for a file that could change again without a new one.
-    `others` are links and special files.
+    `others` are links, special files, and what cannot be named or looked into.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
     mapped = _mapped()
     recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
+    unseen: list[str] = []
     with directory_at("") as top:
-        for path, status in _below(top, "", MAX_DEPTH):
+        for path, status in _below(top, "", MAX_DEPTH, unseen):
             if len(found) >= most:
                 return {**result, "too_many": True}
             found.append((path, status))
     rows: list[list[Any]] = result["rows"]
     others: list[str] = result["others"]
+    others += map(ascii, unseen[:MAX_OTHERS])
     for path, status in sorted(found, key=lambda one: one[0]):
         if path <= after:
             continue
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             room -= len(path) + 4
-            if len(others) < MAX_OTHERS:
+            if len(others) < 2 * MAX_OTHERS:
                 others.append(path)
             continue
         row: list[Any] = [path, -1, True, ""]
@@ -193,22 +195,31 @@ def _fill(arguments: Result) -> Result:
     return {"size": size}
 
 
-def _below(directory: int, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+def _below(
+    directory: int, prefix: str, depth: int, unseen: list[str] | None = None
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Entries below a directory. What they leave out is added to `unseen`."""
+    unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
+            unseen.append(prefix + name)
             continue
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except PermissionError:  # the directory's owner has closed it to itself
+            unseen.append(prefix + name)
             return
         yield prefix + name, status
+        if stat.S_ISDIR(status.st_mode) and not depth:
+            unseen.append(f"{prefix}{name}/")
         if depth and stat.S_ISDIR(status.st_mode):
             try:
                 inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
             except OSError:
+                unseen.append(f"{prefix}{name}/")
                 continue
             try:
-                yield from _below(inner, f"{prefix}{name}/", depth - 1)
+                yield from _below(inner, f"{prefix}{name}/", depth - 1, unseen)
             finally:
                 os.close(inner)
 
