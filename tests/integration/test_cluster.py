@@ -81,6 +81,7 @@ def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
     answer = run(client, "print('hello'); 40 + 2")
     assert (answer["data"]["value"], answer["data"]["stdout"]) == (42, "hello\n")
     assert answer["metadata"]["sandbox"]["node"] in {node.name for node in nodes(daemon)}
+    assert "Usage stats collection is disabled" in cluster.log  # nothing is sent to Ray's makers
     with Client(daemon.socket) as one:
         made = one.create_session(memory_mb=128).id
     assert run(client, "x = 7", session_id=made)["success"]

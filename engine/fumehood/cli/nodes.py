@@ -133,6 +133,7 @@ def _usual_slots() -> int:
 def _use_token(*, may_make: bool) -> None:
     """Let Ray ask for the cluster's token. With `may_make`, make one if there is none."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends some to its makers
     if os.environ["RAY_AUTH_MODE"] != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE)
