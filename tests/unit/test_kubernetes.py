@@ -135,6 +135,7 @@ def test_every_volume_is_declared_and_every_secret_is_made_on_the_page() -> None
 def test_all_of_ray_asks_for_the_token_and_only_workers_are_nodes() -> None:
     for pod in pods():
         assert variables(pod["containers"][0])["RAY_AUTH_MODE"] == "token"
+        assert variables(pod["containers"][0])["RAY_USAGE_STATS_ENABLED"] == "0"
         assert "RAY_AUTH_TOKEN" in variables(pod["containers"][0])
     cluster = one("RayCluster")
     assert "resources" not in cluster["headGroupSpec"]["rayStartParams"]
@@ -173,5 +174,7 @@ def test_ray_beside_the_engine_runs_as_another_user_without_its_secrets() -> Non
     assert ray["securityContext"]["runAsUser"] != pod["securityContext"]["runAsUser"]
     assert pod["shareProcessNamespace"]
     assert {mount["name"] for mount in ray["volumeMounts"]} == {"ray", "shm"}
-    assert set(variables(ray)) == {"RAY_TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+    assert set(variables(ray)) == {
+        "RAY_TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED",
+    }  # fmt: skip
     assert variables(ray)["RAY_TMPDIR"] == variables(engine)["RAY_TMPDIR"]
