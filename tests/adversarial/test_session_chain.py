@@ -166,10 +166,14 @@ def cpu_ns(container: str) -> int:
     """CPU nanoseconds used by a container, from the host's cgroup counters (v1 or v2)."""
     (found,) = containers_of(f"fumehood.engine={container}")
     identifier = found["Id"]
-    for path in Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpuacct.usage"):
-        return int(path.read_text())
-    (path,) = Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpu.stat")
-    return 1000 * int(path.read_text().split()[1])
+    while True:
+        try:
+            for path in Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpuacct.usage"):
+                return int(path.read_text())
+            (path,) = Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpu.stat")
+            return 1000 * int(path.read_text().split()[1])
+        except FileNotFoundError:  # another container has gone during the walk
+            assert containers_of(f"fumehood.engine={container}")
 
 
 @pytest.mark.parametrize("how", ["SHUT_RD", "SHUT_WR", "SHUT_RDWR"])
