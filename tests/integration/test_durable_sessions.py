@@ -95,6 +95,25 @@ async def lose(engine: Engine, session: SessionRecord) -> None:
     await until(lambda: engine.sessions.find(engine.owner, session.id).state == "stopped")
 
 
+async def test_attack_names_that_a_listing_cannot_show_keep_no_file_from_being_saved(
+    engine: Engine,
+) -> None:
+    """Hundreds of them, and of links, as long as the kernel allows."""
+    session = await engine.sessions.create(engine.owner, durable=True, memory_mb=128)
+    code = """
+import os
+open('a.txt', 'w').write('one')
+for n in range(15): os.mkdir('d' * 240); os.chdir('d' * 240)
+for n in range(300):
+    open(b'\\xff' * 200 + b'%d' % n, 'w').close(); os.symlink('x', 'l' * 200 + str(n))
+"""
+    answer = await python(engine, session, code)
+    assert "saved" not in str(answer.metadata.warnings)
+    await lose(engine, session)
+    found = await python(engine, session, "open('a.txt').read()")
+    assert found.data["value"] == "one"
+
+
 async def test_files_of_a_killed_container_come_back_as_the_last_call_left_them(
     engine: Engine, home: Path
 ) -> None:

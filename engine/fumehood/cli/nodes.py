@@ -96,6 +96,7 @@ def node(
     if address is not None:
         _require_answer(address)
     _use_token(may_make=head)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends some to its makers
     from ray.scripts.scripts import main as ray  # it reads once, as it is loaded, how to log in
 
     slots = _usual_slots() if slots is None else slots
@@ -133,7 +134,6 @@ def _usual_slots() -> int:
 def _use_token(*, may_make: bool) -> None:
     """Let Ray ask for the cluster's token. With `may_make`, make one if there is none."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends some to its makers
     if os.environ["RAY_AUTH_MODE"] != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE)

@@ -102,8 +102,7 @@ class SessionTrials:
         if others:
             raise InvalidParams(
                 "A trial cannot put back links, special files and what it cannot look into, and "
-                "this session has some: "
-                f"{others[0]!a}.",
+                f"this session has some: {others[0]!a}.",
                 fields=["options.preview"],
             )
 
@@ -153,6 +152,7 @@ class SessionTrials:
             touched = self._saver.touched(session.id, held.changes)
             touched += self._saver.others(session.id, session.copy) or ()
             if touched:
+                await self._drop_variables(held)
                 names = ", ".join(map(ascii, touched[:MAX_NAMED]))
                 raise ApprovalExpired(
                     f"Since the trial these have changed, so nothing was put in: {names}."
@@ -191,13 +191,12 @@ class SessionTrials:
                 )
 
     async def drop(self, held: HeldFiles) -> None:
-        session = self._session
-        session.trials -= 1
+        self._session.trials -= 1
         await self._saver.let_go(held.changes)
-        if (
-            held.has_variables
-            and session.container.lost is None
-            and not session.container.is_paused
-        ):
+        await self._drop_variables(held)
+
+    async def _drop_variables(self, held: HeldFiles) -> None:
+        container = self._session.container
+        if held.has_variables and container.lost is None and not container.is_paused:
             sinks = RunSinks(trial=("drop", held.token))
-            await source_of(session).run("files", _LOOK, _LIMITS, sinks)
+            await source_of(self._session).run("files", _LOOK, _LIMITS, sinks)

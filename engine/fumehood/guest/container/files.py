@@ -16,6 +16,7 @@ import re
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,11 @@ BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
 
 MAX_OTHERS = 100
-"""Links and special files that one listing names."""
+MAX_UNSEEN_CHARACTERS = 200
+"""Names that one listing cannot show, and characters of each that it tells."""
+
+OTHERS_BYTES = 32 * 1024
+"""Room for the paths of links and special files in one listing."""
 
 MAX_TIME_NS = (1 << 63) - 1
 """Largest distance of a time from 1970 that is told. Programs may set any time."""
@@ -123,7 +128,7 @@ def _scan(arguments: Result) -> Result:
     mapped = _mapped()
     recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
-    unseen: list[str] = []
+    unseen: deque[str] = deque(maxlen=MAX_OTHERS)
     with directory_at("") as top:
         for path, status in _below(top, "", MAX_DEPTH, unseen):
             if len(found) >= most:
@@ -131,13 +136,14 @@ def _scan(arguments: Result) -> Result:
             found.append((path, status))
     rows: list[list[Any]] = result["rows"]
     others: list[str] = result["others"]
-    others += map(ascii, unseen[:MAX_OTHERS])
+    others += (ascii(name)[:MAX_UNSEEN_CHARACTERS] for name in unseen)
+    spare = OTHERS_BYTES  # of their own: they must not take the room of rows
     for path, status in sorted(found, key=lambda one: one[0]):
         if path <= after:
             continue
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            room -= len(path) + 4
-            if len(others) < 2 * MAX_OTHERS:
+            spare -= len(json.dumps(path)) + 2
+            if spare >= 0:
                 others.append(path)
             continue
         row: list[Any] = [path, -1, True, ""]
@@ -196,10 +202,10 @@ def _fill(arguments: Result) -> Result:
 
 
 def _below(
-    directory: int, prefix: str, depth: int, unseen: list[str] | None = None
+    directory: int, prefix: str, depth: int, unseen: deque[str] | None = None
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Entries below a directory. What they leave out is added to `unseen`."""
-    unseen = [] if unseen is None else unseen
+    unseen = deque(maxlen=0) if unseen is None else unseen
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
             unseen.append(prefix + name)
