@@ -300,6 +300,15 @@ def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(
         refused = run(stranger.client(), "1")
         assert refused["error"]["code"] == "SANDBOX_UNAVAILABLE"
         stranger.stop()
+    done = _node(cluster.address, {**CLEAN_ENVIRONMENT, **without})
+    assert (done.returncode, "has another token" in done.stderr) == (4, True), done.stderr
+
+
+def _node(address: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(FUMEHOOD), "node", "--address", address], env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -313,9 +322,6 @@ def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(
 def test_node_whose_head_is_not_there_says_so_at_once(
     home: Path, address: str, code: int, words: str
 ) -> None:
-    done = subprocess.run(
-        [str(FUMEHOOD), "node", "--address", address], env={**CLEAN_ENVIRONMENT, "HOME": str(home)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    done = _node(address, {**CLEAN_ENVIRONMENT, "HOME": str(home)})
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     assert not (home / ".ray").exists()

@@ -12,8 +12,9 @@ import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.plain import Column, as_fields, as_table, plain
+from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.status import NodeRecord
-from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE
+from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE, probe
 
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
 
@@ -96,7 +97,11 @@ def node(
     if address is not None:
         _require_answer(address)
     _use_token(may_make=head)
+    if address is not None:
+        _require_membership(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends some to its makers
+    # By default Ray waits for its actors to end first, which the node does not.
+    os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     from ray.scripts.scripts import main as ray  # it reads once, as it is loaded, how to log in
 
     slots = _usual_slots() if slots is None else slots
@@ -122,6 +127,15 @@ def _require_answer(address: str) -> None:
     except OSError as error:
         why = error.strerror or str(error)
         fail(f"The cluster's head at {address} cannot be reached: {why}.", ExitCode.UNAVAILABLE)
+
+
+def _require_membership(address: str) -> None:
+    """Fail unless a cluster that takes this machine's token is there. Ray's own error is long."""
+    say(f"Joining the cluster at {address} …", to_stderr=True)
+    try:
+        probe(address, allow_unauthenticated=True)
+    except SandboxUnavailable as error:
+        fail(f"{error}.", ExitCode.UNAVAILABLE)
 
 
 def _usual_slots() -> int:

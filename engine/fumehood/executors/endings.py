@@ -92,7 +92,7 @@ def container_lost(
     of_node = f" of the node {node}" if node is not None else ""
     return SandboxUnavailable(
         f"The container{of_node} was lost while the program ran; the next call gets another one. "
-        + ("Repeat the call." if tool.idempotent else "Nothing outside it changed."),
+        + ("Repeat the call." if tool.idempotent else "It is not known how far it came."),
         details=details,
         retryable=tool.idempotent,
         retry_after_ms=100 if tool.idempotent else None,

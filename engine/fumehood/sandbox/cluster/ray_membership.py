@@ -46,6 +46,8 @@ HEADER = struct.Struct("!QI")
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Below the home directory: the cluster's token. *Source*: Ray, "Token authentication"."""
 
+COPY_TOKEN = f"Copy it from the head to ~/{TOKEN_FILE}, or set RAY_AUTH_TOKEN"
+
 CONNECT_TO_SELF_S = 0.5
 """Seconds to find out whether a port of this machine is open."""
 
@@ -258,11 +260,10 @@ def probe(
             second what to do.
     """
     found, asks = _probed(address, mode="disabled", on_start=on_start)
-    if asks and not (has_token() and not _probed(address, mode="token", on_start=on_start)[1]):
-        raise SandboxUnavailable(
-            f"Ray's cluster asks for its token. Copy it from the head to ~/{TOKEN_FILE}, or "
-            "set RAY_AUTH_TOKEN"
-        )
+    if asks and not has_token():
+        raise SandboxUnavailable(f"Ray's cluster asks for its token. {COPY_TOKEN}")
+    if asks and _probed(address, mode="token", on_start=on_start)[1]:
+        raise SandboxUnavailable(f"Ray's cluster has another token than this machine. {COPY_TOKEN}")
     if not (asks or allow_unauthenticated or _is_private(found)):
         raise SandboxUnavailable(
             "Ray's cluster has no token authentication, so whoever reaches it could run code "
@@ -307,7 +308,7 @@ def _probed(
     except (OSError, ValueError, subprocess.SubprocessError):
         raise SandboxUnavailable(
             f"Ray's cluster at {address} cannot be reached. Start it with fumehood node, here too, "
-            "or correct cluster.address"
+            "or correct its address"
         ) from None
     return found, bool(refused)
 
