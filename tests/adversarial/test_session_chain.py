@@ -295,3 +295,28 @@ async def test_session_processes_use_no_cpu_between_calls(box: OneContainer) -> 
     spinning = await box.python("while True: pass", wall_s=3)  # the control: a call's is counted
     assert spinning.state == "rolled_back"
     assert cpu_ns(box.name) - before > 3 * idle + 100_000_000
+
+
+REACH_MEMORY = """\
+import glob, os
+reached = []
+for path in glob.glob('/proc/[0-9]*/mem'):
+    try: os.close(os.open(path, os.O_RDONLY)); reached.append(path)
+    except OSError: pass
+reached == [f'/proc/{os.getpid()}/mem']
+"""
+
+
+@pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+async def test_attack_program_reaches_the_memory_of_the_variables_copy(
+    python_image: Image, runtime: str
+) -> None:
+    """The copy has the variables from before the call. Twin: the program's own memory."""
+    async with one_container(python_image, runtime=runtime) as box:
+        await box.python("x = 1")
+        assert value_of(await box.python(REACH_MEMORY)) is True
+        assert (await box.python("import os; os._exit(1)")).state == "rolled_back"
+        assert value_of(await box.python(REACH_MEMORY)) is True  # the copy's copy, too
+        assert value_of(await box.python("x")) == 1

@@ -203,7 +203,7 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequ
 def _no_effect(fields: JsonObject) -> EngineError:
     return ExecutionError(
         "The program ran, but its effect cannot be held: it made a link or a special file, left "
-        "threads, or its files could not be saved. The session is as before.",
+        "threads, or its files could not be saved. The session's files are as before.",
         details=fields,
     )
 

@@ -32,7 +32,7 @@ def call(numbers: tuple[int, int], *arguments: str) -> str:
     """
     called = ", ".join(["number", *arguments])
     return (
-        "import ctypes, os, platform\n"
+        "import ctypes, os, platform, struct\n"
         f"number = {{'x86_64': {numbers[0]}, 'aarch64': {numbers[1]}}}[platform.machine()]\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         f"result = libc.syscall({called})\n"
@@ -71,6 +71,12 @@ _CALLS = (
      ("0", "1", "0o1666")),
     ("message-queue", Harm.LATERAL, "leave a message queue (POSIX)", (240, 180),
      ("b'q'", "0o102", "0o600", "0")),
+    ("wake-by-child", Harm.INTEGRITY, "have itself woken after its call (clone)", (56, 220),
+     ("18", "0", "0", "0", "0")),
+    ("wake-by-parent", Harm.INTEGRITY, "have itself woken after its call (prctl)", (157, 167),
+     ("1", "18", "0", "0", "0")),
+    ("wake-by-file", Harm.INTEGRITY, "have itself woken after its call (F_SETSIG)", (72, 25),
+     ("0", "10", "18")),
     ("watch-files", Harm.PEER_DOS, "use up the user's file watches (inotify)", (294, 26), ("0",)),
 )  # fmt: skip
 _QUICK = {"mount", "trace-supervisor", "bpf"}
@@ -92,6 +98,16 @@ def _rows_of_calls() -> Iterator[Attack]:
 
 
 _DOORS = (
+    Attack(
+        "wake-by-timer", KERNEL, Harm.INTEGRITY, "have itself woken after its call (timer_create)",
+        PYTHON,
+        code=call(
+            (222, 107), "1", "struct.pack('QiiQ40x', 0, 18, 0, 0)", "ctypes.byref(ctypes.c_int())"
+        ),
+        expected=raises("OSError"),
+        twin="import signal; signal.setitimer(signal.ITIMER_REAL, 100)[0]",
+        twin_gives=0.0,
+    ),
     Attack(
         "sysrq-trigger", KERNEL, Harm.HOST_DOS, "open the kernel's emergency keys for writing",
         PYTHON,

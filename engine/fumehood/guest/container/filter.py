@@ -6,7 +6,8 @@ refuses to a container without capabilities. It also refuses System V IPC, POSIX
 keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` and other access to processes,
 namespaces, `inotify` (its instances are counted over all containers together), and all sockets but
 Unix and IP. Of the set-id calls it allows the three by which a child becomes its user; after that
-it has no capability, and the kernel refuses any other use of them.
+it has no capability, and the kernel refuses any other use of them. A program cannot arrange that
+the kernel sends it SIGCONT: its process may be kept stopped with the variables of its session.
 
 A refused call fails with EPERM and the program continues, because whole programs try many calls
 that they can do without. A call newer than this list fails with ENOSYS, which libraries handle.
@@ -14,10 +15,12 @@ that they can do without. A call newer than this list fails with ENOSYS, which l
 
 from __future__ import annotations
 
+import fcntl
+import signal
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from fumehood.guest.core import seccomp
+from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.syscalls import HIGHEST_KNOWN, architecture_of
 
 ENOSYS = 38
@@ -28,34 +31,33 @@ ALLOWED = (
     "close_range", "connect", "copy_file_range", "creat", "dup", "dup2", "dup3", "epoll_create",
     "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd",
     "eventfd2", "execve", "execveat", "exit", "exit_group", "faccessat", "faccessat2", "fadvise64",
-    "fallocate", "fchdir", "fchmod", "fchmodat", "fchown", "fchownat", "fcntl", "fdatasync",
-    "fgetxattr", "flistxattr", "flock", "fork", "fremovexattr", "fsetxattr", "fstat", "fstatfs",
-    "fsync", "ftruncate", "futex", "futex_waitv", "futimesat", "get_robust_list", "getcpu",
-    "getcwd", "getdents", "getdents64", "getegid", "geteuid", "getgid", "getgroups", "getitimer",
+    "fallocate", "fchdir", "fchmod", "fchmodat", "fchown", "fchownat", "fdatasync", "fgetxattr",
+    "flistxattr", "flock", "fork", "fremovexattr", "fsetxattr", "fstat", "fstatfs", "fsync",
+    "ftruncate", "futex", "futex_waitv", "futimesat", "get_robust_list", "getcpu", "getcwd",
+    "getdents", "getdents64", "getegid", "geteuid", "getgid", "getgroups", "getitimer",
     "getpeername", "getpgid", "getpgrp", "getpid", "getppid", "getpriority", "getrandom",
     "getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "getsockname", "getsockopt",
     "gettid", "gettimeofday", "getuid", "getxattr", "ioctl", "ioprio_get", "kill",
-    "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "lchown",
-    "lgetxattr", "link", "linkat", "listen", "listxattr", "llistxattr", "lremovexattr", "lseek",
-    "lsetxattr", "lstat", "madvise", "membarrier", "memfd_create", "mincore", "mkdir", "mkdirat",
-    "mknod", "mknodat", "mmap", "mprotect", "mremap", "msync", "munmap", "nanosleep", "newfstatat",
-    "open", "openat", "openat2", "pause", "pidfd_open", "pidfd_send_signal", "pipe", "pipe2",
-    "pkey_alloc", "pkey_free", "pkey_mprotect", "poll", "ppoll", "prctl", "pread64", "preadv",
-    "preadv2", "prlimit64", "pselect6", "pwrite64", "pwritev", "pwritev2", "read", "readahead",
-    "readlink", "readlinkat", "readv", "recvfrom", "recvmmsg", "recvmsg", "removexattr", "rename",
-    "renameat", "renameat2", "restart_syscall", "rmdir", "rseq", "rt_sigaction", "rt_sigpending",
-    "rt_sigprocmask", "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend", "rt_sigtimedwait",
-    "rt_tgsigqueueinfo", "sched_get_priority_max", "sched_get_priority_min", "sched_getaffinity",
-    "sched_getattr", "sched_getparam", "sched_getscheduler", "sched_rr_get_interval",
-    "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield",
-    "seccomp", "select", "sendfile", "sendmmsg", "sendmsg", "sendto", "set_robust_list",
-    "set_tid_address", "setgroups", "setitimer", "setpgid", "setpriority", "setresgid",
-    "setresuid", "setrlimit", "setsid", "setsockopt", "setxattr", "shutdown", "sigaltstack",
-    "signalfd", "signalfd4", "splice", "stat", "statfs", "statx", "symlink", "symlinkat",
-    "sync_file_range", "sysinfo", "tee", "tgkill", "time", "timer_create", "timer_delete",
-    "timer_getoverrun", "timer_gettime", "timer_settime", "timerfd_create", "timerfd_gettime",
-    "timerfd_settime", "times", "tkill", "truncate", "umask", "uname", "unlink", "unlinkat",
-    "utime", "utimensat", "utimes", "vfork", "vmsplice", "wait4", "waitid", "write", "writev",
+    "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "lchown", "lgetxattr",
+    "link", "linkat", "listen", "listxattr", "llistxattr", "lremovexattr", "lseek", "lsetxattr",
+    "lstat", "madvise", "membarrier", "memfd_create", "mincore", "mkdir", "mkdirat", "mknod",
+    "mknodat", "mmap", "mprotect", "mremap", "msync", "munmap", "nanosleep", "newfstatat", "open",
+    "openat", "openat2", "pause", "pidfd_open", "pidfd_send_signal", "pipe", "pipe2", "pkey_alloc",
+    "pkey_free", "pkey_mprotect", "poll", "ppoll", "pread64", "preadv", "preadv2", "prlimit64",
+    "pselect6", "pwrite64", "pwritev", "pwritev2", "read", "readahead", "readlink", "readlinkat",
+    "readv", "recvfrom", "recvmmsg", "recvmsg", "removexattr", "rename", "renameat", "renameat2",
+    "restart_syscall", "rmdir", "rseq", "rt_sigaction", "rt_sigpending", "rt_sigprocmask",
+    "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend", "rt_sigtimedwait", "rt_tgsigqueueinfo",
+    "sched_get_priority_max", "sched_get_priority_min", "sched_getaffinity", "sched_getattr",
+    "sched_getparam", "sched_getscheduler", "sched_rr_get_interval", "sched_setaffinity",
+    "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "seccomp", "select",
+    "sendfile", "sendmmsg", "sendmsg", "sendto", "set_robust_list", "set_tid_address", "setgroups",
+    "setitimer", "setpgid", "setpriority", "setresgid", "setresuid", "setrlimit", "setsid",
+    "setsockopt", "setxattr", "shutdown", "sigaltstack", "signalfd", "signalfd4", "splice", "stat",
+    "statfs", "statx", "symlink", "symlinkat", "sync_file_range", "sysinfo", "tee", "tgkill",
+    "time", "timerfd_create", "timerfd_gettime", "timerfd_settime", "times", "tkill", "truncate",
+    "umask", "uname", "unlink", "unlinkat", "utime", "utimensat", "utimes", "vfork", "vmsplice",
+    "wait4", "waitid", "write", "writev",
 )  # fmt: skip
 """System calls allowed with any arguments."""
 
@@ -73,11 +75,19 @@ reach parts of the kernel that no program needs here.
 
 DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
     {
-        "clone": seccomp.allow_without_bits(0, _NAMESPACES, seccomp.refuse()),
+        "clone": [
+            *seccomp.refuse_byte(0, signal.SIGCONT),  # for the parent when the child ends
+            *seccomp.allow_without_bits(0, _NAMESPACES, seccomp.refuse()),
+        ],
         "clone3": [seccomp.refuse(ENOSYS)],  # its flags lie in memory, where no filter sees them
+        "fcntl": seccomp.allow_unless({1: fcntl.F_SETSIG, 2: signal.SIGCONT}, seccomp.refuse()),
+        "prctl": seccomp.allow_unless(
+            {0: kernel.PR_SET_PDEATHSIG, 1: signal.SIGCONT}, seccomp.refuse()
+        ),
         "personality": seccomp.allow_if_in(0, _SAME_PERSONALITIES, seccomp.refuse()),
         "socket": seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse()),
         "socketpair": seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse()),
+        "timer_create": [seccomp.refuse(ENOSYS)],  # its signal lies in memory, too
     }
 )
 """System calls allowed with some arguments only."""

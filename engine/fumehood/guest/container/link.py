@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
+from fumehood.guest.core import kernel
 from fumehood.guest.core.kernel import volunteer_for_oom
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive, tell
 
@@ -105,6 +106,7 @@ def _wait_behind(writable: int) -> None:
     # A session of its own: a process that is stopped while others of its session end, is hung up.
     os.setsid()
     volunteer_for_oom(BEHIND_SCORE)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the next program must not reach this memory
     for descriptor in (ORDERS_FD, WAKE_FD):
         os.set_blocking(descriptor, True)  # which a program may have changed, for all of them
     _say(READY)
@@ -112,6 +114,7 @@ def _wait_behind(writable: int) -> None:
     os.close(writable)
     if os.read(WAKE_FD, 1) != WAKE:
         os._exit(0)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     volunteer_for_oom(RUNNING_SCORE)
 
 

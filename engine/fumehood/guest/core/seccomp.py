@@ -117,6 +117,24 @@ def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list
     ]
 
 
+def refuse_byte(argument: int, value: int) -> list[Instruction]:
+    """Refuse an argument whose lowest byte has this value, and go on otherwise."""
+    return [
+        _load(_OFFSET_ARGUMENTS + 8 * argument),
+        (_AND, 0, 0, 0xFF),
+        (_JUMP_EQUAL, 0, 1, value),
+        refuse(),
+    ]
+
+
+def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
+    """Allow a call unless all of these arguments, of 32 bits, have these values."""
+    body: list[Instruction] = []
+    for argument, value in values.items():
+        body += [_load(_OFFSET_ARGUMENTS + 8 * argument), *_unless_equal(value, [allow()])]
+    return [*body, otherwise]
+
+
 def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
     """Allow an argument unless it has all of these bits."""
     return [
