@@ -46,6 +46,10 @@ INDEX = "index.example.test"
 NAMES = (HOST, OTHER, INDEX)
 NPM_ITSELF = NPM.parent / "npm"
 SECRET = "s3cret-of-the-api/1"
+FETCHING = (Path(__file__).parents[1] / "support/mcp_upstream/fetching.py").read_text()
+FETCHER = {
+    "command": ["/usr/bin/python3", "-c", FETCHING], "network": [HOST], "harmless": ["fetch"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,7 @@ async def engine(
             "other": SecretSettings(env="API_KEY", hosts=("unasked.test",), inside="OTHER"),
         },
         container=ContainerSettings(images=LanguageImages(python="python-data")),
+        mcp_servers={"fetcher": FETCHER},
     )
     monkeypatch_module.setenv("API_KEY", SECRET)
     reads = ToolDefinition(
@@ -823,6 +828,7 @@ async def test_gateway_is_the_only_way_on_gvisor_too(home: Path, upstream: Upstr
         home=home,
         gateway=GatewaySettings(hosts=NAMES, allowed_hosts=(HOST,)),
         container=ContainerSettings(runtime="runsc", images=LanguageImages(python="python")),
+        mcp_servers={"fetcher": FETCHER},
     )
     async with Engine(config=config) as engine:
         code = f"fetch({url(upstream)!r})[0], fetch({url(upstream, host=OTHER)!r})[0]"
@@ -830,7 +836,9 @@ async def test_gateway_is_the_only_way_on_gvisor_too(home: Path, upstream: Upstr
         assert answer.data["value"] == [200, 403]
         direct = f"import socket\nsocket.create_connection(('127.0.0.1', {upstream.port}), 2)"
         assert (await run(engine, direct)).error is not None
-    assert len(upstream.requests) == 1
+        assert (await fetched(engine, url=url(upstream))).data["text"].startswith("200")
+        assert "did not ask" in (await fetched(engine, url=url(upstream, host=OTHER))).data["text"]
+    assert len(upstream.requests) == 2
 
 
 async def test_budget_of_requests_and_bytes_is_never_overspent(
@@ -888,3 +896,40 @@ async def test_engine_without_allowed_hosts_gives_no_network(home: Path) -> None
     assert answer.error is not None
     assert answer.error.code == "PERMISSION_DENIED"
     assert "gateway.hosts" in answer.error.message
+
+
+async def fetched(engine: Engine, **arguments: str) -> Envelope:
+    """The answer of the MCP server in a container, once it is there."""
+    with anyio.fail_after(20):
+        while "fetcher__fetch" not in [tool.name for tool in engine.tools()]:
+            await anyio.sleep(0.02)
+    return await engine.call("fetcher__fetch", arguments)
+
+
+async def test_mcp_server_in_a_container_reaches_its_hosts_and_no_others(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """The others: not of its configuration, a write that nobody can be asked about, loopback."""
+    upstream.script("/", Reply(body=b"hello"))
+    answer = await fetched(engine, url=url(upstream))
+    assert answer.data == {"text": "200 hello"}
+    assert used(answer).hosts == {HOST: 1}
+    assert upstream.requests[-1].headers["authorization"] == f"Bearer {SECRET}"  # not in it
+    refused = await fetched(engine, url=url(upstream, host=OTHER))
+    assert "did not ask for" in refused.data["text"]
+    assert (used(refused).requests, used(refused).denied) == (1, 1)
+    refused = await fetched(engine, url=url(upstream), method="DELETE")
+    assert "no human can be asked" in refused.data["text"]
+    assert refused.metadata.warnings
+    refused = await fetched(engine, url=f"http://127.0.0.1:{upstream.port}/")
+    assert "Connection refused" in refused.data["text"]
+    assert [one.method for one in upstream.requests] == ["GET"]
+
+
+async def test_large_answer_reaches_an_mcp_server_and_the_engine_goes_on(
+    engine: Engine, upstream: Upstream
+) -> None:
+    upstream.script("/big", Reply(body=b"x" * 900_000))
+    answers = await asyncio.gather(*(fetched(engine, url=url(upstream, "/big")) for _ in range(4)))
+    assert all(answer.success for answer in answers)
+    assert sum(used(answer).bytes_in for answer in answers) > 4 * 900_000

@@ -420,6 +420,27 @@ async def test_server_program_runs_in_a_hardened_container_by_default(
     assert listed.stdout == b""
 
 
+@pytest.mark.needs("docker")
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["/bin/none"], "No such file or directory"),
+        (["/bin/sh", "-c", "echo broken >&2"], "it ended; it said: broken"),
+        (["/bin/sh", "-c", "head -c 99 /dev/zero > /proc/1/fd/1; sleep 60"], "it ended"),
+        (["/bin/sh", "-c", "kill -STOP 1; sleep 60"], "it did not answer in time"),
+    ],
+    ids=["missing", "ends", "breaks the front's protocol", "stops the front"],
+)
+async def test_program_behind_a_front_that_does_not_serve_is_lost(
+    python_image: Any, command: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_servers, "GREETING_S", 3.0)
+    boxed = {"command": command, "network": ["api.example.test"]}
+    config = Config(mcp_servers={"boxed": boxed}, gateway={"hosts": ["api.example.test"]})
+    async with Engine(config=config) as engine:
+        await until(lambda: why in server_of(engine, "boxed")._why)
+
+
 class Flood:
     """The streams of a program with endless output."""
 

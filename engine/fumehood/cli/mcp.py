@@ -130,6 +130,10 @@ def add(
         str | None, typer.Option(help="container (the default), or host: without a sandbox.")
     ] = None,
     image: Annotated[str | None, typer.Option(help="The image of the container.")] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="A host that it may reach from its container."),
+    ] = None,
     harmless: Annotated[
         list[str] | None, typer.Option(metavar="TOOL", help="A tool that is not dangerous.")
     ] = None,
@@ -144,7 +148,10 @@ def add(
 
     The daemon reads the file when it starts.
     """
-    given = {"command": command, "url": url, "place": place, "image": image, "harmless": harmless}
+    given = {
+        "command": command, "url": url, "place": place, "image": image, "network": network,
+        "harmless": harmless,
+    }  # fmt: skip
     pairs = {"env": env, "headers": header}
     _add_server(name, {**given, **{key: _pairs(each or []) for key, each in pairs.items()}})
 

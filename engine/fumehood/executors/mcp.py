@@ -49,7 +49,7 @@ _HTTP = Placement(
 )  # fmt: skip
 _CONTAINER = Placement(
     "container", "host", "the executor 'mcp' asks a server that runs in a container of its own, "
-    "without a network",
+    "with no network but by the gateway, to the hosts of mcp_servers.NAME.network",
 )  # fmt: skip
 
 
@@ -93,6 +93,9 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
         outcome = replace(outcome, data=data, max_data_bytes=most)
     except EngineError as error:
         outcome = concluded(outcome, error, request.attempt, tool)
+    if (use := server.take_use()) is not None:
+        warnings = (*outcome.warnings, *use.warnings())
+        outcome = replace(outcome, network=use.report(), warnings=warnings)
     return replace(outcome, network_ms=(time.monotonic() - started) * 1e3)
 
 

@@ -22,7 +22,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import EngineError, NetworkError, SandboxUnavailable
+from fumehood.core.errors import (
+    EngineError,
+    NetworkError,
+    PermissionDenied,
+    SandboxUnavailable,
+)
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
 from fumehood.executors.mcp_settings import SEPARATOR, McpServerSettings
@@ -39,6 +44,8 @@ from fumehood.executors.mcp_wire import (
     served,
 )
 from fumehood.executors.upstreams import BodyTooLarge, Upstreams
+from fumehood.gateway.door import Door, NetworkUse, Send
+from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
 from fumehood.protocol.files import one_line
@@ -51,7 +58,7 @@ from fumehood.registry.definitions import (
 )
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.wall import CallPort, Network, Wall
 
 GREETING_S = 12.0
 """Seconds that a server has to agree on a version of the protocol."""
@@ -177,6 +184,7 @@ class McpServer:
         self._put = put
         self._log = log
         self._wire: Wire | None = None
+        self._door: Door | None = None
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """The server's last list of tools, as it was received."""
@@ -209,6 +217,12 @@ class McpServer:
         except Lost:
             when = "during" if request.attempt.was_sent else "before"
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
+
+    def take_use(self) -> NetworkUse | None:
+        """Return what it did over the network since the last call's end, if it has any. What it may
+        do begins anew.
+        """
+        return self._door.take_use() if self._door is not None else None
 
     async def follow(self) -> None:
         """Start the server, list its tools and follow their changes, forever."""
@@ -248,7 +262,12 @@ class McpServer:
             while True:
                 await anyio.sleep(POLL_S)
                 await self._list(wire)
-        streams = await self._start()
+        async with self._network() as (network, variables):
+            await self._run_program(await self._start(network, variables))
+        raise Lost("it put the placeholder of a secret where it must not be, and was ended")
+
+    async def _run_program(self, streams: Streams) -> None:
+        """Serve a program until it ends. Raises Lost."""
         async with served(streams) as (stream_wire, reading):
             following = asyncio.ensure_future(self._follow_changes(stream_wire))
             try:
@@ -264,7 +283,31 @@ class McpServer:
             self._skip_probe = stream_wire.version is None and not self._skip_probe
             raise Lost(f"{why}; it said: {said}" if said else why)
 
-    async def _start(self) -> Streams:
+    @asynccontextmanager
+    async def _network(self) -> AsyncIterator[tuple[Network | None, Mapping[str, str]]]:
+        """Give its program the network that it is configured to have, and the variables for it.
+
+        A program that misuses a secret is ended, if the secret says so.
+        """
+        given, gateway = self._settings.network, self._upstreams.gateway
+        if not given:
+            yield None, {}
+            return
+        if not gateway.is_open:
+            raise Lost("it needs a network, and gateway.hosts names no host")
+        async with gateway.door(
+            given, _refuse, _cancels_nothing, self._redactor, tool=self.name.replace("-", "_"),
+            call_id=f"mcp:{self.name}", principal_id=f"mcp:{self.name}", agent_id=None,
+            session_id=None,
+        ) as (door, network):  # fmt: skip
+            self._door = door
+            try:
+                with door.use.scope:
+                    yield network, {**ENVIRONMENT, **door.placeholders.environment}
+            finally:
+                self._door = None
+
+    async def _start(self, network: Network | None, variables: Mapping[str, str]) -> Streams:
         env = {name: value.get_secret_value() for name, value in self._settings.env.items()}
         if self._settings.place == "host":
             return await HostProgram.start(self._settings.command, env)
@@ -272,7 +315,10 @@ class McpServer:
         if opened is None:
             raise Lost("this engine has no containers")
         given = self._settings
-        return await opened(given.command, env, image=given.image, memory_mb=given.memory_mb)  # type: ignore[no-any-return]
+        return await opened(  # type: ignore[no-any-return]
+            given.command, {**variables, **env}, image=given.image, memory_mb=given.memory_mb,
+            network=network,
+        )  # fmt: skip
 
     async def _follow_changes(self, wire: Wire) -> None:
         await self._greet(wire)
@@ -413,6 +459,17 @@ class McpServer:
             for name, value in headers.items()
         )
         return filled, SecretValues(secrets.values())
+
+
+async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
+    return PermissionDenied(
+        "A request of a server belongs to no call, so no human can be asked. A rule of the policy "
+        "for net can allow it."
+    )
+
+
+def _cancels_nothing(task: asyncio.Task[None]) -> bool:
+    return False
 
 
 def engine_name(server: str, own: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from fumehood.core.tool import SECRET_REFERENCE
+from fumehood.core.tool import SECRET_REFERENCE, NetworkPatterns
 
 SEPARATOR = "__"
 """Stands between a server's name and its tool's own name. No server's name contains it."""
@@ -37,6 +37,8 @@ class McpServerSettings(BaseModel):
     image: str = "python"
     memory_mb: Literal[128, 256, 512, 1024, 2048] = 256
     """Memory of the container in MB."""
+    network: NetworkPatterns = ()
+    """Hosts that the program in the container may reach by the gateway."""
     harmless: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -45,10 +47,12 @@ class McpServerSettings(BaseModel):
             raise ValueError("a server needs one of `command` and `url`")
         given = self.model_fields_set
         foreign = given & (
-            {"env", "place", "image", "memory_mb"} if self.url is not None else {"headers"}
+            {"env", "place", "image", "memory_mb", "network"}
+            if self.url is not None
+            else {"headers"}
         )
         if self.place == "host":
-            foreign |= given & {"image", "memory_mb"}
+            foreign |= given & {"image", "memory_mb", "network"}
         if foreign:
             raise ValueError(f"{', '.join(sorted(foreign))}: does not fit this kind of server")
         if self.url is None:

@@ -148,6 +148,14 @@ class Door:
         self._held_now = 0
         self._noted = 0
 
+    def take_use(self) -> NetworkUse:
+        """Return what was done since the last time, and count anew, for a program that serves many
+        calls."""
+        used = self.use
+        self.use = NetworkUse(scope=used.scope, ended_for=used.ended_for)
+        self._tries = self._noted = 0
+        return used
+
     def play(self, player: Player, request: ProgramRequest, digest: str) -> Exchange:
         """Count a request, and return its answer from a receipt. Raises Refusal."""
         self._count_host(request.place.host)

@@ -17,6 +17,10 @@ def main() -> None:
         from fumehood.guest.container.takeover import relay
 
         relay(config)
+    elif config.get("wall") == "front":
+        from fumehood.guest.container.front import front
+
+        front(config)
     elif config.get("wall") == "container":
         from fumehood.guest.container.forks import HOOKS
 

@@ -50,6 +50,12 @@ TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
 PIECE_BYTES = 64 * 1024
 """Bytes of a connection in one frame."""
 
+FRONT_RUN = 1
+"""The id that stands for the life of an operator's program, whose connections are of no run."""
+
+FRONT_STREAMS = 1
+"""The first of these connections: the program's standard input and output."""
+
 OPENED, DATA, TAKEN, FINISHED, CLOSED = range(1, 6)
 """Kinds of the frames of a program's connections: a program opened one; its next bytes; so many
 bytes were taken, and as many more may be sent; the sender sends no more; it is gone."""

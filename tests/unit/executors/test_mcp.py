@@ -25,6 +25,9 @@ async def test_mcp_request_carries_the_trace_context_of_the_call() -> None:
             asked.append(request)
             return {"content": [{"type": "text", "text": "done"}]}
 
+        def take_use(self) -> None:
+            """It has no network."""
+
     run: Any = SimpleNamespace(
         tool=registered(function_definition()),
         arguments={},

@@ -1,10 +1,10 @@
 """The relay: a program's connections to the gateway, over the channel.
 
-Guest side, used by the supervisor. Programs find it as an HTTP proxy on loopback, but nothing here
-reads what they say: the host does. Invariants: bytes pass only during a run with network, and a
-connection outside one is closed at once; of one connection at most `WINDOW_BYTES` are on their way
-in each direction, so no program fills this process or the channel; after the run no connection of
-it is left.
+Guest side, used by the supervisor and by a server's front. Programs find it as an HTTP proxy on
+loopback, but nothing here reads what they say: the host does. Invariants: bytes pass only during a
+run with network, and a connection outside one is closed at once; of one connection at most
+`WINDOW_BYTES` are on their way in each direction, so no program fills this process or the channel;
+after the run no connection of it is left.
 """
 
 from __future__ import annotations
@@ -89,6 +89,14 @@ class Relay:
                 return
             accepted.close()
 
+    def open(self, end: socket.socket) -> None:
+        """Pass the bytes of a socket on, as a connection of the program."""
+        end.setblocking(False)
+        self._numbers += 1
+        connection = self._open[self._numbers] = _Connection(self._numbers, end, bytearray())
+        self._tell(OPENED, connection)
+        self._watch(connection)
+
     def on_frame(self, frame: ConnectionFrame) -> None:
         """Take a frame of the host. Frames of connections that are gone are dropped."""
         connection = self._open.get(frame.number)
@@ -113,13 +121,8 @@ class Relay:
         if self._run_id is None or len(self._open) >= MAX_CONNECTIONS:
             accepted.close()
             return
-        accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms for two pieces
-        self._numbers += 1
-        connection = _Connection(self._numbers, accepted, bytearray())
-        self._open[connection.number] = connection
-        self._tell(OPENED, connection)
-        self._watch(connection)
+        self.open(accepted)
 
     def _accepted(self) -> socket.socket | None:
         try:

@@ -2,43 +2,32 @@
 
 Host side, between the pool or the wall and Docker. Invariant: a container serves only after Docker
 has created it without a warning and its guest has tested every required limit.
-
-`ContainerProgram` is a program that the operator configured (an MCP server) in a container of its
-own. It has no guest, and one process serves all callers, so what one call leaves in it may be
-visible to the next. Its container has every limit of `spec`, no network and no capability, and
-ends with its streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import anyio
 
-from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.channel import (
-    STDOUT,
     STREAM_ENDED,
     Channel,
-    Demultiplexer,
     Lost,
-    NotMultiplexed,
 )
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerWarned
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
     ContainerSpec,
     create_body,
-    program_body,
     relay_command,
 )
-from fumehood.sandbox.wall import CHUNK_BYTES, RunEnding, RunSinks
+from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
@@ -227,82 +216,3 @@ class Container(Channel):
                     looks += 1
                 await anyio.sleep(LOOK_PAUSE_S)
         return False
-
-
-SAID_BYTES = 2000
-"""Bytes of the end of a program's standard error that are kept for the log."""
-
-REMOVE_S = 10.0
-"""Seconds to remove a program's container when it is stopped."""
-
-
-class ContainerProgram:
-    """The standard streams of a running program. `stop` removes its container."""
-
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        remove: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.said = b""
-        self._reader = reader
-        self._writer = writer
-        self._remove = remove
-        self._parts = Demultiplexer()
-
-    @classmethod
-    async def start(
-        cls,
-        docker: Any,
-        spec: ContainerSpec,
-        command: tuple[str, ...],
-        env: Mapping[str, str],
-        remove: Callable[[], Awaitable[None]],
-    ) -> ContainerProgram:
-        """Create the container, attach to it, and start it.
-
-        Raises:
-            SandboxUnavailable: Docker failed, or does not enforce a limit.
-        """
-        try:
-            _, stream = await docker.launch(program_body(spec, command, env), spec.name)
-            stream.setblocking(False)
-            reader, writer = await asyncio.open_connection(sock=stream)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
-                await remove()
-            if isinstance(error, DockerError):
-                raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
-            raise
-        return cls(reader, writer, remove)
-
-    async def read(self) -> bytes:
-        """Return the next bytes of its standard output, or empty bytes at the end."""
-        while chunk := await self._reader.read(CHUNK_BYTES):
-            found = b""
-            try:
-                for stream, piece in self._parts.feed(chunk):
-                    if stream == STDOUT:
-                        found += piece
-                    else:
-                        self.said = (self.said + piece)[-SAID_BYTES:]
-            except NotMultiplexed:
-                return b""
-            if found:
-                return found
-        return b""
-
-    async def write(self, data: bytes) -> None:
-        """Write to its standard input. Raises OSError if it is closed or too much is unread."""
-        if self._writer.transport.get_write_buffer_size() > len(data) + CHUNK_BYTES * 64:
-            raise BlockingIOError("it reads nothing")
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def stop(self) -> None:
-        """Remove the container. If Docker does not answer in time, the reaper removes it later."""
-        with anyio.CancelScope(shield=True):
-            self._writer.close()
-            with suppress(OSError), anyio.move_on_after(REMOVE_S):
-                await self._remove()

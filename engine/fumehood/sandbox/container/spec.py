@@ -142,12 +142,17 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
 
 
 def program_body(
-    spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str]
+    spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str], *, has_network: bool
 ) -> JsonObject:
-    """Return the body for a program that the operator configured, which runs without a guest, as an
-    unprivileged user without capabilities."""
+    """Return the body for a program that the operator configured, which runs without a guest (with
+    network: behind a front), as an unprivileged user without capabilities."""
+    if has_network:
+        config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
+        command = (*GUEST_COMMAND, json.dumps(config, sort_keys=True))
     body = create_body(spec, command)
     body["HostConfig"]["CapAdd"] = []
+    if has_network:  # the front is of the program's own user
+        body["HostConfig"]["Tmpfs"][TRUST_DIRECTORY] = _TRUST_TMPFS.format(mode="1777")
     own = [f"{name}={value}" for name, value in env.items()]
     env_before: list[str] = [f"HOME={WORKSPACE}", *body["Env"]]
     return {
@@ -188,6 +193,9 @@ def _labels(spec: ContainerSpec) -> dict[str, str]:
     }
 
 
+_TRUST_TMPFS = "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode={mode}"
+
+
 def _host_config(spec: ContainerSpec) -> JsonObject:
     config: JsonObject = {
         # Isolation: no shared namespaces.
@@ -223,7 +231,7 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
                 if spec.disk is None or path != WORKSPACE
             },
             # For the guest's own file, which programs read.
-            TRUST_DIRECTORY: "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode=0755",
+            TRUST_DIRECTORY: _TRUST_TMPFS.format(mode="0755"),
         },
         "Binds": [],
         "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk

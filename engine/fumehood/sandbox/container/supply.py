@@ -37,7 +37,6 @@ from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
     Container,
     ContainerFailed,
-    ContainerProgram,
     LimitsNotEnforced,
 )
 from fumehood.sandbox.container.docker_api import (
@@ -55,6 +54,7 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.container.program import ContainerProgram, NetworkedProgram
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
     LABEL_DEADLINE,
@@ -63,7 +63,14 @@ from fumehood.sandbox.container.spec import (
     ContainerSpec,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import RETRY_AFTER_MS, HostSize, ImageMissing, OnEvent, try_later
+from fumehood.sandbox.wall import (
+    RETRY_AFTER_MS,
+    HostSize,
+    ImageMissing,
+    Network,
+    OnEvent,
+    try_later,
+)
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
@@ -381,14 +388,18 @@ class ContainerSupply:
         return container
 
     async def open_program(
-        self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int
-    ) -> ContainerProgram:
+        self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int,
+        network: Network | None,
+    ) -> ContainerProgram | NetworkedProgram:  # fmt: skip
         """Start a program of the operator in a container of its own. Raises SandboxUnavailable."""
         await self.find(image)
         spec = self._spec(Kind(image, memory_mb))
         self.unsettled.add(spec.name)
         remove = partial(self._remove_unsettled, spec.name)
-        return await ContainerProgram.start(self._docker, spec, command, env, remove)
+        program = await ContainerProgram.start(
+            self._docker, spec, command, env, remove, has_network=network is not None
+        )
+        return NetworkedProgram(program, network) if network is not None else program
 
     async def take_over(self, name: str, kind: Kind, epoch: int) -> Container | None:
         """Take over the container of an earlier engine's session, or return None if it is gone.

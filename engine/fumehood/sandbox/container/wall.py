@@ -43,11 +43,12 @@ from fumehood.sandbox.container.channel import (
     NOT_ENDED_IN_TIME,
     STREAM_ENDED,
 )
-from fumehood.sandbox.container.container import Container, ContainerProgram
+from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind, Pool
+from fumehood.sandbox.container.program import ContainerProgram, NetworkedProgram
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
     STOP_DEADLINE_S,
@@ -64,6 +65,7 @@ from fumehood.sandbox.wall import (
     NO_SINKS,
     HasImages,
     HostSize,
+    Network,
     OnEvent,
     RunEnding,
     RunSinks,
@@ -571,8 +573,9 @@ class ContainerWall(HasImages):
                 return
 
     async def open_program(
-        self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int
-    ) -> ContainerProgram:
+        self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
+        network: Network | None = None,
+    ) -> ContainerProgram | NetworkedProgram:  # fmt: skip
         """Start a program that the operator configured, in a container of its own.
 
         Raises:
@@ -580,7 +583,7 @@ class ContainerWall(HasImages):
             SandboxUnavailable: Docker cannot be used, or failed.
         """
         self._begin()
-        return await self._supply.open_program(command, env, image, memory_mb)
+        return await self._supply.open_program(command, env, image, memory_mb, network)
 
     # -- inside -----------------------------------------------------------------
 

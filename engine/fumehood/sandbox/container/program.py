@@ -1,0 +1,194 @@
+"""A program that the operator configured (an MCP server) in a container of its own.
+
+Host side, between the wall and Docker. The program has no guest, and one process serves all
+callers,"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import anyio
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.protocol import framing
+from fumehood.sandbox.connections import Connection, Connections
+from fumehood.sandbox.container.channel import STDOUT, Demultiplexer, NotMultiplexed
+from fumehood.sandbox.container.docker_api import DockerError
+from fumehood.sandbox.container.spec import ContainerSpec, program_body
+from fumehood.sandbox.wall import CHUNK_BYTES, Network
+
+MAX_UNSENT = 64 * CHUNK_BYTES
+"""Bytes that a program may leave unread."""
+
+SAID_BYTES = 2000
+"""Bytes of the end of a program's standard error that are kept for the log."""
+
+REMOVE_S = 10.0
+"""Seconds to remove a program's container when it is stopped."""
+
+
+class ContainerProgram:
+    """The standard streams of a running program. `stop` removes its container."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        remove: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.said = b""
+        self._reader = reader
+        self._writer = writer
+        self._remove = remove
+        self._parts = Demultiplexer()
+
+    @classmethod
+    async def start(
+        cls,
+        docker: Any,
+        spec: ContainerSpec,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        remove: Callable[[], Awaitable[None]],
+        *,
+        has_network: bool,
+    ) -> ContainerProgram:
+        """Create the container, attach to it, and start it.
+
+        Raises:
+            SandboxUnavailable: Docker failed, or does not enforce a limit.
+        """
+        try:
+            body = program_body(spec, command, env, has_network=has_network)
+            _, stream = await docker.launch(body, spec.name)
+            stream.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=stream)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
+                await remove()
+            if isinstance(error, DockerError):
+                raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
+            raise
+        return cls(reader, writer, remove)
+
+    async def read(self) -> bytes:
+        """Return the next bytes of its standard output, or empty bytes at the end."""
+        while chunk := await self._reader.read(CHUNK_BYTES):
+            found = b""
+            try:
+                for stream, piece in self._parts.feed(chunk):
+                    if stream == STDOUT:
+                        found += piece
+                    else:
+                        self.said = (self.said + piece)[-SAID_BYTES:]
+            except NotMultiplexed:
+                return b""
+            if found:
+                return found
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """Write to its standard input. Raises OSError if it is closed or too much is unread."""
+        if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNSENT:
+            raise BlockingIOError("it reads nothing")
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def send(self, frame: bytes) -> None:
+        """Write a frame to its front."""
+        self._writer.write(frame)
+
+    async def stop(self) -> None:
+        """Remove the container. If Docker does not answer in time, the reaper removes it later."""
+        with anyio.CancelScope(shield=True):
+            self._writer.close()
+            with suppress(OSError), anyio.move_on_after(REMOVE_S):
+                await self._remove()
+
+
+class NetworkedProgram:
+    """The same, behind a front, with the connections that the program opens to the gateway."""
+
+    def __init__(self, program: ContainerProgram, network: Network) -> None:
+        self._program = program
+        self._decoder = framing.Decoder(framing.CONNECTION.size + framing.PIECE_BYTES)
+        self._network = network.open(framing.FRONT_RUN, program.send, _NoClock())
+        self._own = Connections(framing.FRONT_RUN, program.send, self._on_streams)
+        self._streams: Connection | None = None
+        self._are_open = asyncio.Event()
+        self._input: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unsent = 0
+        program.send(framing.encode({"trust": network.trust}))
+        self._tasks = [asyncio.ensure_future(self._pump()), asyncio.ensure_future(self._feed())]
+
+    @property
+    def said(self) -> bytes:
+        """The end of its standard error so far."""
+        return self._program.said
+
+    async def read(self) -> bytes:
+        """Return the next bytes of its standard output, or empty bytes at the end."""
+        await self._are_open.wait()
+        if self._streams is not None:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                return await self._streams.receive()
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """Write to its standard input. Raises OSError if too much is unread."""
+        if self._unsent > MAX_UNSENT:
+            raise BlockingIOError(errno.EAGAIN, "it reads nothing")
+        self._unsent += len(data)
+        self._input.put_nowait(data)
+
+    async def stop(self) -> None:
+        """Close its connections, and remove the container."""
+        for task in self._tasks:
+            task.cancel()
+        self._close()
+        await self._program.stop()
+
+    def _close(self) -> None:
+        self._own.close()
+        self._network.close()
+
+    def _on_streams(self, connection: Connection) -> None:
+        """Take the first connection: the program's standard input and output."""
+        self._streams = connection
+        self._are_open.set()
+
+    async def _pump(self) -> None:
+        """Receive frames. A front that sends anything else is of no use any more."""
+        try:
+            while chunk := await self._program.read():
+                for body in self._decoder.bodies(chunk):
+                    frame = framing.ConnectionFrame.parse(body)
+                    is_own = frame.number == framing.FRONT_STREAMS
+                    (self._own if is_own else self._network).on_frame(frame)
+        except framing.FrameError:
+            pass
+        finally:
+            self._close()
+            self._are_open.set()
+
+    async def _feed(self) -> None:
+        await self._are_open.wait()
+        with suppress(anyio.BrokenResourceError):
+            while self._streams is not None:
+                data = await self._input.get()
+                await self._streams.send(data)
+                self._unsent -= len(data)
+
+
+class _NoClock:
+    """The place of a run's clock: this program has none."""
+
+    def answer(self, answer: bytes) -> None:
+        """Do nothing: it calls no tools."""
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Do nothing."""
