@@ -54,7 +54,7 @@ def daemon(start_daemon: StartDaemon, home: Path, cluster: Cluster) -> Daemon:
     credential = make_first_approver(home)
     made = start_daemon(
         home, variables=cluster.environment, cluster__address=cluster.address,
-        gateway__hosts=f'["{AWAY}"]', gateway__allowed_hosts=f'["{AWAY}"]',
+        gateway__hosts=f'["{AWAY}"]', gateway__allowed_hosts=f'["{AWAY}"]', gateway__leave="node",
     )  # fmt: skip
     made.credential = credential
     wait_until(lambda: joined(made) == 2, 40)
@@ -99,8 +99,11 @@ def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
 
 
 def test_program_on_a_node_reaches_a_host_by_the_engines_gateway(daemon: Daemon) -> None:
-    """Reads pass, in both directions more than a window; a write is refused as elsewhere."""
+    """Reads pass, in both directions more than a window; a write is refused as elsewhere. As the
+    operator said, the connection is one of the node's process.
+    """
     with running_upstream(at=(AWAY, 0)) as service:
+        service.script("/held", Reply(held=True))
         service.script("/much", Reply(body=b"x" * 2_000_000, content_type="text/plain"))
         url = f"http://{AWAY}:{service.port}"
         code = (
@@ -110,10 +113,24 @@ def test_program_on_a_node_reaches_a_host_by_the_engines_gateway(daemon: Daemon)
             "except HTTPError as error: status = error.code\nsize, status"
         )
         answer = run(daemon.client(), code, network=[AWAY], wait_for_approval=False)
+        assert answer["success"], answer
         assert answer["data"]["value"] == [2_000_000, 403]
         assert answer["metadata"]["sandbox"]["node"]
         assert answer["metadata"]["sandbox"]["network"]["bytes_in"] > 2_000_000
         assert service.count("/orders") == 0
+        held = f"import urllib.request as web\nweb.urlopen('{url}/held', timeout=3)"
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(run, daemon.client(), held, network=[AWAY])
+            wait_until(lambda: service.count("/held"))
+            (pid,) = {
+                one.pid
+                for one in psutil.net_connections("tcp")
+                if one.raddr == (AWAY, service.port) and one.status == psutil.CONN_ESTABLISHED
+            }
+            assert "NodeActor" in " ".join(psutil.Process(pid).cmdline())
+            service.release()
+            answer = waiting.result(timeout=30)
+            assert answer["success"], answer
 
 
 def test_effect_of_a_trial_on_a_node_is_put_in_after_the_yes(daemon: Daemon) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,20 +15,34 @@ import anyio
 import pytest
 
 from fumehood.config import Config
-from fumehood.core.errors import EndedBy, InvalidParams, SandboxUnavailable
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    PermissionDenied,
+    SandboxUnavailable,
+)
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SessionStatus
 from fumehood.core.status import NodeState
+from fumehood.gateway.authority import Authority
+from fumehood.gateway.service import Gateway
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.observe.log import quiet_logger
+from fumehood.policy.model import Decision, Verdict
+from fumehood.redaction.redactor import Redactor
+from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.cluster import node as node_module
 from fumehood.sandbox.cluster import wall as cluster_module
 from fumehood.sandbox.cluster.model import VERSION, NodeFacts, RunOrder, Terms, Ticket
-from fumehood.sandbox.cluster.node import Fenced
+from fumehood.sandbox.cluster.node import Fenced, Node
 from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks
 from support.nodes import LocalMembership, LocalPort, make_cluster, wall_settings
+from upstream import Reply, running_upstream
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.row("B10"), pytest.mark.needs("docker"),
@@ -201,6 +216,8 @@ async def test_disk_and_its_copies_stay_on_their_node_while_they_are_needed(
         for copy in ("snap_1", "snap_2"):
             async with place.copy_disk(copy) as size:
                 assert size > 0
+        (link,) = wall._links.values()
+        port.node.keep_copies(link.ticket, frozenset(), 0)  # sent before them, and late
         await run_in(place, "open('f', 'w').write('second')")
         disks = next((tmp_path / "nodes").glob("node-0/*/disks"))
         await wait_until(lambda: not (disks / "snap_2").exists())
@@ -772,3 +789,68 @@ async def test_engine_stops_while_a_node_is_silent_and_another_has_left(
     assert time.monotonic() - began < 6
     assert not other.node._joined  # it has not joined again
     port.lose()
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["https", "http"])
+async def test_node_that_connections_leave_from_sees_no_secret(
+    members: LocalMembership, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    """It would see what passes by plain HTTP, so no secret does. Twin: HTTPS, whose answer arrives
+    in order, although what the engine tells the node does not.
+    """
+    members.add()
+    monkeypatch.setenv("API_KEY", "s3cret-of-the-api")
+    seen: list[bytes] = []
+    write = Node.write_dialled
+
+    async def watch(node: Node, *arguments: Any) -> None:
+        seen.append(arguments[-1])
+        await write(node, *arguments)
+
+    monkeypatch.setattr(Node, "write_dialled", watch)
+    authority = Authority(None)
+    gateway = Gateway(
+        GatewaySettings(hosts=("localhost",), allowed_hosts=("localhost",), leave="node"),
+        lambda facts: Decision(Verdict.ALLOW, "default: all"), None,
+        SecretBindings({"api": SecretSettings(env="API_KEY", hosts=("localhost",), inside="KEY")}),
+        forget, quiet_logger(), ssl.create_default_context(cadata=authority.certificate),
+    )  # fmt: skip
+    with running_upstream(authority.context_for("localhost") if tls else None) as service:
+        service.script("/", Reply(body=b"x" * 300_000))
+        url = f"{'https' if tls else 'http'}://localhost:{service.port}/"
+        async with (
+            make_cluster(members) as wall,
+            gateway.door(
+                ["localhost"], nobody_says_yes, lambda task: False, Redactor(), tool="run_python",
+                call_id="one", principal_id="uid:1", agent_id=None, session_id=None,
+            ) as (door, network),
+        ):  # fmt: skip
+            await joined(wall, 1)
+            code = ASK.format(url=url, key=door.placeholders.environment["KEY"])
+            ending = await run(wall, code, RunSinks(network=network))
+        assert (ending.result or {})["value"] == ([200, 300_000] if tls else 403), ending
+        headers = [one.headers["authorization"] for one in service.requests]
+    assert headers == (["Bearer s3cret-of-the-api"] if tls else [])
+    assert bool(seen) is tls
+    assert b"s3cret" not in b"".join(seen)
+
+
+ASK = """
+import ssl, urllib.error, urllib.request
+proxy = urllib.request.ProxyHandler({{one: 'http://127.0.0.1:3128' for one in ('http', 'https')}})
+trust = ssl.create_default_context(cafile='/run/fumehood/trust.pem')
+opener = urllib.request.build_opener(proxy, urllib.request.HTTPSHandler(context=trust))
+asked = urllib.request.Request('{url}', headers={{'authorization': 'Bearer {key}'}})
+try:
+    with opener.open(asked) as answer: status = answer.status, len(answer.read())
+except urllib.error.HTTPError as error: status = error.code
+status
+"""
+
+
+async def forget(kind: str, fields: JsonObject) -> None:
+    """Nothing is recorded here."""
+
+
+async def nobody_says_yes(*_: object) -> EngineError | None:
+    return PermissionDenied("Nobody says yes here.")

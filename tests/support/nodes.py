@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -55,6 +56,7 @@ class LocalPort:
 
     def tell(self, method: str, *arguments: Any) -> None:
         async def begin() -> None:
+            await asyncio.sleep(random.random() / 500)  # Ray does not keep the order, either
             with suppress(EngineError):
                 result = getattr(self.node, method)(*arguments)
                 if inspect.isawaitable(result):

@@ -18,10 +18,12 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import httpcore2
+from httpcore2._backends.anyio import AnyIOStream
 
-from fumehood.core.errors import NetworkError, PermissionDenied
+from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
 from fumehood.registry.secrets import Origin
 from fumehood.sandbox.bounded_threads import BoundedThreads
+from fumehood.sandbox.wall import Dial
 
 RESOLVED_AT_ONCE = 8
 """Maximum number of names that one backend resolves at the same time."""
@@ -89,7 +91,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
             PermissionDenied: an address of the host is not public, and the host is not allowed.
             NetworkError: the host cannot be resolved or reached.
         """
-        for address in await self._addresses(host, port):
+        for address in await self.addresses(host, port):
             try:
                 stream = await super().connect_tcp(
                     str(address), port, timeout, local_address, socket_options
@@ -99,7 +101,8 @@ class CheckedBackend(httpcore2.AnyIOBackend):
                 continue
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
 
-    async def _addresses(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
+    async def addresses(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
+        """Return the checked addresses of a host. Raises as `connect_tcp`."""
         found = await self.resolve(host, port)
         is_allowed = Origin("", host, port).is_in(self._allowed_hosts)
         if not is_allowed and not all(map(is_public, found)):
@@ -124,6 +127,32 @@ class CheckedBackend(httpcore2.AnyIOBackend):
                 "The name of the tool's service could not be resolved. Repeat the call later."
             )
         return list(found)
+
+
+class LeavingBackend(httpcore2.AnyIOBackend):
+    """The same, but the connections are made by `dial`, if it is set: from another machine."""
+
+    def __init__(self, checked: CheckedBackend) -> None:
+        self._checked = checked
+        self.dial: Dial | None = None
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  # the library's signature
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Connect to the first checked address that accepts the connection. Raises as `checked`."""
+        if self.dial is None:
+            return await self._checked.connect_tcp(host, port, timeout)
+        for address in await self._checked.addresses(host, port):
+            with contextlib.suppress(EngineError, TimeoutError):
+                with anyio.fail_after(timeout):
+                    stream = await self.dial(str(address), port)
+                return CheckedConnection(AnyIOStream(stream))
+        raise NetworkError("The host could not be reached from the node. Repeat the call later.")
 
 
 class CheckedConnection(httpcore2.AsyncNetworkStream):

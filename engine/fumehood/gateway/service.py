@@ -33,12 +33,12 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.registry.external import NET
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.wall import CallPort, Network
+from fumehood.sandbox.wall import CallPort, Dial, Network
 
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.gateway.addresses import CheckedBackend
+    from fumehood.gateway.addresses import CheckedBackend, LeavingBackend
     from fumehood.gateway.authority import Authority
 
 IDLE_S = 30.0
@@ -148,7 +148,9 @@ class Gateway:
         asked = [one for one in hosts if replay is None or not one.startswith("@")]
         patterns, settings = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
-        placeholders = Placeholders(bound, self._settings.allowed_hosts, read)
+        # Who reads along on a node must get no secret.
+        plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
+        placeholders = Placeholders(bound, plain_hosts, read)
         player = Player(replay) if replay is not None else None
         door = Door(
             patterns, settings, decide, ask, placeholders, record, recorder, player, spend, trial
@@ -171,7 +173,10 @@ class Gateway:
             connection.on_gone = lambda: cancel(task) or task.cancel()
             task.add_done_callback(served.discard)
 
-        def connections(run_id: int, send: Callable[[bytes], None], port: CallPort) -> Connections:
+        def connections(
+            run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
+        ) -> Connections:
+            backend.dial = dial if self._settings.leave == "node" else None
             return Connections(run_id, send, partial(on_connection, port=port))
 
         try:
@@ -214,23 +219,25 @@ class Gateway:
                 ) from None
         return self._authority
 
-    def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, CheckedBackend]:
+    def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, LeavingBackend]:
         """Return the connections of one call, and what makes them: no answer on them can be for
         another one.
         """
         import httpcore2
 
-        from fumehood.gateway.addresses import CheckedBackend
+        from fumehood.gateway.addresses import CheckedBackend, LeavingBackend
 
         if self._tls is None:
             self._tls = httpcore2.default_ssl_context()
         if self._backend is None:
             self._backend = CheckedBackend(self._settings.allowed_hosts, "gateway.allowed_hosts")
+        backend = LeavingBackend(self._backend)
         pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls,
             max_connections=None,  # each program has a bounded number
-            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+            # Whether something unexpected has come from a node, is not known before it is used.
+            max_keepalive_connections=MAX_IDLE_CONNECTIONS * (self._settings.leave == "engine"),
             keepalive_expiry=IDLE_S,
-            network_backend=self._backend,
+            network_backend=backend,
         )
-        return pool, self._backend
+        return pool, backend

@@ -32,6 +32,9 @@ class GatewaySettings(BaseModel):
     need not be in `hosts`."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Those of them that may have addresses that are not public."""
+    leave: Literal["engine", "node"] = "engine"
+    """From which machine requests of programs on a cluster's nodes leave. TLS with the host is the
+    engine's in both cases, so a node sees no secret and no content of HTTPS."""
     writes: Literal["ask", "deny", "allow"] = "ask"
     """What happens to a request that is not GET, HEAD or OPTIONS, if no rule of the policy
     decides."""

@@ -9,11 +9,13 @@ into success.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypedDict
+
+import anyio.abc
 
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
@@ -101,8 +103,20 @@ class FrameSink(Protocol):
         ...
 
 
-OpenConnections = Callable[[int, Callable[[bytes], None], CallPort], FrameSink]
-"""Receives the number of a run, what sends frames to its guest, and what pauses its clock."""
+Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
+"""Connects to an address and port from the run's machine. Raises EngineError."""
+
+
+class OpenConnections(Protocol):
+    """Makes what takes the connections of a run."""
+
+    def __call__(
+        self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
+    ) -> FrameSink:
+        """`send` sends frames to the guest of the run, `port` pauses its clock, and `dial` is None
+        on this machine.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ the wall here, as on a machine of its own; only values that passed it go on.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import platform
 import tempfile
 import time
@@ -21,13 +22,20 @@ from pathlib import Path
 from typing import IO, Any
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 
-from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    InternalError,
+    NetworkError,
+    SandboxUnavailable,
+)
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
-from fumehood.protocol.framing import ConnectionFrame
+from fumehood.protocol.framing import MAX_CONNECTIONS, ConnectionFrame
 from fumehood.sandbox.cluster.model import (
     VERSION,
     HeldState,
@@ -45,6 +53,7 @@ from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.wall import (
     Brake,
     CallPort,
+    Dial,
     FrameSink,
     Network,
     OnEvent,
@@ -70,6 +79,9 @@ EVENT_BYTES = 256
 
 FORGET_S = 60.0
 """Seconds after its end for which the events of a run wait to be fetched."""
+
+DIALLED_BYTES = 64 * 1024
+"""Bytes of a connection from the node in one piece."""
 
 MAX_CANCELLED = 1000
 """Maximum number of cancelled runs that are remembered until they come."""
@@ -195,8 +207,29 @@ class _Run:
     port: CallPort | None = None
     send: Callable[[bytes], None] | None = None
     """Sends frames of its connections to its guest."""
+    dialled: dict[int, anyio.abc.ByteStream] = field(default_factory=dict)
+    """Connections from this machine that the engine's gateway made for it."""
     ended: float | None = None
     """When it ended, by the monotonic clock."""
+    told: int = 0
+    """How often the engine has told it something."""
+    early: dict[int, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
+    """What the engine told it, and its turn has not come."""
+
+    def answer(self, answer: bytes) -> None:
+        """Pass the answer to a program's tool call on."""
+        if self.port is not None:
+            self.port.answer(answer)
+
+    def pause(self, is_paused: bool) -> None:
+        """Pause its clock, or let it go on."""
+        if self.port is not None:
+            self.port.pause(is_paused=is_paused)
+
+    def connection(self, frame: bytes) -> None:
+        """Pass a frame of a program's connection on to its guest."""
+        if self.send is not None:
+            self.send(frame)
 
 
 @dataclass(eq=False, slots=True)
@@ -207,6 +240,8 @@ class _Joined:
     wall: ContainerWall
     copies: set[str]
     heard: float
+    copies_number: int = 0
+    """Of what was said last of copies."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     held: dict[str, HeldContainer] = field(default_factory=dict)
@@ -282,6 +317,7 @@ class Node:
         self._newest: dict[str, int] = {}
         """Owner → the highest number that was seen."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
         self._joining = anyio.Lock()
 
     async def facts(self) -> NodeFacts:
@@ -468,6 +504,8 @@ class Node:
         def on_done(task: asyncio.Task[None]) -> None:
             events.close(_cut_off(joined, order))
             run.ended = time.monotonic()
+            for stream in run.dialled.values():
+                self._close_soon(stream)
 
         task.add_done_callback(on_done)
         return await self.more(ticket, order.id)
@@ -494,23 +532,68 @@ class Node:
             if len(joined.cancelled) > MAX_CANCELLED:
                 joined.cancelled.popitem(last=False)
 
-    def answer(self, ticket: Ticket, run_id: str, answer: bytes) -> None:
-        """Pass the answer to a program's tool call on."""
+    def tell(self, ticket: Ticket, run_id: str, number: int, name: str, *values: Any) -> None:
+        """Tell a run something, in the order of the numbers: Ray does not keep that of calls."""
         run = self._of(ticket).runs.get(run_id)
-        if run is not None and run.port is not None:
-            run.port.answer(answer)
+        if run is None:
+            return
+        run.early[number] = name, values
+        while (next_one := run.early.pop(run.told, None)) is not None:
+            run.told += 1
+            name, values = next_one
+            getattr(run, name)(*values)
 
-    def pause(self, ticket: Ticket, run_id: str, is_paused: bool) -> None:
-        """Pause a run's clock, or let it go on."""
-        run = self._of(ticket).runs.get(run_id)
-        if run is not None and run.port is not None:
-            run.port.pause(is_paused=is_paused)
+    async def dial(self, ticket: Ticket, run_id: str, address: str, port: int) -> int:
+        """Connect to an address for the engine's gateway, and return the connection's number.
 
-    def connection(self, ticket: Ticket, run_id: str, frame: bytes) -> None:
-        """Pass a frame of a program's connection on to its guest."""
+        Raises:
+            NetworkError: it cannot be reached.
+        """
+        try:
+            stream = await anyio.connect_tcp(address, port)
+        except OSError:
+            raise NetworkError("It cannot be reached from the node.") from None
         run = self._of(ticket).runs.get(run_id)
-        if run is not None and run.send is not None:
-            run.send(frame)
+        if run is None or run.ended is not None or len(run.dialled) >= MAX_CONNECTIONS:
+            self._close_soon(stream)
+            raise NetworkError("The program has ended, or has too many connections.")
+        number = next(self._numbers)
+        run.dialled[number] = stream
+        return number
+
+    async def read_dialled(self, ticket: Ticket, run_id: str, number: int) -> bytes:
+        """Return the next bytes of a connection, or none at its end. Raises NetworkError."""
+        try:
+            return await self._dialled(ticket, run_id, number).receive(DIALLED_BYTES)
+        except anyio.EndOfStream:
+            return b""
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise NetworkError("The connection broke off.") from None
+
+    async def write_dialled(self, ticket: Ticket, run_id: str, number: int, data: bytes) -> None:
+        """Send bytes on a connection. Raises NetworkError."""
+        try:
+            await self._dialled(ticket, run_id, number).send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise NetworkError("The connection broke off.") from None
+
+    def close_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
+        """Close a connection."""
+        with suppress(NetworkError):
+            self._close_soon(self._dialled(ticket, run_id, number))
+            del self._of(ticket).runs[run_id].dialled[number]
+
+    def _dialled(self, ticket: Ticket, run_id: str, number: int) -> anyio.abc.ByteStream:
+        run = self._of(ticket).runs.get(run_id)
+        stream = run.dialled.get(number) if run is not None else None
+        if stream is None:
+            raise NetworkError("The connection is closed.")
+        return stream
+
+    def _close_soon(self, stream: anyio.abc.ByteStream) -> None:
+        task = asyncio.ensure_future(stream.aclose())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # -- sessions --------------------------------------------------------------------------
 
@@ -582,17 +665,20 @@ class Node:
         if held is not None:
             held.end(why)
 
-    async def copy_disk(self, ticket: Ticket, session_id: str, copy: str) -> int:
-        """Copy a session's disk; the copy stays until `keep_copies` leaves it out."""
-        held = self._held(ticket, session_id)
-        self._of(ticket).copies.add(copy)
+    async def copy_disk(self, ticket: Ticket, session_id: str, copy: str, number: int) -> int:
+        """Copy a session's disk; the copy stays until a later `keep_copies` leaves it out."""
+        joined, held = self._of(ticket), self._held(ticket, session_id)
+        joined.copies.add(copy)
+        joined.copies_number = max(joined.copies_number, number)
         async with held.copy_disk(copy) as size:
             return size
 
-    def keep_copies(self, ticket: Ticket, copies: frozenset[str]) -> None:
-        """Remove all copies of disks but these, soon."""
+    def keep_copies(self, ticket: Ticket, copies: frozenset[str], number: int) -> None:
+        """Remove all copies of disks but these, soon, unless something newer was said of copies."""
         joined = self._of(ticket)
-        joined.copies = set(copies)
+        if number < joined.copies_number:
+            return
+        joined.copies, joined.copies_number = set(copies), number
         joined.wall.sweep_soon()
 
     async def fork(self, ticket: Ticket, copy: str, session_id: str, home: SessionHome) -> str:
@@ -655,7 +741,9 @@ class Node:
         def on_call(number: int, port: CallPort) -> None:
             joined.runs[order.id].port = port
 
-        def pass_on(run_id: int, send: Callable[[bytes], None], port: CallPort) -> FrameSink:
+        def pass_on(
+            run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
+        ) -> FrameSink:
             run = joined.runs[order.id]
             run.port = port
             return _Passing(run, send)

@@ -38,7 +38,7 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, number: int, request: bytes) -> None:
-        """Begin with a request: at once, so that calls of a node stay in order."""
+        """Begin with a request."""
         name, *arguments = pickle.loads(request)  # noqa: S301 - from the engine
         try:
             asked, keys = getattr(self, name)(*arguments)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from fumehood.core.errors import (
     EndedBy,
@@ -206,6 +207,7 @@ class ClusterWall(HasImages):
         self._terms = terms
         self._by_language: dict[str, str] = terms.settings.container.images.model_dump()
         self._membership = membership
+        self._numbers = 0
         self._owner = owner
         self._epoch = epoch
         self._lost_s = lost_s
@@ -550,9 +552,14 @@ class ClusterWall(HasImages):
 
     def sweep_soon(self) -> None:
         """Let the nodes remove copies that are not needed any more."""
-        needed = self._needed
+        needed, number = self._needed, self.next_number()
         for node_id in self._links:
-            self.tell(node_id, "keep_copies", needed)
+            self.tell(node_id, "keep_copies", needed, number)
+
+    def next_number(self) -> int:
+        """Number what is said of copies: what is said first may come last."""
+        self._numbers += 1
+        return self._numbers
 
     @asynccontextmanager
     async def copied(self, copy: str) -> AsyncIterator[None]:
@@ -1073,7 +1080,8 @@ class RemoteContainer:
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
         async with self._wall.copied(copy):
             await self._wall.until_known(self)
-            yield await self._wall.ask(self.node, "copy_disk", self.session_id, copy)
+            number = self._wall.next_number()
+            yield await self._wall.ask(self.node, "copy_disk", self.session_id, copy, number)
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
@@ -1111,6 +1119,7 @@ class _Receiver:
         self._order = order
         self._sinks = sinks
         self._connections: FrameSink | None = None
+        self._told = 0
         self.is_mute = False
         """Whether files, progress and tool calls are dropped from now on."""
 
@@ -1157,13 +1166,30 @@ class _Receiver:
         try:
             frame = ConnectionFrame.parse(body)
             if self._connections is None:
-                self._connections = network.open(frame.run_id, self._send_frame, self)
+                self._connections = network.open(frame.run_id, self._send_frame, self, self._dial)
             self._connections.on_frame(frame)
         except FrameError:  # from its guest
             self.close()
 
     def _send_frame(self, frame: bytes) -> None:
-        self._link.port.tell("connection", self._link.ticket, self._order.id, frame)
+        self._tell("connection", frame)
+
+    def _tell(self, name: str, value: bytes | bool) -> None:
+        number, self._told = self._told, self._told + 1
+        self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, value)
+
+    async def _dial(self, address: str, port: int) -> anyio.abc.ByteStream:
+        number = await self.ask_node("dial", address, port)
+        return _Dialled(self, number)
+
+    async def ask_node(self, method: str, *arguments: Any) -> Any:
+        """Ask the node something about this run's connections. Raises NodeGone, EngineError."""
+        port, ticket = self._link.port, self._link.ticket
+        return await port.call(method, ticket, self._order.id, *arguments)
+
+    def hang_up(self, number: int) -> None:
+        """Close a connection from the node."""
+        self._link.port.tell("close_dialled", self._link.ticket, self._order.id, number)
 
     def close(self) -> None:
         """Break the program's connections: it has ended."""
@@ -1172,15 +1198,62 @@ class _Receiver:
 
     def answer(self, answer: bytes) -> None:
         """Send the answer to the program's tool call."""
-        self._link.port.tell("answer", self._link.ticket, self._order.id, answer)
+        self._tell("answer", answer)
 
     def pause(self, *, is_paused: bool) -> None:
         """Pause the run's clock, or let it go on."""
-        self._link.port.tell("pause", self._link.ticket, self._order.id, is_paused)
+        self._tell("pause", is_paused)
 
     def cut_off(self, isolation: str, node: str | None) -> RunEnding:
         """Return the ending of a run whose node was lost."""
         return RunEnding(EndedBy.SANDBOX_LOST, isolation, node=node, is_node_lost=True)
+
+
+class _Dialled(anyio.abc.ByteStream):
+    """A connection from a node's machine. Its bytes cross Ray; the node sees no more of them than
+    any network does.
+    """
+
+    def __init__(self, run: _Receiver, number: int) -> None:
+        self._run = run
+        self._number = number
+        self._unread = b""
+        self._next: asyncio.Future[bytes] | None = None
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Return the next bytes. Raises as anyio's streams do."""
+        if not self._unread:
+            # What it reads is kept if this is cancelled meanwhile.
+            if self._next is None:
+                asked = self._run.ask_node("read_dialled", self._number)
+                self._next = asyncio.ensure_future(asked)
+            await asyncio.wait((self._next,))
+            piece, self._next = self._next, None
+            try:
+                self._unread = piece.result()
+            except (NodeGone, EngineError):
+                raise anyio.BrokenResourceError from None
+            if not self._unread:
+                raise anyio.EndOfStream
+        data, self._unread = self._unread[:max_bytes], self._unread[max_bytes:]
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes. Raises as anyio's streams do."""
+        try:
+            await self._run.ask_node("write_dialled", self._number, bytes(item))
+        except (NodeGone, EngineError):
+            raise anyio.BrokenResourceError from None
+
+    async def send_eof(self) -> None:
+        """Do nothing: HTTP needs no half-closed connection."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+        if self._next is not None:
+            self._next.cancel()
+        self._run.hang_up(self._number)
+        await anyio.lowlevel.checkpoint()
 
 
 _SINK = {
