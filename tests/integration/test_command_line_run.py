@@ -237,6 +237,32 @@ def test_session_new_creates_a_session_from_the_image_and_prints_its_id(run: Run
     assert (refused.returncode, b"--session new" in refused.stderr) == (2, True)
 
 
+def test_session_is_replayed_from_the_receipts_of_its_calls(run: Runner) -> None:
+    """In a new one like it, which is ended then."""
+    made = run("--session", "new", "--receipt", "1.json", files={"a.txt": "kept"})
+    session = re.findall(rb"sess_[0-9a-f]+", made.stderr)[0].decode()
+    assert run("--session", session, "--receipt", "2.json", stdout="two\n").returncode == 0
+    for one in ("1.json", "2.json"):
+        assert json.loads((run.directory / one).read_text())["session"]["id"] == session
+
+    def replay(*files: str) -> Any:
+        return subprocess.run(
+            [str(FUMEHOOD), "replay", *files], env=run.daemon.environment, cwd=run.directory,
+            capture_output=True, timeout=60,
+        )  # fmt: skip
+
+    done = replay("1.json", "2.json")
+    assert (done.returncode, done.stdout.count(b"Nothing differs")) == (0, 2), done
+    listed = run_sessions(run, "list")
+    assert [one["id"] for one in listed if one["state"] == "active"] == [session]
+    forged = json.loads((run.directory / "1.json").read_text())
+    forged["session"] |= {"packages": 5, "image": ["x"]}
+    (run.directory / "3.json").write_text(json.dumps(forged))
+    refused = replay("3.json")
+    assert (refused.returncode, b"INVALID_PARAMS" in refused.stderr) == (1, True), refused
+    run_sessions(run, "end", session)
+
+
 def run_sessions(run: Runner, *arguments: str) -> Any:
     done = subprocess.run(
         [str(FUMEHOOD), "sessions", *arguments, "--json"],
@@ -266,7 +292,7 @@ def test_replay_shows_what_differs_from_a_receipt(run: Runner) -> None:
         f"What differs from {call_id}:", "  stdout:", "    @@ -1,2 +1,2 @@", "     one",
         "    -zwei", "    +two", "  value: 2 → 1",
     ]  # fmt: skip
-    shown = json.loads(replay(receipt, "--json").stdout)
+    (shown,) = json.loads(replay(receipt, "--json").stdout)["replays"]
     assert shown["differences"] == []
     assert shown["receipt"]["fields"] == json.loads(receipt)["fields"]
     # An existing file stays, a call that does not run has no receipt, and a forged file is none.

@@ -167,6 +167,28 @@ print(fetch({url(upstream)!r}, b"one")[0], fetch({url(upstream)!r}, b"one")[0])
     assert any("no answer to it" in warning for warning in again.metadata.warnings)
 
 
+async def test_calls_of_a_session_are_replayed_one_after_the_other(
+    engine: Engine, offline: Engine, upstream: Upstream
+) -> None:
+    upstream.script("/", Reply(body=b"first"), Reply(body=b"second"))
+    ask = f"x = fetch({url(upstream)!r})[1]; open('kept', 'a').write(x)"
+    session = await engine.sessions.create(engine.owner)
+    receipts = []
+    for code in (ask, ask, "print(x, open('kept').read())"):
+        answer = await run(engine, code, session_id=session.id, receipt=True)
+        receipts.append(await receipt_of(engine, answer))
+    assert answer.data["stdout"] == "second firstsecond\n"
+    await engine.sessions.end(engine.owner, session.id)
+    session = await offline.sessions.create(offline.owner)
+    for receipt in receipts:
+        options = {**receipt.options, "session_id": session.id}
+        again, second = await replayed(offline, receipt.model_copy(update={"options": options}))
+        assert differences(receipt, second) == []
+    assert again.data["stdout"] == answer.data["stdout"]
+    await offline.sessions.end(offline.owner, session.id)
+    assert len(upstream.requests) == 2
+
+
 async def test_receipt_has_no_secret(engine: Engine, upstream: Upstream) -> None:
     """Not that of a request, and not one that a server sends unasked, later."""
     upstream.script("/echo", Reply(200, json.dumps({"key": SECRET}).encode()))
@@ -215,7 +237,9 @@ async def test_what_depends_on_more_has_no_receipt(engine: Engine, option: str) 
     asked: dict[str, Any] = {option: value}
     session = await engine.sessions.create(engine.owner)
     refused = [
-        await engine.call("run_python", {"code": "0"}, session_id=session.id, **asked),
+        await engine.call(
+            "run_python", {"code": "0"}, session_id=session.id, preview=True, **asked
+        ),
         await engine.call("run_python", {"code": "0", "tools": ["calculator"]}, **asked),
         await engine.call("calculator", {"expression": "1"}, **asked),
     ]

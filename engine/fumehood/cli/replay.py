@@ -1,7 +1,10 @@
-"""`fumehood replay`: run a program again as its receipt says, offline, and show what differs."""
+"""`fumehood replay`: run programs again as their receipts say, offline; show what differs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,31 +12,78 @@ from pydantic import ValidationError
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import SocketPath, json_object, read_bytes
-from fumehood.cli.reach import call_once
+from fumehood.cli.reach import call_once, calling
 from fumehood.cli.run import downloading
 from fumehood.cli.show import show_envelope
 from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Receipt, differences
 
+SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
+
 
 def replay(
-    receipt: Annotated[str, typer.Argument(metavar="RECEIPT", help="The file, or - for stdin.")],
+    receipts: Annotated[
+        list[str], typer.Argument(metavar="RECEIPT…", help="The files, or - for stdin.")
+    ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="The differences and the new receipt as JSON.")
+        bool, typer.Option("--json", help="The differences and the new receipts as JSON.")
     ] = False,
     socket: SocketPath = None,
 ) -> None:
-    """Run a program again as its receipt says, and show what differs.
+    """Run programs again as their receipts say, and show what differs.
 
-    The program gets the arguments of then, and its requests get the answers of then: nothing is
-    sent.
+    A program gets the arguments of then, and its requests get the answers of then: nothing is sent.
+    Programs of one session run in a new one like it, in the order of their receipts here.
 
     Exit status: 0 nothing differs, 1 something does, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    before = _read(json_object(read_bytes(receipt, "The receipt"), "The receipt"))
-    options = before.options | {"receipt": True, "replay": before.network.model_dump(mode="json")}
+    before = [_read(json_object(read_bytes(one, "The receipt"), "The receipt")) for one in receipts]
+    shown: list[JsonObject] = []
+    with _sessions(socket, as_json=as_json) as session_of:
+        for one in before:
+            after = _repeated(one, session_of(one), socket, as_json=as_json)
+            found = differences(one, after)
+            shown.append({"differences": found, "receipt": after.model_dump(mode="json")})
+            if not as_json:
+                _say(one, after, found)
+    if as_json:
+        print(json_document({"replays": shown}))
+    has_changed = any(one["differences"] for one in shown)
+    raise typer.Exit(ExitCode.TOOL_FAILED if has_changed else ExitCode.SUCCESS)
+
+
+@contextmanager
+def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
+    """Yield what returns the option of a receipt's session. New ones are ended afterwards."""
+    made: dict[str, str] = {}
+
+    def session_of(receipt: Receipt) -> JsonObject:
+        if receipt.session is None:
+            return {}
+        own_id = str(receipt.session.get("id"))
+        if own_id not in made:
+            given = {name: receipt.session.get(name) or None for name in SESSION_WISHES}
+            given["agent_id"] = receipt.options.get("agent_id")
+            with calling(socket, as_json=as_json, is_payload=True) as client:
+                made[own_id] = client.create_session(**given).id
+        return {"session_id": made[own_id]}
+
+    try:
+        yield session_of
+    finally:
+        for session_id in made.values():
+            with calling(socket, as_json=as_json, is_payload=True) as client:
+                client.end_session(session_id)
+
+
+def _repeated(
+    before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
+) -> Receipt:
+    """Run a program again, and return its new receipt. Ends the command if there is none."""
+    replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}
+    options = before.options | session | replayed
     answer = call_once(before.tool, before.arguments, options, socket, as_json=as_json)
     link = answer["metadata"].get("receipt") or {}
     if "url" not in link:
@@ -44,19 +94,18 @@ def replay(
     raw = bytearray()
     with downloading(socket, as_json=as_json) as download:
         download(link["url"], raw.extend)
-    after = _read(json_object(bytes(raw), "The new receipt"))
-    found = differences(before, after)
-    if as_json:
-        print(json_document({"differences": found, "receipt": after.model_dump(mode="json")}))
-    elif not found:
+    return _read(json_object(bytes(raw), "The new receipt"))
+
+
+def _say(before: Receipt, after: Receipt, found: list[str]) -> None:
+    if not found:
         count = len(after.network.exchanges)
         requests = f", nor do its {count} requests" if count else ""
         say(f"Nothing differs from {before.call_id}{requests}.")
-    else:
-        say(f"What differs from {before.call_id}:")
-        for line in found:
-            say("  " + visible(line))
-    raise typer.Exit(ExitCode.TOOL_FAILED if found else ExitCode.SUCCESS)
+        return
+    say(f"What differs from {before.call_id}:")
+    for line in found:
+        say("  " + visible(line))
 
 
 def _read(document: JsonObject) -> Receipt:

@@ -70,6 +70,7 @@ class Cassette(_Value):
 class Receipt(_Value):
     """One call of a program.
 
+    `session` is the session that it ran in: its id, and what another one like it is made with.
     `options` are those with which it is repeated; `place` names the image, its digest, the runtime
     and the versions of packages; `fields` are those of `data`, or of the error's `details`.
     """
@@ -81,6 +82,7 @@ class Receipt(_Value):
     tool_version: str
     arguments: dict[str, Any]
     options: dict[str, Any]
+    session: dict[str, Any] | None = Field(exclude_if=not_, default=None)
     place: dict[str, Any] | None
     network: Cassette
     ended_by: str
@@ -120,10 +122,12 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
-    """Return the fields of an answer without links, which no two answers share. Files are named by
-    path, size and hash.
+    """Return the fields of an answer without links and ids, which no two answers share. Files are
+    named by path, size and hash.
     """
     kept = {name: value for name, value in fields.items() if name not in ("files", "images")}
+    if isinstance(session := kept.pop("session", None), dict):
+        kept["session"] = session.get("state")
     for kind in ("files", "images"):
         for file in fields.get(kind) or ():
             identity = {name: file.get(name) for name in ("size", "sha256")}

@@ -105,15 +105,15 @@ def _check_network(executor: Executor, options: CallOptions) -> None:
         raise InvalidParams(fault, fields=["options.network"])
 
 
-def _check_receipt(permitted: PermittedCall, executor: Executor, placement: Placement) -> None:
+def _check_receipt(permitted: PermittedCall, executor: Executor) -> None:
     """Refuse a receipt, or its replay, of what depends on more than a receipt holds."""
     options, fault = permitted.request.options, None
     if not options.receipt and options.replay is None:
         return
     if executor.language is None:
         fault = "Only programs have receipts."
-    elif placement.is_of_session:
-        fault = "What a session keeps is in no receipt: leave the session_id out."
+    elif options.preview:
+        fault = "A trial has no receipt."
     elif permitted.arguments.get("tools"):
         fault = "A receipt does not hold the answers of tools: leave the argument tools out."
     if fault is not None:
@@ -190,7 +190,7 @@ def make_plan(
         )
     _check_isolation(placement, options)
     _check_network(executor, options)
-    _check_receipt(permitted, executor, placement)
+    _check_receipt(permitted, executor)
     _check_preview(permitted, executor)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)

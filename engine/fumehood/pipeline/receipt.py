@@ -11,6 +11,7 @@ from fumehood.core.envelope import ReceiptLink
 from fumehood.core.errors import EngineError, code_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette, Exchange, Receipt
+from fumehood.core.session import SessionRecord
 from fumehood.executors.outcome import CutText, Recorded
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.context import CallContext
@@ -21,6 +22,8 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import NotKept
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
+
+SESSION_FIELDS = ("id", "image", "memory_mb", "cpus", "disk_mb", "packages")
 
 
 async def keep_receipt(
@@ -70,12 +73,17 @@ def _receipt(
             **{name: value for name, value in options.items() if value is not None},
             **({"network": list(plan.network)} if plan.network else {}),
         },
+        session=_session(plan.session),
         place=place,
         network=_redacted(recorded.network, redactor),
         ended_by=outcome.ended_by.value,
         error=code_of(error) if error is not None else None,
         fields=_with_digests(fields, recorded, outcome.cuts),
     )
+
+
+def _session(record: SessionRecord | None) -> JsonObject | None:
+    return record.model_dump(mode="json", include=set(SESSION_FIELDS)) if record else None
 
 
 def _redacted(cassette: Cassette, redactor: Redactor) -> Cassette:
