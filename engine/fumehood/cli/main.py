@@ -18,7 +18,7 @@ COMMANDS = {
     "web": "Serve the inbox and the console to a browser on this machine, until Ctrl-C.",
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
-    "replay": "Run a program again as its receipt says, and show what differs.",
+    "replay": "Run programs again as their receipts say, and show what differs.",
     "mcp": "Serve an MCP client over standard input and output.",
     "hook": "Gates before the tools of other agents.",
     "usage": "Show usage: tokens and cost, summed from the call log; and budgets.",
