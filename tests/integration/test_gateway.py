@@ -92,7 +92,11 @@ async def engine(
     config = Config(
         home=directory,
         gateway=GatewaySettings(
-            hosts=(HOST, OTHER), indexes={"own": (INDEX,)}, allowed_hosts=(HOST, INDEX), max_mb=100
+            hosts=(HOST, OTHER),
+            indexes={"own": (INDEX,)},
+            packages={"own": ("hello",)},
+            allowed_hosts=(HOST, INDEX),
+            max_mb=100,
         ),
         secrets={
             "api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY"),
@@ -690,7 +694,9 @@ async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(
 async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
     engine: Engine, their_authority: Authority, tmp_path: Path
 ) -> None:
-    """Control: without the index's name its host is not allowed; another one does not exist."""
+    """Control: without the index's name its host is not allowed; another one does not exist, and
+    another package is not on the operator's list.
+    """
     wheel = write_wheel(tmp_path, "hello")
     page = f'<!DOCTYPE html><a href="/files/{wheel.name}">{wheel.name}</a>'.encode()
     with running_upstream(their_authority.context_for(INDEX)) as index:
@@ -715,6 +721,10 @@ async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
             told = answer.data["stdout"] if answer.error is None else answer.model_dump_json()
             assert says in told, told
             await engine.sessions.end(me, session.id)
+        other = f"fetch({url(index, '/simple/other/', INDEX)!r})"
+        status, told = (await run(engine, other, network=["@own"])).data["value"]
+        assert (status, "does not allow this package" in told) == (403, True)
+        assert index.count("/simple/other/") == 0
 
 
 @pytest.mark.needs("npm")
@@ -735,11 +745,16 @@ async def test_npm_installs_from_an_index_that_the_operator_names_in_a_session(
     }
     with running_upstream(their_authority.context_for(INDEX)) as index:
         version = {"name": "hello", "version": "1.0.0"} | {
-            "dist": {"tarball": url(index, "/hello.tgz", INDEX), "integrity": f"sha512-{digest}"}
+            "dist": {
+                "tarball": url(index, "/hello/-/hello-1.0.0.tgz", INDEX),
+                "integrity": f"sha512-{digest}",
+            }
         }
         listed = {"name": "hello", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
         index.script("/hello", Reply(body=json.dumps(listed).encode()))
-        index.script("/hello.tgz", Reply(body=package, content_type="application/octet-stream"))
+        index.script(
+            "/hello/-/hello-1.0.0.tgz", Reply(body=package, content_type="application/octet-stream")
+        )
         command = (
             f"tar xzf npm.tgz && node npm/bin/npm-cli.js install --cache cache --fetch-retries 0 "
             f"--registry {url(index, '/', INDEX)} hello >log 2>&1 || {{ tail -5 log; exit 1; }}\n"

@@ -23,6 +23,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.core.receipt import Exchange
 from fumehood.gateway.cassette import Player, Recorder
+from fumehood.gateway.packages import PackageList
 from fumehood.gateway.placeholders import BodyWatch, Placeholders
 from fumehood.gateway.request import TUNNEL, HeldRequest, Place, ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings
@@ -128,9 +129,11 @@ class Door:
         player: Player | None = None,
         spend: Spend = free,
         trial: list[HeldRequest] | None = None,
+        lists: tuple[PackageList, ...] = (),
     ) -> None:
         """`recorder` keeps what the program sends and gets; `player` answers it, and nothing is
-        sent. `trial` gets what would be sent after a human's yes."""
+        sent. `trial` gets what would be sent after a human's yes. `lists` are of indexes that the
+        operator allows in part."""
         self.placeholders = placeholders
         self.recorder = recorder
         self.player = player
@@ -143,6 +146,7 @@ class Door:
         self._decide = decide
         self._ask = ask
         self._spend = spend
+        self._lists = lists
         self.use = NetworkUse()
         self._tries = 0
         self._held_now = 0
@@ -193,9 +197,7 @@ class Door:
                 "that its program may reach.",
             )  # fmt: skip
         if not network_matches(place.host, place.port, self._settings.hosts):
-            raise self.refused(
-                403, "PERMISSION_DENIED", f"The operator does not allow {place.authority}."
-            )
+            self._require_listed(request)
         if (name := self.placeholders.misused(request)) is not None:
             raise self.misused(name)
         if not self._spend(requests=1):
@@ -215,6 +217,16 @@ class Door:
                 f"{request.method} {place.authority} is not allowed: {why}.",
             )
         return verdict is Verdict.ALLOW
+
+    def _require_listed(self, request: ProgramRequest) -> None:
+        """Raise Refusal unless a request is for a package that the operator lists."""
+        place = request.place
+        lists = [one for one in self._lists if network_matches(place.host, place.port, one.hosts)]
+        if not any(one.has(request.target) for one in lists):
+            what = "this package of " if lists else ""
+            raise self.refused(
+                403, "PERMISSION_DENIED", f"The operator does not allow {what}{place.authority}."
+            )
 
     def is_tunnel(self, place: Place) -> bool:
         """Whether connections to a place pass unopened."""

@@ -23,6 +23,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.door import Ask, Door, Send, Spend, free
+from fumehood.gateway.packages import PackageList
 from fumehood.gateway.placeholders import Placeholders, secrets_for
 from fumehood.gateway.request import HeldRequest
 from fumehood.gateway.settings import GatewaySettings
@@ -146,15 +147,16 @@ class Gateway:
             return value
 
         asked = [one for one in hosts if replay is None or not one.startswith("@")]
-        patterns, settings = self._asked(asked)
+        patterns, settings, lists = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
         # Who reads along on a node must get no secret.
         plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
         placeholders = Placeholders(bound, plain_hosts, read)
         player = Player(replay) if replay is not None else None
         door = Door(
-            patterns, settings, decide, ask, placeholders, record, recorder, player, spend, trial
-        )
+            patterns, settings, decide, ask, placeholders, record, recorder, player, spend, trial,
+            lists,
+        )  # fmt: skip
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)
         door.deliver = proxy.deliver
@@ -188,23 +190,29 @@ class Gateway:
                 await asyncio.gather(*served, return_exceptions=True)
                 await pool.aclose()
 
-    def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings]:
-        """Return the patterns that a call asks for, and the settings with the hosts of its indexes
-        among those that are allowed. Raises PermissionDenied.
+    def _asked(
+        self, wishes: Iterable[str]
+    ) -> tuple[tuple[str, ...], GatewaySettings, tuple[PackageList, ...]]:
+        """Return the patterns that a call asks for, the settings with the hosts of its indexes
+        among those that are allowed, and the lists of those that have one. Raises PermissionDenied.
         """
-        patterns, of_indexes = list[str](), list[str]()
+        patterns, of_indexes, lists = list[str](), list[str](), list[PackageList]()
         for wish in map(network_wish, wishes):
+            name = wish[1:]
             if not wish.startswith("@"):
                 patterns.append(wish)
-            elif found := self._settings.indexes.get(wish[1:]):
-                of_indexes += found
-            else:
+            elif (found := self._settings.indexes.get(name)) is None:
                 raise PermissionDenied(
                     f"The operator has named no package index {wish} (gateway.indexes). Do not "
                     "retry."
                 )
+            elif (packages := self._settings.packages.get(name)) is not None:
+                patterns += found
+                lists.append(PackageList(found, packages))
+            else:
+                of_indexes += found
         allowed = self._settings.model_copy(update={"hosts": (*self._settings.hosts, *of_indexes)})
-        return (*patterns, *of_indexes), allowed
+        return (*patterns, *of_indexes), allowed, tuple(lists)
 
     def _certificates(self) -> Authority:
         if self._authority is None:

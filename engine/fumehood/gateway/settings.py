@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.hosts import network_pattern
 from fumehood.registry.secrets import HostPattern
@@ -30,6 +30,10 @@ class GatewaySettings(BaseModel):
     )
     """Package indexes by name, with their hosts: `pypi` is what programs ask for as `@pypi`. They
     need not be in `hosts`."""
+    packages: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
+    """Those packages of an index that programs may get, by the index's name; default: all."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Those of them that may have addresses that are not public."""
     leave: Literal["engine", "node"] = "engine"
@@ -44,3 +48,9 @@ class GatewaySettings(BaseModel):
     """Maximum number of MB that one call may send and receive, together."""
     max_held_kb: int = Field(default=1024, ge=1, le=16 * 1024)
     """Longest body of a request that waits for approval, in KiB."""
+
+    @model_validator(mode="after")
+    def _lists_are_of_indexes(self) -> Self:
+        if unknown := self.packages.keys() - self.indexes.keys():
+            raise ValueError(f"packages: {min(unknown)} is no index (gateway.indexes)")
+        return self
