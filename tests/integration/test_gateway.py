@@ -8,7 +8,6 @@ import base64
 import hashlib
 import io
 import json
-import socket
 import ssl
 import tarfile
 import zipfile
@@ -26,13 +25,13 @@ from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
-from fumehood.gateway import addresses
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
+from support.gateway import FETCH, names_here
 from support.wheels import write_wheel
 from upstream import Reply, Upstream, packed, redirect, running_upstream
 
@@ -59,14 +58,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def names() -> Iterator[None]:
-    """Names that lead to loopback."""
-    real = socket.getaddrinfo
-
-    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
-        return real("127.0.0.1" if host in NAMES else host, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(addresses.socket, "getaddrinfo", resolve)
+    with names_here(*NAMES):
         yield
 
 
@@ -135,17 +127,6 @@ def upstream_tls(their_authority: Authority) -> Iterator[Upstream]:
 
 def url(server: Upstream, path: str = "/", host: str = HOST) -> str:
     return f"{server.url.partition(':')[0]}://{host}:{server.port}{path}"
-
-
-FETCH = """
-import json, sys, urllib.error, urllib.request
-def fetch(url, data=None, **headers):
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-"""
 
 
 async def run(

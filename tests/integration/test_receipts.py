@@ -12,11 +12,11 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.core.receipt import Receipt, differences
-from fumehood.gateway import addresses
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
+from support.gateway import FETCH, names_here
 from upstream import Reply, Upstream, running_upstream
 
 pytestmark = [
@@ -25,15 +25,6 @@ pytestmark = [
 
 HOST = "api.example.test"
 SECRET = "s3cret-of-the-api/1"
-FETCH = """
-import os, urllib.error, urllib.request
-def fetch(url, data=None, **headers):
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-"""
 ON_PYTHON = ContainerSettings(images=LanguageImages(python="python-data"))
 
 
@@ -44,13 +35,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def names() -> Iterator[None]:
-    real = addresses.socket.getaddrinfo
-
-    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
-        return real("127.0.0.1" if host == HOST else host, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(addresses.socket, "getaddrinfo", resolve)
+    with pytest.MonkeyPatch.context() as patch, names_here(HOST):
         patch.setenv("API_KEY", SECRET)
         yield
 

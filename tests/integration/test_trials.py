@@ -12,11 +12,11 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
-from fumehood.gateway import addresses
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
 from support.asking import ALICE, NO, YES, add_approvers
+from support.gateway import names_here
 from upstream import Upstream, running_upstream
 
 pytestmark = [
@@ -33,13 +33,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def names() -> Iterator[None]:
-    real = addresses.socket.getaddrinfo
-
-    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
-        return real("127.0.0.1" if host == HOST else host, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(addresses.socket, "getaddrinfo", resolve)
+    with names_here(HOST):
         yield
 
 
