@@ -247,6 +247,47 @@ async def test_woken_stopped_process_does_not_run_between_calls(
     assert value_of(await box.python("2")) == 2
 
 
+TERMINAL = """
+import fcntl, os, signal, socket, termios, time
+def act(*_):
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        open('/workspace/acted', 'a').write('x')
+        time.sleep(0.002)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGCONT, act)
+master, slave = os.openpty()
+fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+"""
+HANGUPS = {
+    "collected later": """
+one, other = socket.socketpair()
+socket.send_fds(one, [b'x'], [master, one.fileno(), other.fileno()])
+for end in (one, other): end.close()
+os.close(master); os.close(slave)
+""",
+    "by a child": """
+if os.fork() == 0:
+    os.close(slave)
+    time.sleep(1000)
+os.close(master); os.close(slave)
+""",
+}
+
+
+@pytest.mark.parametrize("hangup", HANGUPS.values(), ids=HANGUPS)
+async def test_attack_stopped_process_is_woken_by_the_end_of_its_terminal(
+    box: OneContainer, hangup: str
+) -> None:
+    """The kernel sends SIGCONT then, and that may be after the call."""
+    await box.python("x = 1")
+    await box.python(TERMINAL + hangup, wall_s=5)
+    await box.shell("rm -f acted")
+    await anyio.sleep(1.2)
+    assert (await box.shell("ls")).stdout == ""
+    assert value_of(await box.python("2")) == 2
+
+
 BEATS = """\
 import ctypes, os, time
 if os.fork() == 0:

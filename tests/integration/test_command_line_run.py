@@ -296,7 +296,7 @@ def test_replay_shows_what_differs_from_a_receipt(run: Runner) -> None:
     assert shown["differences"] == []
     assert shown["receipt"]["fields"] == json.loads(receipt)["fields"]
     # An existing file stays, a call that does not run has no receipt, and a forged file is none.
-    assert run("--receipt", "r.json", stdout="other").returncode == 1
+    assert run("--receipt", "r.json", stdout="other").returncode == 2
     assert kept.read_text() == receipt
     assert b"There is no receipt" in run("--receipt", "q.json", "--memory", "1", value=1).stderr
     for forged in ("{}", receipt.replace("fumehood.receipt.1", "x"), "[]"):

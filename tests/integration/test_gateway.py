@@ -26,7 +26,7 @@ from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.gateway.authority import Authority
-from fumehood.gateway.settings import GatewaySettings
+from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
@@ -85,8 +85,11 @@ async def engine(
         home=directory,
         gateway=GatewaySettings(
             hosts=(HOST, OTHER),
-            indexes={"own": (INDEX,)},
-            packages={"own": ("hello",)},
+            indexes={"own": (INDEX,), "npm": (INDEX,)},
+            packages={
+                "own": ListedPackages(python=("hello",)),
+                "npm": ListedPackages(npm=("hello",)),
+            },
             allowed_hosts=(HOST, INDEX),
             max_mb=100,
         ),
@@ -743,7 +746,7 @@ async def test_npm_installs_from_an_index_that_the_operator_names_in_a_session(
         )
         npm = {"path": "npm.tgz", "content_base64": base64.b64encode(tarball(files)).decode()}
         me = engine.owner
-        session = await engine.sessions.create(me, image="node", network=["@own"], memory_mb=512)
+        session = await engine.sessions.create(me, image="node", network=["@npm"], memory_mb=512)
         answer = await engine.call(
             "run_shell", {"command": command, "files": [npm]}, session_id=session.id,
             timeout_seconds=100,

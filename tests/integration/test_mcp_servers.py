@@ -22,6 +22,7 @@ import pytest
 
 from fumehood import Config, Engine, ToolType
 from fumehood.executors import mcp_servers, mcp_wire
+from fumehood.sandbox import wall
 from support.answers import code_of, error_of
 from support.recording import RecordingLog
 from support.wait import wait_until
@@ -462,7 +463,7 @@ async def test_flooding_server_does_not_block_the_event_loop(
     is_mended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_mended:  # the control: nobody else has a turn before the end
-        monkeypatch.setattr(mcp_wire, "BUSY_S", 1e9)
+        monkeypatch.setattr(wall, "BUSY_S", 1e9)
     flood = Flood()
     reading = asyncio.ensure_future(mcp_wire.StreamWire(flood).serve())
     turns = 0

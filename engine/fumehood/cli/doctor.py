@@ -88,7 +88,7 @@ def doctor(
     ] = False,
     wall: Annotated[
         list[str] | None,
-        typer.Option(help="Attack this wall only: interpreter, jail or container. Repeatable."),
+        typer.Option(help="Attack this only: interpreter, jail, container or gateway. Repeatable."),
     ] = None,
     runtime: Annotated[
         str | None, typer.Option(help="Attack only containers of this Docker runtime.")

@@ -17,7 +17,7 @@ from fumehood.cli.run import downloading
 from fumehood.cli.show import show_envelope
 from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import Receipt, differences
+from fumehood.core.receipt import REPEATED_OPTIONS, Receipt, differences
 
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
 
@@ -83,7 +83,9 @@ def _repeated(
 ) -> Receipt:
     """Run a program again, and return its new receipt. Ends the command if there is none."""
     replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}
-    options = before.options | session | replayed
+    known = {*REPEATED_OPTIONS, "network"}  # the file may be anybody's
+    options = {name: one for name, one in before.options.items() if name in known}
+    options |= session | replayed
     answer = call_once(before.tool, before.arguments, options, socket, as_json=as_json)
     link = answer["metadata"].get("receipt") or {}
     if "url" not in link:

@@ -113,6 +113,7 @@ def run(
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     if force and save is None and receipt is None:
         fail("--force needs --save or --receipt.", ExitCode.USAGE)
+    _require_new(receipt, force=force)
     if image is not None and session != NEW:
         fail("--image goes with --session new: a session keeps its image.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
@@ -151,6 +152,12 @@ def run(
     say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
+
+
+def _require_new(receipt: Path | None, *, force: bool) -> None:
+    """Fail before anything runs if the receipt could not be saved."""
+    if receipt is not None and not force and receipt.exists():
+        fail(f"{receipt} exists already (--force replaces it). Nothing was run.", ExitCode.USAGE)
 
 
 def _new_session(

@@ -21,6 +21,9 @@ MAX_EXCHANGES = 1000
 MAX_RECORDED_BYTES = 4 << 20
 """Maximum size of the bodies of all answers in a receipt: it must fit a request, as base64."""
 
+REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
+"""Options that a receipt has, besides `network`."""
+
 MAX_DIFF_LINES = 40
 MAX_LINE = 200
 
@@ -129,7 +132,10 @@ def _comparable(fields: JsonObject) -> JsonObject:
     if isinstance(session := kept.pop("session", None), dict):
         kept["session"] = session.get("state")
     for kind in ("files", "images"):
-        for file in fields.get(kind) or ():
+        files = fields.get(kind)
+        for file in files if isinstance(files, list) else ():
+            if not isinstance(file, dict):  # nobody's receipt has that
+                continue
             identity = {name: file.get(name) for name in ("size", "sha256")}
             kept[f"{kind}: {file.get('filename')}"] = json.dumps(identity)
     return kept

@@ -185,6 +185,8 @@ class McpServer:
         self._log = log
         self._wire: Wire | None = None
         self._door: Door | None = None
+        self._use = NetworkUse()
+        """What its earlier lives did since the last call's end."""
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """The server's last list of tools, as it was received."""
@@ -222,7 +224,12 @@ class McpServer:
         """Return what it did over the network since the last call's end, if it has any. What it may
         do begins anew.
         """
-        return self._door.take_use() if self._door is not None else None
+        if not self._settings.network:
+            return None
+        if self._door is not None:
+            return self._door.take_use()
+        used, self._use = self._use, NetworkUse()
+        return used
 
     async def follow(self) -> None:
         """Start the server, list its tools and follow their changes, forever."""
@@ -301,11 +308,12 @@ class McpServer:
             session_id=None,
         ) as (door, network):  # fmt: skip
             self._door = door
-            try:
-                with door.use.scope:
+            with anyio.CancelScope() as scope:
+                door.use = replace(self._use, scope=scope)
+                try:
                     yield network, {**ENVIRONMENT, **door.placeholders.environment}
-            finally:
-                self._door = None
+                finally:
+                    self._door, self._use = None, replace(door.use, ended_for=None)
 
     async def _start(self, network: Network | None, variables: Mapping[str, str]) -> Streams:
         env = {name: value.get_secret_value() for name, value in self._settings.env.items()}

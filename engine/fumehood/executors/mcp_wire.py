@@ -37,6 +37,7 @@ from fumehood.executors.upstreams import (
 )
 from fumehood.protocol import strict_json
 from fumehood.redaction.secret_values import SecretValues
+from fumehood.sandbox.wall import rest_after
 
 MODERN = "2026-07-28"
 """The supported protocol version without a handshake."""
@@ -57,10 +58,6 @@ NUMBER_WITHIN = 200
 
 MAX_GARBAGE = 100
 """Number of lines of one program that may be no valid message. More end the program."""
-
-BUSY_S, MAX_BREAK_S = 0.001, 0.1
-"""If processing one chunk takes more than `BUSY_S` seconds, a break follows that is four times as
-long, but at most `MAX_BREAK_S`."""
 
 PROBE_S = 4.0
 """Seconds that a server has to answer the probe for the version without a handshake."""
@@ -366,9 +363,7 @@ class StreamWire(Wire):
                 return f"it sent a message of over {MAX_DROPPED} bytes"
             if garbage > MAX_GARBAGE:
                 return f"it sent over {MAX_GARBAGE} lines that are no messages"
-            took_s = time.monotonic() - began
-            if took_s > BUSY_S:  # a flood of messages must not block other calls
-                await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
+            await rest_after(time.monotonic() - began)  # a flood must not block other calls
         return "it ended"
 
     def _fail_named(self, ends: bytes, fault: Exception) -> None:

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from fumehood.gateway.settings import ListedPackages
+
 _PAGES = ("simple", "pypi")
 """First parts of paths whose second part is a name. *Source*: PEP 503; the Python index's API."""
 
@@ -22,22 +24,22 @@ class PackageList:
     """The hosts of an index, and the packages that programs may get from it."""
 
     hosts: tuple[str, ...]
-    packages: tuple[str, ...]
+    packages: ListedPackages
 
     def has(self, target: str) -> bool:
         """Whether a request's path is that of a listed package."""
         first, *rest = target.partition("?")[0].removeprefix("/").split("/")
         parts = [unquote(first), *map(unquote, rest)]
-        if (name := _of_python(parts)) is not None:
-            return _plain(name) in map(_plain, self.packages)
-        return _of_npm(parts) in self.packages
+        if self.packages.npm:
+            return _of_npm(parts) in self.packages.npm
+        return _plain(_of_python(parts)) in map(_plain, self.packages.python)
 
 
-def _of_python(parts: list[str]) -> str | None:
+def _of_python(parts: list[str]) -> str:
     if parts[0] in _PAGES:
         return parts[1] if len(parts) > 1 else ""
     file = _WHEEL.fullmatch(parts[-1]) or _SOURCE.fullmatch(parts[-1])
-    return file[1] if file is not None else None
+    return file[1] if file is not None else ""
 
 
 def _of_npm(parts: list[str]) -> str:

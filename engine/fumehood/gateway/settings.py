@@ -15,6 +15,21 @@ NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_patte
 NetworkHosts = Annotated[tuple[NetworkHost, ...], Field(min_length=1)]
 
 
+class ListedPackages(BaseModel):
+    """Packages of an index, which is one of these kinds: they differ in what a path means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if bool(self.python) is bool(self.npm):
+            raise ValueError("needs one of `python` and `npm`, with names of packages")
+        return self
+
+
 class GatewaySettings(BaseModel):
     """What programs may reach. Without hosts they have no network."""
 
@@ -30,9 +45,7 @@ class GatewaySettings(BaseModel):
     )
     """Package indexes by name, with their hosts: `pypi` is what programs ask for as `@pypi`. They
     need not be in `hosts`."""
-    packages: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(
-        default_factory=dict
-    )
+    packages: dict[str, ListedPackages] = Field(default_factory=dict)
     """Those packages of an index that programs may get, by the index's name; default: all."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Those of them that may have addresses that are not public."""

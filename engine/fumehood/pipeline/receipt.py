@@ -10,7 +10,7 @@ import anyio
 from fumehood.core.envelope import ReceiptLink
 from fumehood.core.errors import EngineError, code_of
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import Cassette, Exchange, Receipt
+from fumehood.core.receipt import REPEATED_OPTIONS, Cassette, Exchange, Receipt
 from fumehood.core.session import SessionRecord
 from fumehood.executors.outcome import CutText, Recorded
 from fumehood.observe.clock import timestamp
@@ -20,8 +20,6 @@ from fumehood.pipeline.result import ShapedOutcome
 from fumehood.pipeline.services import PipelineServices
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import NotKept
-
-REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
 
 SESSION_FIELDS = ("id", "image", "memory_mb", "cpus", "disk_mb", "packages")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypedDict
 
+import anyio
 import anyio.abc
 
 from fumehood.core.errors import EndedBy, SandboxUnavailable
@@ -89,6 +90,17 @@ class Brake:
         resume, self._resume = self._resume, None
         if resume is not None:
             resume()
+
+
+BUSY_S, MAX_BREAK_S = 0.001, 0.1
+"""If processing one chunk takes more than `BUSY_S` seconds, a break follows that is four times as
+long, but at most `MAX_BREAK_S`."""
+
+
+async def rest_after(took_s: float) -> None:
+    """Pause the reading of a program's stream after a chunk that took so long to process."""
+    if took_s > BUSY_S:
+        await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
 
 
 class FrameSink(Protocol):

@@ -203,10 +203,15 @@ class Chain:
         return are_ended
 
     def stop(self) -> None:
-        """Stop the waiting processes, once every process that could wake them is gone."""
+        """Stop the waiting processes, once every process that could wake them is gone. One with a
+        terminal would be woken when that is closed, whenever the kernel does so: it is ended.
+        """
         self._used_ns.clear()
         self._seen_awake.clear()
         self._stop()
+        if any(map(processes.has_terminal, self.pids)):
+            self.end()
+            self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
         """Whether the process of the call, or its copy, can run the next call with a copy behind

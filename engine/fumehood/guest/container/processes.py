@@ -102,13 +102,23 @@ def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
 
+def has_terminal(pid: int) -> bool:
+    """Whether a process has a controlling terminal: at its end the kernel sends SIGCONT."""
+    return _stat(pid)[4] != b"0"
+
+
 def _is_exiting(pid: int) -> bool:
     """Whether the kernel is ending it: no signal is pending, and it is not a zombie yet."""
+    return bool(int(_stat(pid)[6]) & EXITING)
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of a process after its name; those of one that is gone are of one that exits."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return bool(int(stat.read().rpartition(b")")[2].split()[6]) & EXITING)
+            return stat.read().rpartition(b")")[2].split()
     except OSError:
-        return True
+        return [b"X", *[b"0"] * 5, b"%d" % EXITING]
 
 
 USER_ID = 10_001

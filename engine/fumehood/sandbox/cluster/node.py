@@ -83,6 +83,9 @@ FORGET_S = 60.0
 DIALLED_BYTES = 64 * 1024
 """Bytes of a connection from the node in one piece."""
 
+DIAL_S = 30.0
+"""Seconds to connect to a host for the engine's gateway."""
+
 MAX_CANCELLED = 1000
 """Maximum number of cancelled runs that are remembered until they come."""
 
@@ -209,6 +212,8 @@ class _Run:
     """Sends frames of its connections to its guest."""
     dialled: dict[int, anyio.abc.ByteStream] = field(default_factory=dict)
     """Connections from this machine that the engine's gateway made for it."""
+    dialling: int = 0
+    """Connections in the making."""
     ended: float | None = None
     """When it ended, by the monotonic clock."""
     told: int = 0
@@ -549,14 +554,20 @@ class Node:
         Raises:
             NetworkError: it cannot be reached.
         """
-        try:
-            stream = await anyio.connect_tcp(address, port)
-        except OSError:
-            raise NetworkError("It cannot be reached from the node.") from None
         run = self._of(ticket).runs.get(run_id)
-        if run is None or run.ended is not None or len(run.dialled) >= MAX_CONNECTIONS:
-            self._close_soon(stream)
+        if run is None or len(run.dialled) + run.dialling >= MAX_CONNECTIONS:
             raise NetworkError("The program has ended, or has too many connections.")
+        run.dialling += 1
+        try:
+            with anyio.fail_after(DIAL_S):
+                stream = await anyio.connect_tcp(address, port)
+        except (OSError, TimeoutError):
+            raise NetworkError("It cannot be reached from the node.") from None
+        finally:
+            run.dialling -= 1
+        if run.ended is not None:
+            self._close_soon(stream)
+            raise NetworkError("The program has ended.")
         number = next(self._numbers)
         run.dialled[number] = stream
         return number

@@ -27,6 +27,7 @@ from fumehood.core.errors import (
     EndedBy,
     EngineError,
     InvalidParams,
+    NetworkError,
     ResourceNotFound,
     SandboxUnavailable,
 )
@@ -1179,7 +1180,10 @@ class _Receiver:
         self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, value)
 
     async def _dial(self, address: str, port: int) -> anyio.abc.ByteStream:
-        number = await self.ask_node("dial", address, port)
+        try:
+            number = await self.ask_node("dial", address, port)
+        except NodeGone:
+            raise NetworkError("The node is lost.") from None
         return _Dialled(self, number)
 
     async def ask_node(self, method: str, *arguments: Any) -> Any:

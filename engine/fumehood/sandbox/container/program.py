@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,10 +17,15 @@ import anyio
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.protocol import framing
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.container.channel import STDOUT, Demultiplexer, NotMultiplexed
+from fumehood.sandbox.container.channel import (
+    MAX_UNSENT_BYTES,
+    STDOUT,
+    Demultiplexer,
+    NotMultiplexed,
+)
 from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.spec import ContainerSpec, program_body
-from fumehood.sandbox.wall import CHUNK_BYTES, Network
+from fumehood.sandbox.wall import CHUNK_BYTES, Network, rest_after
 
 MAX_UNSENT = 64 * CHUNK_BYTES
 """Bytes that a program may leave unread."""
@@ -99,8 +105,11 @@ class ContainerProgram:
         await self._writer.drain()
 
     def send(self, frame: bytes) -> None:
-        """Write a frame to its front."""
-        self._writer.write(frame)
+        """Write a frame to its front. One that reads nothing is cut off."""
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._writer.transport.abort()
+        else:
+            self._writer.write(frame)
 
     async def stop(self) -> None:
         """Remove the container. If Docker does not answer in time, the reaper removes it later."""
@@ -165,10 +174,12 @@ class NetworkedProgram:
         """Receive frames. A front that sends anything else is of no use any more."""
         try:
             while chunk := await self._program.read():
+                began = time.monotonic()
                 for body in self._decoder.bodies(chunk):
                     frame = framing.ConnectionFrame.parse(body)
                     is_own = frame.number == framing.FRONT_STREAMS
                     (self._own if is_own else self._network).on_frame(frame)
+                await rest_after(time.monotonic() - began)
         except framing.FrameError:
             pass
         finally:
