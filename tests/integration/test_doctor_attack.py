@@ -160,11 +160,11 @@ async def test_container_without_child_seccomp_filter_fails_the_syscall_attacks(
     )
     assert red(card) >= {
         "netlink", "vsock", "shared-memory-segment", "semaphore-set", "message-queue",
-        "watch-files",
+        "watch-files", "wake-by-timer", "wake-by-child", "wake-by-parent", "wake-by-file",
     }  # fmt: skip
     assert red(card) <= {
         "netlink", "vsock", "shared-memory-segment", "semaphore-set", "message-queue",
-        "watch-files", "io-uring", "userfaultfd", "perf-event",
+        "watch-files", "wake-by-timer", "wake-by-child", "wake-by-parent", "wake-by-file", "io-uring", "userfaultfd", "perf-event",
     }  # fmt: skip  # the last three by the version of Docker's profile
 
 

@@ -12,6 +12,7 @@ import ssl
 import tarfile
 import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 
 from conftest import NPM, ready_image
 from fumehood import Config, Engine, Envelope
-from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
+from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision, RememberWish
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
@@ -253,6 +254,28 @@ statuses
         await asyncio.sleep(0.2)
     assert (await running).data["value"] == [200, 200]
     assert len(upstream.requests) == 2
+
+
+async def test_matching_writes_are_remembered_and_sent_without_another_question(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Twin: another path asks again. A rule with less than method and place is refused."""
+    orders, other = url(upstream, "/orders"), url(upstream, "/other")
+    running = asyncio.ensure_future(run(engine, f"fetch({orders!r}, b'one')[0]"))
+    approval = await waiting(engine)
+    until = datetime.now(UTC) + timedelta(hours=1)
+    loose = RememberWish(scope="until", until=until, arguments=("method", "host"))
+    with pytest.raises(InvalidParams, match="or at least host, method, path, port"):
+        await decide(engine, approval, YES.model_copy(update={"remember": loose}))
+    names = ("method", "host", "port", "path")
+    wish = loose.model_copy(update={"arguments": names})
+    await decide(engine, approval, YES.model_copy(update={"remember": wish}))
+    assert (await running).data["value"] == 200
+    answer = await run(engine, f"fetch({orders!r}, b'two', X='y')[0]", wait_for_approval=1)
+    assert answer.data["value"] == 200
+    answer = await run(engine, f"fetch({other!r}, b'two')[0]", wait_for_approval=1)
+    assert answer.data["value"] == 403
+    assert [one.body for one in upstream.requests] == [b"one", b"two"]
 
 
 async def test_request_that_waits_cannot_be_edited(engine: Engine, upstream: Upstream) -> None:

@@ -24,9 +24,13 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.canonical import digest_of
+from fumehood.registry.external import NET
 from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import REMEMBERED
+
+REQUEST_ARGUMENTS = {"method", "host", "port", "path"}
+"""What must be equal of a program's requests, at least: hardly any two are quite alike."""
 
 
 class RememberedRules:
@@ -132,10 +136,12 @@ def remembered_rule(
         )
     arguments: JsonObject = {name: approval.arguments[name] for name in names}
     any_others = len(arguments) < len(approval.arguments)
-    if any_others and approval.dangerous:
+    of_request = REQUEST_ARGUMENTS if approval.tool == NET.definition.name else None
+    if any_others and approval.dangerous and not (of_request and of_request <= arguments.keys()):
+        least = f", or at least {', '.join(sorted(of_request))}" if of_request else ""
         raise InvalidParams(
             f"{approval.tool} is dangerous: a remembered rule allows it only with exactly the "
-            "approved arguments. Choose all of them.",
+            f"approved arguments. Choose all of them{least}.",
             fields=["remember.arguments"],
         )
     definition = _with_options(
