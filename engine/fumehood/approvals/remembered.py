@@ -144,9 +144,8 @@ def remembered_rule(
             f"approved arguments. Choose all of them{least}.",
             fields=["remember.arguments"],
         )
-    definition = _with_options(
-        (approval.binding or {}).get("definition", ""), stored.request.options
-    )
+    definition = (approval.binding or {}).get("definition", "")
+    definition = _with_options(approval.tool, definition, stored.request.options)
     return RememberedRule(
         id=rule_id,
         tool=approval.tool,
@@ -174,7 +173,7 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
         and (rule.expires_at is None or rule.expires_at > now)
         and (rule.uses_left is None or rule.uses_left > 0)
         and rule.tool == permitted.tool.definition.name
-        and rule.definition == _with_options(definition, options.model_dump(mode="json"))
+        and rule.definition == _with_options(rule.tool, definition, options.model_dump(mode="json"))
         and rule.rule == _asking(permitted.decision.rule, permitted.decision.asked_by)
         and permitted.decision.quorum == 1
         and may_decide(permitted.decision.approvers, rule.created_by)
@@ -186,11 +185,13 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
     )
 
 
-def _with_options(definition: str, options: JsonObject) -> str:
+def _with_options(tool: str, definition: str, options: JsonObject) -> str:
     """Extend a definition's hash by the given options that affect how a call runs.
 
-    Without such options, return it unchanged.
+    Without such options, return it unchanged. That of a program's request has its program's call,
+    which no other request has.
     """
+    definition = definition if tool != NET.definition.name else ""
     given = {
         name: options[name] for name in DECIDING_OPTIONS if options.get(name) not in (None, False)
     }
