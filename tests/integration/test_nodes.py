@@ -821,7 +821,7 @@ async def test_node_that_connections_leave_from_sees_no_secret(
         async with (
             make_cluster(members) as wall,
             gateway.door(
-                ["localhost"], nobody_says_yes, lambda task: False, Redactor(), tool="run_python",
+                ["localhost"], nobody_says_yes, Redactor(), tool="run_python",
                 call_id="one", principal_id="uid:1", agent_id=None, session_id=None,
             ) as (door, network),
         ):  # fmt: skip

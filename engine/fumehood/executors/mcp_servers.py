@@ -303,7 +303,7 @@ class McpServer:
         if not gateway.is_open:
             raise Lost("it needs a network, and gateway.hosts names no host")
         async with gateway.door(
-            given, _refuse, _cancels_nothing, self._redactor, tool=self.name.replace("-", "_"),
+            given, _refuse, self._redactor, tool=self.name.replace("-", "_"),
             call_id=f"mcp:{self.name}", principal_id=f"mcp:{self.name}", agent_id=None,
             session_id=None,
         ) as (door, network):  # fmt: skip
@@ -474,10 +474,6 @@ async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineEr
         "A request of a server belongs to no call, so no human can be asked. A rule of the policy "
         "for net can allow it."
     )
-
-
-def _cancels_nothing(task: asyncio.Task[None]) -> bool:
-    return False
 
 
 def engine_name(server: str, own: str) -> str:

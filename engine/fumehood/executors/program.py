@@ -273,7 +273,8 @@ async def _opened(
             "retry."
         )
     async with gateway.door(
-        run.network, calls.ask, calls.cancel, run.redactor, spend=calls.spend, recorder=recorder,
+        run.network, calls.ask, run.redactor, cancel=calls.cancel, spend=calls.spend,
+        recorder=recorder,
         replay=options.replay, trial=trial, tool=run.tool.definition.name,
         call_id=run.request.call_id, principal_id=run.domain.principal_id,
         agent_id=options.agent_id, session_id=run.domain.session_id,

@@ -109,9 +109,9 @@ class Gateway:
         self,
         hosts: Iterable[str],
         ask: Ask,
-        cancel: Callable[[asyncio.Task[None]], bool],
         redactor: Redactor,
         *,
+        cancel: Callable[[asyncio.Task[None]], bool] = lambda task: False,
         spend: Spend = free,
         recorder: Recorder | None = None,
         replay: Cassette | None = None,
@@ -123,7 +123,8 @@ class Gateway:
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
         """Open the door of one call. `hosts` are those that it asks for; `cancel` cancels what a
-        task asks. With `replay` nothing is sent, and the operator is asked for nothing.
+        task asks, and says whether it did. With `replay` nothing is sent, and the operator is asked
+        for nothing.
 
         Raises:
             PermissionDenied: they name a package index that the operator does not.

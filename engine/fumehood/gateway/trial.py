@@ -5,7 +5,6 @@ Host side, used by `attack`. Programs get what an engine's programs get.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -37,7 +36,7 @@ async def trial_gateway(
         settings, _by_default, None, SecretBindings({"trial": bound}), _forget, quiet_logger()
     )
     async with gateway.door(
-        settings.hosts, _refuse, _cancels_nothing, Redactor(), tool="run_python", call_id="trial",
+        settings.hosts, _refuse, Redactor(), tool="run_python", call_id="trial",
         principal_id="attack", agent_id=None, session_id=None,
     ) as (door, network):  # fmt: skip
         yield network, {**ENVIRONMENT, **door.placeholders.environment}
@@ -49,10 +48,6 @@ def _by_default(facts: CallFacts) -> Decision:
 
 async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
     return PermissionDenied("Nobody says yes here.")
-
-
-def _cancels_nothing(task: asyncio.Task[None]) -> bool:
-    return False
 
 
 async def _forget(kind: str, fields: JsonObject) -> None:
