@@ -715,23 +715,25 @@ async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
             "PYTHONPATH=lib python3 -c 'import hello; print(hello.VERSION)'"
         )
         me = engine.owner
-        for wish, says in (
-            ("@own", "1.0\n"),
-            (INDEX, "does not allow"),
-            ("@none", "no package index @none"),
-        ):
-            session = await engine.sessions.create(me, image="python-data", network=[wish])
-            answer = await engine.call(
-                "run_shell", {"command": command, "files": [archive_of("pip.zip", "pip")]}, session_id=session.id,
-                timeout_seconds=60,
-            )  # fmt: skip
-            told = answer.data["stdout"] if answer.error is None else answer.model_dump_json()
-            assert says in told, told
-            await engine.sessions.end(me, session.id)
-        other = f"fetch({url(index, '/simple/other/', INDEX)!r})"
-        status, told = (await run(engine, other, network=["@own"])).data["value"]
-        assert (status, "does not allow this package" in told) == (403, True)
-        assert index.count("/simple/other/") == 0
+        session = await engine.sessions.create(me, image="python-data", network=["@own"])
+        answer = await engine.call(
+            "run_shell", {"command": command, "files": [archive_of("pip.zip", "pip")]}, session_id=session.id,
+            timeout_seconds=60,
+        )  # fmt: skip
+        assert answer.error is None, answer.error
+        assert answer.data["stdout"] == "1.0\n"
+        await engine.sessions.end(me, session.id)
+        count = len(index.requests)
+        for wish, package, says in (
+            (INDEX, "hello", f"does not allow {INDEX}"), ("@own", "other", "this package"),
+        ):  # fmt: skip
+            code = f"fetch({url(index, f'/simple/{package}/', INDEX)!r})"
+            status, told = (await run(engine, code, network=[wish])).data["value"]
+            assert (status, says in told) == (403, True), told
+        refused = await run(engine, "0", network=["@none"])
+        assert refused.error is not None
+        assert "no package index @none" in refused.error.message
+        assert len(index.requests) == count
 
 
 @pytest.mark.needs("npm")
