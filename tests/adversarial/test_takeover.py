@@ -57,16 +57,18 @@ async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncItera
 
 
 async def started(
-    box: OneContainer, code: str, program: str = "python"
+    box: OneContainer, code: str, program: str = "python", *, until_said: bool = False
 ) -> asyncio.Future[RunEnding]:
     """A run of a program that does not end by itself, followed as a stream."""
-    sinks = RunSinks(output=lambda stream, text: None, is_live=True)
+    said = asyncio.Event()
+    sinks = RunSinks(output=lambda stream, text: said.set(), is_live=True)
     text = {"shell": "command"}.get(program, "code")
     arguments: JsonObject = {text: code, "stdin": None, "files": []}
     limits = Limits(60, 60, box.memory_mb, 100 * MB)
     run = box.container.run(program, arguments, limits, sinks, "session", keep=True)
     running = asyncio.ensure_future(run)
-    await anyio.sleep(0.3)
+    with anyio.move_on_after(20 if until_said else 0.3):
+        await (said if until_said else asyncio.Event()).wait()
     return running
 
 
@@ -144,10 +146,10 @@ async def test_variables_lost_in_a_run_of_an_engine_that_is_gone_are_reported_as
     kill = {
         "python": "import os, signal\nfor pid in map(int, filter(str.isdigit, os.listdir('/proc'))):"
         "\n    try: pid in (1, os.getpid()) or os.kill(pid, signal.SIGKILL)\n"
-        "    except OSError: pass\nwhile True: pass",
-        "shell": "kill -9 -1; while :; do :; done",
+        "    except OSError: pass\nprint('killed', flush=True)\nwhile True: pass",
+        "shell": "kill -9 -1; echo killed; while :; do :; done",
     }[program]
-    lost = await started(box, kill, program)
+    lost = await started(box, kill, program, until_said=True)
     box.container.end("its engine is gone")
     assert (await lost).ended_by.value == "sandbox_lost"
     async with taken_over(box, 6) as next_host:

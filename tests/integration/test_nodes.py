@@ -635,13 +635,16 @@ async def test_session_that_nobody_waits_for_leaves_no_container(
     async with make_cluster(members) as wall:
         await joined(wall, 1)
         mine = next(iter(port.node._joined.values()))
-        began, may_go_on = asyncio.Event(), asyncio.Event()
+        began, may_go_on, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         holds = mine.wall.hold
 
         async def slow(*arguments: Any, **options: Any) -> Any:
             began.set()
             await may_go_on.wait()
-            return await holds(*arguments, **options)
+            try:
+                return await holds(*arguments, **options)
+            finally:
+                is_over.set()
 
         mine.wall.hold = slow  # type: ignore[method-assign]
         making = asyncio.ensure_future(hold(wall, "sess_1"))
@@ -649,7 +652,7 @@ async def test_session_that_nobody_waits_for_leaves_no_container(
         making.cancel()
         await asyncio.wait([making])
         may_go_on.set()
-        await asyncio.sleep(1)
+        await is_over.wait()
         await wait_until(lambda: not (mine.wall._held or mine.held or mine.holding))
         assert not next(iter(wall._links.values())).promised_mb
 
