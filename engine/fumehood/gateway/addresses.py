@@ -73,6 +73,8 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         """`setting` names the setting that `allowed_hosts` comes from, for error messages."""
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
+        self.dial: Dial | None = None
+        """Makes the connections from another machine, if it is set."""
         # Each backend has its own threads: a domain's owner can delay DNS answers, and a caller of
         # `fetch_url` can request many such names. That must not block REST tools.
         self._resolving = BoundedThreads(RESOLVED_AT_ONCE, "resolve")
@@ -93,11 +95,14 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         """
         for address in await self.addresses(host, port):
             try:
+                if self.dial is not None:
+                    with anyio.fail_after(timeout):
+                        return CheckedConnection(AnyIOStream(await self.dial(str(address), port)))
                 stream = await super().connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
                 return CheckedConnection(stream)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout, EngineError, TimeoutError):
                 continue
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
 
@@ -127,32 +132,6 @@ class CheckedBackend(httpcore2.AnyIOBackend):
                 "The name of the tool's service could not be resolved. Repeat the call later."
             )
         return list(found)
-
-
-class LeavingBackend(httpcore2.AnyIOBackend):
-    """The same, but the connections are made by `dial`, if it is set: from another machine."""
-
-    def __init__(self, checked: CheckedBackend) -> None:
-        self._checked = checked
-        self.dial: Dial | None = None
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  # the library's signature
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        """Connect to the first checked address that accepts the connection. Raises as `checked`."""
-        if self.dial is None:
-            return await self._checked.connect_tcp(host, port, timeout)
-        for address in await self._checked.addresses(host, port):
-            with contextlib.suppress(EngineError, TimeoutError):
-                with anyio.fail_after(timeout):
-                    stream = await self.dial(str(address), port)
-                return CheckedConnection(AnyIOStream(stream))
-        raise NetworkError("The host could not be reached from the node. Repeat the call later.")
 
 
 class CheckedConnection(httpcore2.AsyncNetworkStream):

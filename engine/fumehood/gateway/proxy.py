@@ -22,7 +22,7 @@ import h11
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
-from fumehood.gateway.addresses import CHECKED_CONNECTION, LeavingBackend, drop_what_follows
+from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
 from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.cassette import Player, Recording
 from fumehood.gateway.door import REFUSED, SENT, Door
@@ -178,7 +178,7 @@ class Proxy:
         door: Door,
         authority: Authority,
         upstream: httpcore2.AsyncConnectionPool,
-        backend: LeavingBackend,
+        backend: CheckedBackend,
     ) -> None:
         self._door = door
         self._authority = authority

@@ -7,6 +7,7 @@ that its connections started has ended.
 from __future__ import annotations
 
 import asyncio
+import copy
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ from fumehood.sandbox.wall import CallPort, Dial, Network
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.gateway.addresses import CheckedBackend, LeavingBackend
+    from fumehood.gateway.addresses import CheckedBackend
     from fumehood.gateway.authority import Authority
 
 IDLE_S = 30.0
@@ -228,19 +229,19 @@ class Gateway:
                 ) from None
         return self._authority
 
-    def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, LeavingBackend]:
+    def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, CheckedBackend]:
         """Return the connections of one call, and what makes them: no answer on them can be for
         another one.
         """
         import httpcore2
 
-        from fumehood.gateway.addresses import CheckedBackend, LeavingBackend
+        from fumehood.gateway.addresses import CheckedBackend
 
         if self._tls is None:
             self._tls = httpcore2.default_ssl_context()
         if self._backend is None:
             self._backend = CheckedBackend(self._settings.allowed_hosts, "gateway.allowed_hosts")
-        backend = LeavingBackend(self._backend)
+        backend = copy.copy(self._backend)  # with the same threads, and a `dial` of its own
         pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls,
             max_connections=None,  # each program has a bounded number
