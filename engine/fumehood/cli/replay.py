@@ -17,9 +17,7 @@ from fumehood.cli.run import downloading
 from fumehood.cli.show import show_envelope
 from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import REPEATED_OPTIONS, Receipt, differences
-
-SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
+from fumehood.core.receipt import REPEATED_OPTIONS, SESSION_WISHES, Receipt, differences
 
 
 def replay(

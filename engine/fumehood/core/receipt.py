@@ -24,6 +24,9 @@ MAX_RECORDED_BYTES = 4 << 20
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
 """Options that a receipt has, besides `network`."""
 
+SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
+"""What a session like that of a receipt is made with."""
+
 MAX_DIFF_LINES = 40
 MAX_LINE = 200
 

@@ -10,7 +10,13 @@ import anyio
 from fumehood.core.envelope import ReceiptLink
 from fumehood.core.errors import EngineError, code_of
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import REPEATED_OPTIONS, Cassette, Exchange, Receipt
+from fumehood.core.receipt import (
+    REPEATED_OPTIONS,
+    SESSION_WISHES,
+    Cassette,
+    Exchange,
+    Receipt,
+)
 from fumehood.core.session import SessionRecord
 from fumehood.executors.outcome import CutText, Recorded
 from fumehood.observe.clock import timestamp
@@ -20,8 +26,6 @@ from fumehood.pipeline.result import ShapedOutcome
 from fumehood.pipeline.services import PipelineServices
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import NotKept
-
-SESSION_FIELDS = ("id", "image", "memory_mb", "cpus", "disk_mb", "packages")
 
 
 async def keep_receipt(
@@ -81,7 +85,7 @@ def _receipt(
 
 
 def _session(record: SessionRecord | None) -> JsonObject | None:
-    return record.model_dump(mode="json", include=set(SESSION_FIELDS)) if record else None
+    return record.model_dump(mode="json", include={"id", *SESSION_WISHES}) if record else None
 
 
 def _redacted(cassette: Cassette, redactor: Redactor) -> Cassette:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from fumehood.guest.container.host import Host
+from fumehood.guest.container.host import CHUNK_BYTES, Host
 from fumehood.guest.container.relay import Relay
 from fumehood.protocol import framing
 
@@ -65,19 +65,12 @@ def front(config: dict[str, Any]) -> NoReturn:
 
 
 def _first_frame() -> dict[str, Any]:
-    with os.fdopen(os.dup(0), "rb", buffering=0) as channel:
-        head = _exactly(channel, framing.HEADER.size)
-        (length,) = framing.HEADER.unpack(head)
-        return framing.parse_body(_exactly(channel, length))
-
-
-def _exactly(channel: Any, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        if not (piece := channel.read(count - len(data))):
-            os._exit(0)  # the host is gone
-        data += piece
-    return data
+    """The host's first message. It sends no other before it hears of the program's streams."""
+    decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
+    while chunk := os.read(0, CHUNK_BYTES):
+        for message in decoder.feed(chunk):
+            return message
+    os._exit(0)  # the host is gone
 
 
 def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
