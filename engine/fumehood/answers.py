@@ -158,6 +158,29 @@ class BatchAnswer(_Data):
     results: tuple[Envelope, ...]
 
 
+class ProjectFile(_Data):
+    """One changed file of a project."""
+
+    path: str
+    change: Literal["added", "modified", "deleted", "renamed", "mode"]
+    bytes: int
+    old_path: str | None = None
+    """The earlier path of a renamed file."""
+    conflict: str | None = None
+    """Why it cannot be applied: the host's file is another one."""
+
+
+class ProjectDiff(_Data):
+    """What has changed in a session's project. `diff` is git's format; `truncated` if it lacks
+    something. `unseen` are links out of the project and special files, which are never applied.
+    """
+
+    diff: str
+    files: tuple[ProjectFile, ...]
+    truncated: bool
+    unseen: tuple[str, ...]
+
+
 class SessionFileList(_Data):
     """A page of what is in a session's workspace, by path."""
 

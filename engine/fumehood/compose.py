@@ -65,6 +65,8 @@ from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
+from fumehood.projects.service import Projects, ProjectStore
+from fumehood.projects.writing import Journals
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.directory import WatchedDirectory
@@ -86,7 +88,7 @@ from fumehood.storage.files import Bucket, open_bucket
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
-from fumehood.storage.saved_files import SavedFiles
+from fumehood.storage.saved_files import PROJECTS, SESSIONS, SavedFiles
 from fumehood.storage.sessions import SessionTable
 from fumehood.storage.starts import count_start
 
@@ -152,7 +154,9 @@ class Composition:
     intake: Intake
     sessions: SessionKeeper
     session_rows: SessionTable
-    saved: SavedFiles | None
+    saved: Sequence[SavedFiles]
+    """What is kept of sessions' files; nothing without a state."""
+    projects: Projects
     webhook: WebhookChannel | None
     approvals: ApprovalService
     policy: CurrentPolicy
@@ -262,11 +266,15 @@ def compose(
         log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     intake = Intake()
     session_rows = SessionTable(database, state.blobs.overdue.set)
-    saved = None
+    saved: tuple[SavedFiles, ...] = ()
     if shared is not None:
-        saved = SavedFiles(shared if bucket is None else None, bucket)
+        place = None if bucket is not None else shared
+        saved = tuple(SavedFiles(place, bucket, folder) for folder in (SESSIONS, PROJECTS))
+    project_store = ProjectStore(
+        saved[1] if saved else None, Journals(None if files is None else files / PROJECTS)
+    )
     sessions = _make_sessions(
-        basis, session_rows, walls.container, state.agents, intake, saved, on_event
+        basis, session_rows, walls.container, state.agents, intake, saved, project_store, on_event
     )
 
     def facts_of(query: ExplainWish) -> CallFacts:
@@ -330,6 +338,7 @@ def compose(
         sessions=sessions,
         session_rows=session_rows,
         saved=saved,
+        projects=Projects(project_store, sessions),
         webhook=webhook,
         approvals=ApprovalService(ApprovalScheduler(StoredCalls(services))),
         policy=policy,
@@ -412,7 +421,8 @@ def _make_sessions(
     wall: SessionWall,
     agents: Agents,
     intake: Intake,
-    saved: SavedFiles | None,
+    saved: Sequence[SavedFiles],
+    projects: ProjectStore,
     on_event: OnEvent,
 ) -> SessionKeeper:
     """Create the keeper of sessions, whose containers are behind `wall`.
@@ -440,7 +450,8 @@ def _make_sessions(
         SessionClock(basis.clock.now, basis.clock.monotonic),
         check_maker,
         kept=kept,
-        saver=SessionSaver(saved) if saved is not None else None,
+        saver=SessionSaver(saved[0]) if saved else None,
+        open_project=projects.of,
         on_event=on_event,
     )
 
@@ -544,8 +555,8 @@ class EngineLife:
         if made.owns_database:
             self._stack.callback(made.database.close)
         await enter(made.audit.anchored())
-        if made.saved is not None:
-            self._stack.push_async_callback(anyio.to_thread.run_sync, made.saved.close)
+        for saved in made.saved:
+            self._stack.push_async_callback(anyio.to_thread.run_sync, saved.close)
         await enter(made.walls)
         await enter(made.sessions)
         await made.policy.start()
@@ -602,6 +613,8 @@ class EngineLife:
     async def _open_stores(self) -> None:
         """Open the stores of files. If one fails, the engine starts, and answers say what is
         lost."""
+        for directory in await anyio.to_thread.run_sync(self._made.projects.recover):
+            self._log.error("project.not_put_back", directory=directory)
         async with anyio.create_task_group() as group:  # each may wait for its bucket
             group.start_soon(self._try, "blobs", self._made.state.blobs.open)
             group.start_soon(self._try, "streams", self._made.state.recordings.open)
@@ -619,10 +632,8 @@ class EngineLife:
             (state.rates.prune, math.inf, None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
-        if made.saved is not None:
-            all_kept += (
-                (partial(_sweep, made.saved, made.session_rows), math.inf, made.saved.overdue),
-            )
+        for saved in made.saved:
+            all_kept += ((partial(_sweep, saved, made.session_rows), math.inf, saved.overdue),)
         on_fault = partial(log_fault, self._log, "state.retention_failed")
         for prune, kept_s, overdue in all_kept:
             await self._stack.enter_async_context(

@@ -165,6 +165,7 @@ class Engine:
         self.call_log = made.state.calls
         self.runs = made.calls
         self.sessions = made.sessions
+        self.projects = made.projects
         self.approvals = made.approvals
         self.policy = made.policy
         self.webhook = made.webhook

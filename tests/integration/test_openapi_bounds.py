@@ -38,6 +38,7 @@ BODIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "snapshotSession": ("/v1/sessions/sess_0/snapshots", {}),
         "restoreSession": ("/v1/sessions/sess_0/restore", {"snapshot_id": "one"}),
         "forkSession": ("/v1/sessions/sess_0/fork", {}),
+        "claimProject": ("/v1/projects", {"directory": "/srv/project"}),
     },
     "control": {
         "explainCall": ("/v1/policy/explain", {"tool": "calculator", **SUM}),

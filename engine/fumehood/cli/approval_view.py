@@ -42,8 +42,8 @@ Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
 INDENT = "  "
 MARK = "  │ "
 
-OF_A_TRIAL = ("printed", "variables", "requests")
-"""Parts of the preview of a trial, besides its files."""
+BESIDE_FILES = ("directory", "printed", "variables", "requests")
+"""Parts of a preview besides its files: where they are written, and what a trial has done."""
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
@@ -182,7 +182,7 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
 
 def _rest(preview: JsonObject, columns: int) -> Iterator[Line]:
     rest = {key: value for key, value in preview.items() if not is_shown(key, value)}
-    for name in OF_A_TRIAL:
+    for name in BESIDE_FILES:
         if name in rest:
             yield from _value(name, rest.pop(name), columns)
     if rest:

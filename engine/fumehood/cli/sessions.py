@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import errno
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,17 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.answers import UnpackedArchive, WrittenFile
+from fumehood.answers import ProjectDiff, ProjectFile, UnpackedArchive, WrittenFile
 from fumehood.approvals.wording import ago
-from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.call import say_how_to_approve
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import AsJson, Network, Packages, SocketPath, age, pages
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
-from fumehood.cli.reach import calling
+from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.saving import SaveFailed, Saving
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import Field, show_envelope, show_json, show_table, wants_json
 from fumehood.client import Client
 from fumehood.client.files import plain_file
 from fumehood.core.escaping import printable, visible
+from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionRecord, Snapshot
 
 sessions = typer.Typer(
@@ -92,16 +95,26 @@ def new_session(
     ] = (None),
     lifetime: Annotated[float | None, typer.Option(help="Maximum lifetime in seconds.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent whose calls run in it.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Copy a project in, without what git ignores."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --from: also copy what .gitignore leaves out.")
+    ] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
     """Make a session. Its id goes to standard output, for --session of call and run."""
+    if everything and source is None:
+        fail("--all goes with --from DIR.", ExitCode.USAGE)
+    wishes: dict[str, Any] = {
+        "name": name, "image": image, "agent_id": agent, "memory_mb": memory, "cpus": cpus,
+        "disk_mb": disk, "packages": package, "network": network, "durable": durable or None,
+        "idle_seconds": idle, "lifetime_seconds": lifetime,
+    }  # fmt: skip
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        record = client.create_session(
-            name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
-            packages=package, network=network, durable=durable or None, idle_seconds=idle,
-            lifetime_seconds=lifetime,
-        )  # fmt: skip
+        record = _made(client, source, wishes, everything=everything)
     if as_json:
         show_json(record.model_dump(mode="json"))
     else:
@@ -112,6 +125,17 @@ def new_session(
                 "with --session ID; end it with: fumehood sessions end ID",
                 to_stderr=True,
             )
+
+
+def _made(
+    client: Client, source: Path | None, wishes: dict[str, Any], *, everything: bool
+) -> SessionRecord:
+    if source is None:
+        return client.create_session(**wishes)
+    try:
+        return client.create_session_from(source, everything=everything, **wishes)
+    except OSError as error:
+        fail(f"{printable(str(source))} cannot be used: {error.strerror}.", ExitCode.USAGE)
 
 
 plain(
@@ -221,6 +245,83 @@ plain(
     scope=None,
     name="fork",
 )
+
+
+@sessions.command("diff")
+def show_diff(
+    session: SessionId,
+    stat: Annotated[bool, typer.Option("--stat", help="List the files only.")] = False,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """Show what has changed in a session since its project was copied in, as git diff does."""
+    with calling(socket, as_json=as_json) as client:
+        found = client.session_diff(session)
+    if as_json:
+        show_json(found.model_dump(mode="json"))
+        return
+    if stat:
+        for one in found.files:
+            say(file_line(one))
+    else:
+        write_diff(found.diff)
+    for line in notes(found):
+        say(line, to_stderr=True)
+
+
+def file_line(one: ProjectFile) -> str:
+    """Return one changed file on one line."""
+    source = f"{visible(one.old_path)} → " if one.old_path else ""
+    conflict = f"  CONFLICT: {one.conflict}" if one.conflict else ""
+    return f"{one.change:<9} {source}{visible(one.path)}{conflict}"
+
+
+def write_diff(diff: str) -> None:
+    """Write a diff: in colours on a terminal, where its text is escaped."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(diff)
+        return
+    colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
+    for line in diff.splitlines():
+        colour = colours.get(line[:1], "0")
+        print(f"\x1b[{colour}m{printable(line)}\x1b[0m")
+
+
+def notes(found: ProjectDiff) -> Iterator[str]:
+    """Yield what a diff does not say itself."""
+    if not found.files:
+        yield "Nothing has changed."
+    for one in found.files:
+        if one.conflict:
+            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}"
+    for path in found.unseen:
+        yield f"{visible(path)} is never applied: it is special, or a link out of the project"
+    if found.truncated:
+        yield "The diff is not complete: --stat lists all files. What is applied is complete."
+
+
+@sessions.command("apply")
+def apply_changes(
+    session: SessionId,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the approval.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Ask for a session's changes to be written into the project. An approver sees the diff.
+
+    Exit status: 0 written, 1 not written, 3 waiting for approval, 4 engine unavailable.
+    """
+    options: JsonObject = {"session_id": session_id_of(session, socket, as_json=as_json)}
+    if wait:
+        options["wait_for_approval"] = True
+    answer = call_once("apply_workspace", {}, options, socket, as_json=as_json)
+    if as_json or not answer["success"]:
+        show_envelope(answer, as_json=as_json)
+    else:
+        for one in answer["data"]["files"]:
+            say(file_line(ProjectFile.model_validate(one)))
+    say_how_to_approve(answer)
+    raise typer.Exit(exit_code_of(answer))
 
 
 @sessions.command("files")

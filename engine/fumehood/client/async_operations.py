@@ -12,6 +12,7 @@ from fumehood.answers import (
     CallList,
     CancelledCall,
     Deleted,
+    ProjectDiff,
     SessionFileList,
     ToolDetails,
 )
@@ -20,7 +21,7 @@ from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import ask, data_of, field_of, given, listed, plain
 from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.call_log import CallPage
-from fumehood.core.session import SessionRecord, Snapshot
+from fumehood.core.session import Project, SessionRecord, Snapshot
 from fumehood.core.status import Health, Readiness
 
 
@@ -156,6 +157,7 @@ class AsyncCallerOperations:
         self,
         name: str | None = None,
         *,
+        project: str | None = None,
         image: str | None = None,
         agent_id: str | None = None,
         memory_mb: int | None = None,
@@ -178,6 +180,7 @@ class AsyncCallerOperations:
                 "sessions",
                 body=given(
                     name=name,
+                    project=project,
                     image=image,
                     agent_id=agent_id,
                     memory_mb=memory_mb,
@@ -326,6 +329,29 @@ class AsyncCallerOperations:
                 "fork",
                 body=given(snapshot_id=snapshot_id, name=name, count=count),
                 work_s=300.0,
+            )
+        )
+
+    async def session_diff(self, session_id: str) -> ProjectDiff:
+        """Show what has changed in a session since its project was copied in, after the calls in it."""
+        return await self._transport.send(
+            ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
+        )
+
+    async def claim_project(self, directory: str, everything: bool | None = None) -> Project:
+        """Name a directory of the engine's host, for sessions that are made from it.
+
+        Only the engine's own user may, over the Unix socket. The claim holds once an empty file named
+        `proof` is in the directory: it shows that the caller can write there. The engine removes it
+        with the first session that names the claim's id as its `project`. Changes come back into the
+        directory only by the tool `apply_workspace`, after an approval.
+        """
+        return await self._transport.send(
+            ask(
+                "POST",
+                field_of("project", Project),
+                "projects",
+                body=given(directory=directory, everything=everything),
             )
         )
 

@@ -205,3 +205,23 @@ def new_file(
         with suppress(OSError):
             os.unlink(made, dir_fd=directory)
         raise
+
+
+def resolved(directory: Path | str) -> Path:
+    """Return the absolute path of a directory, without links."""
+    return Path(directory).resolve()
+
+
+@contextmanager
+def proof(directory: Path, name: str) -> Iterator[None]:
+    """Make an empty file that shows that this program can write in a directory. Removed afterwards.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = directory / name
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -355,6 +355,10 @@ class DeleteArguments(Arguments):
     )
 
 
+class ProjectArguments(Arguments):
+    """None: the whole project."""
+
+
 _BY_SOURCE: Mapping[str, type[ProgramArguments]] = {
     model.source: model for model in (CodeArguments, CommandArguments)
 }
@@ -369,6 +373,8 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "workspace:write": WriteArguments,
         "workspace:list": ListArguments,
         "workspace:delete": DeleteArguments,
+        "workspace:diff": ProjectArguments,
+        "workspace:apply": ProjectArguments,
     }
 )
 """Executor → its arguments. A tool's schema may narrow these but name no others."""

@@ -104,6 +104,9 @@ class SessionRecord(BaseModel):
     restored_at: AwareDatetime | None = None
     """When its files were last restored."""
 
+    project: str | None = None
+    """The name of the project directory that its files came from."""
+
 
 class OwnedSession(SessionRecord):
     """A session with its owner."""
@@ -118,6 +121,16 @@ class SavedCopy:
     saved_at: str
     manifest: str = ""
     """The name of the manifest in the engine's files."""
+    manifest_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectHome:
+    """Where the files of a session came from."""
+
+    directory: str
+    manifest: str = ""
+    """The name in the engine's files of the list of what was copied in."""
     manifest_bytes: int = 0
 
 
@@ -139,6 +152,7 @@ class SessionHome:
     restored_at: str | None = None
     in_trial: bool = False
     """Whether its files are those of a trial, and not as they were saved."""
+    project: ProjectHome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +176,11 @@ class NewSession(BaseModel):
         default=None,
         pattern=SESSION_NAME,
         description="A name for it, which can stand for its id in paths.",
+    )
+    project: Id | None = Field(
+        default=None,
+        description="The id of a project directory that the operator offered, whose files are "
+        "copied in.",
     )
     image: str | None = Field(
         default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
@@ -197,6 +216,33 @@ class NewSession(BaseModel):
     lifetime_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.lifetime_seconds` of the configuration."
     )
+
+
+class NewProject(BaseModel):
+    """The body of `POST /v1/projects`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    directory: str = Field(
+        pattern=r"^/[^\x00]*$",
+        max_length=4096,
+        description="The absolute path of a directory of the engine's host.",
+    )
+    everything: bool = Field(
+        default=False, description="Also copy what its `.gitignore` files leave out."
+    )
+
+
+class Project(BaseModel):
+    """A directory from which sessions can be made."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    id: str
+    """What a new session names. It holds as long as the engine runs."""
+    directory: str
+    proof: str
+    """The name of an empty file that has to be in it first, or empty."""
 
 
 SnapshotName = Annotated[str, Field(min_length=1, max_length=63, pattern=SESSION_NAME)]

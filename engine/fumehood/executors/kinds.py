@@ -17,6 +17,7 @@ from fumehood.executors.mcp import McpExecutor
 from fumehood.executors.net import NetExecutor
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
+from fumehood.executors.project import ProjectApplyExecutor, ProjectDiffExecutor
 from fumehood.executors.rest import RestExecutor
 from fumehood.executors.workspace import WorkspaceExecutor
 
@@ -49,6 +50,8 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),
         "workspace:delete": WorkspaceExecutor("delete"),
+        "workspace:diff": ProjectDiffExecutor(),
+        "workspace:apply": ProjectApplyExecutor(),
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )

@@ -15,44 +15,39 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import anyio
-from pydantic import Field
 
 from fumehood.core.arguments import MAX_FILES as MAX_PATHS
 from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import EngineError, StateUnavailable
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SavedCopy
-from fumehood.core.workspace_path import path_fault
-from fumehood.executors.claims import Claim
 from fumehood.executors.effects import diff_of, shown_changes
 from fumehood.executors.workspace_guest import (
     MAX_LISTED,
     SHOWN_CHARACTERS,
     Deletion,
-    Piece,
-    Pieces,
     Written,
-    ask,
-    not_as_agreed,
+)
+from fumehood.executors.workspace_tree import (
+    MAX_FILES,
+    PIECE_BYTES,
+    NotRead,
+    Row,
+    answer_of,
+    contents,
+    scan,
 )
 from fumehood.sandbox.session import CopyLost, CopySource, NotSaved
 from fumehood.sandbox.wall import try_later
 from fumehood.storage.saved_files import Missing, SavedFiles
-
-MAX_FILES = 20_000
-"""Maximum number of files and directories that are saved."""
-
-PIECE_BYTES = 4 << 20
-"""Size of a piece of a large file."""
 
 BATCH_BYTES = 16 << 20
 """Bytes of pieces that are in memory at once."""
@@ -62,9 +57,6 @@ BATCH_PIECES = 256
 
 FILL_BYTES = 2 << 20
 """Bytes of files in one request to the guest, before base64."""
-
-SCAN_BYTES = 400 * 1024
-"""Bytes of rows in one answer of the guest, which has at most 512 KB."""
 
 SETTLED_S = 0.05
 """Seconds after which the guest tells the version of a file that was written."""
@@ -77,22 +69,6 @@ RESTORED_BYTES_PER_S = 5 << 20
 
 CHANGES = frozenset({"write", "finish", "unpack", "delete"})
 """The requests to the guest's program `files` that change what a listing shows."""
-
-LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
-
-M = TypeVar("M", bound=Claim)
-Row = tuple[str, int, bool, str]
-
-
-class Scanned(Claim):
-    """A page of a workspace's files: path, size (-1 for a directory), whether it can be executed,
-    and version.
-    """
-
-    rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
-    has_more: bool
-    too_many: bool
-    others: list[str] = Field(max_length=MAX_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +174,7 @@ class SessionSaver:
                 await self._fill(target, known.tree)
                 await anyio.sleep(SETTLED_S)
                 # No program has run yet, so these are the files that were put there.
-                rows = {row[0]: row[3] for row in await _scan(target)}
+                rows = {row[0]: row[3] for row in (await scan(target))[0]}
                 known.tree = {
                     path: replace(file, version=rows.get(path, ""))
                     for path, file in known.tree.items()
@@ -238,7 +214,7 @@ class SessionSaver:
                 shown = await self._shown(changes)
         except BaseException as error:
             await attempt.undo()
-            if isinstance(error, TimeoutError | EngineError | OSError | Missing):
+            if isinstance(error, TimeoutError | EngineError | OSError | Missing | NotRead):
                 raise NotSaved(_why(error)) from error
             raise
         self._held |= changes.names
@@ -299,8 +275,8 @@ class SessionSaver:
         """Delete what no copy has, and return what is there then. Raises NotSaved."""
         try:
             await _delete(source, list(going))
-            return await _scan_all(source)
-        except (EngineError, OSError) as error:
+            return await scan(source)
+        except (EngineError, OSError, NotRead) as error:
             raise NotSaved(_why(error)) from error
 
     async def _shown(self, changes: Changes) -> JsonObject:
@@ -378,7 +354,7 @@ class SessionSaver:
         """Put the files of a tree into an empty workspace."""
         directories = [path for path, file in tree.items() if file.size < 0]
         for at in range(0, len(directories), MAX_LISTED):
-            await _ask(target, _filling(directories[at : at + MAX_LISTED], []), Written)
+            await answer_of(target, _filling(directories[at : at + MAX_LISTED], []), Written)
         batch: list[tuple[str, SavedFile, int]] = []
         room = BATCH_BYTES
         for path, file in tree.items():
@@ -409,13 +385,13 @@ class SessionSaver:
             for begin in range(0, max(1, len(content)), FILL_BYTES):
                 part = content[begin : begin + FILL_BYTES]
                 if parts and (room < len(part) or len(parts) >= MAX_LISTED):
-                    await _ask(target, _filling([], parts), Written)
+                    await answer_of(target, _filling([], parts), Written)
                     parts, room = [], FILL_BYTES
                 text = base64.b64encode(part).decode("ascii")
                 parts.append([path, number * PIECE_BYTES + begin, file.can_run, text])
                 room -= len(part)
         if parts:
-            await _ask(target, _filling([], parts), Written)
+            await answer_of(target, _filling([], parts), Written)
 
 
 class _Attempt:
@@ -434,7 +410,7 @@ class _Attempt:
         """Store the content that differs from an earlier copy, and return the new tree."""
         tree: Tree = {}
         changed: list[Row] = []
-        rows, self.others = await _scan_all(self._source)
+        rows, self.others = await scan(self._source)
         for row in rows:
             path, size, can_run, version = row
             before = old.get(path)
@@ -456,7 +432,7 @@ class _Attempt:
         has = {name.rpartition(".")[2]: name for name in _names(old)}
         pieces: dict[str, list[str]] = {row[0]: [] for row in changed}
         waiting: dict[str, bytes] = {}
-        async for path, content in _contents(self._source, changed):
+        async for path, content in contents(self._source, changed):
             digest = hashlib.sha256(content).hexdigest()
             if digest not in has:
                 has[digest] = self._prefix + digest
@@ -490,7 +466,7 @@ class _Attempt:
 
 def _why(error: Exception) -> str:
     match error:
-        case NotSaved():
+        case NotSaved() | NotRead():
             return str(error)
         case TimeoutError():
             return f"it took longer than {SAVE_S:g} s"
@@ -540,99 +516,8 @@ async def _delete(target: CopySource, paths: list[str]) -> None:
             tops.append(path)
     for at in range(0, len(tops), MAX_PATHS):
         request = {"do": "delete", "paths": tops[at : at + MAX_PATHS], "recursive": True}
-        await _ask(target, request, Deletion)
+        await answer_of(target, request, Deletion)
 
 
 def _filling(directories: list[str], parts: list[list[Any]]) -> JsonObject:
     return {"do": "fill", "directories": directories, "parts": parts}
-
-
-async def _ask(source: CopySource, request: JsonObject, model: type[M]) -> M:
-    return (await ask(source, request, LIMITS, model)).required
-
-
-async def _scan(source: CopySource) -> list[Row]:
-    """Return the files and directories of a workspace, in the order of their paths."""
-    return (await _scan_all(source))[0]
-
-
-async def _scan_all(source: CopySource) -> tuple[list[Row], list[str]]:
-    """Return the files and directories of a workspace, and some of its links and special files."""
-    rows: list[Row] = []
-    others: list[str] = []
-    after = ""
-    while True:
-        request: JsonObject = {
-            "do": "scan", "most": MAX_FILES, "after": after, "room": SCAN_BYTES
-        }  # fmt: skip
-        page = await _ask(source, request, Scanned)
-        if page.too_many or len(rows) + len(page.rows) > MAX_FILES:
-            raise NotSaved(f"the workspace has more than {MAX_FILES} files and directories")
-        for row in page.rows:
-            path, size, _, version = row
-            if path <= after or path_fault(path) is not None or size < -1 or len(version) > 100:
-                raise not_as_agreed()
-            after = path
-            rows.append(row)
-        others += page.others
-        if not page.has_more:
-            return rows, others
-        if not page.rows:
-            raise not_as_agreed()
-
-
-async def _contents(source: CopySource, rows: Iterable[Row]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the pieces of files with their paths. An empty file has none."""
-    small: list[Row] = []
-    size = 0
-    for row in rows:
-        if row[1] > MAX_READ_BYTES:
-            async for piece in _large(source, row):
-                yield row[0], piece
-        elif row[1] > 0:
-            if size + row[1] > MAX_READ_BYTES or len(small) >= MAX_LISTED:
-                for one in await _read_many(source, small):
-                    yield one
-                small, size = [], 0
-            small.append(row)
-            size += row[1]
-    for one in await _read_many(source, small):
-        yield one
-
-
-async def _read_many(source: CopySource, rows: list[Row]) -> list[tuple[str, bytes]]:
-    if not rows:
-        return []
-    paths = [row[0] for row in rows]
-    request = {"do": "read_many", "paths": paths, "length": MAX_READ_BYTES}
-    told = (await _ask(source, request, Pieces)).pieces
-    if len(told) > len(rows):
-        raise not_as_agreed()
-    if len(told) < len(rows):  # the next one does not fit any more
-        raise _changed(rows[len(told)][0])
-    read = []
-    for (path, size, _, _), piece in zip(rows, told, strict=True):
-        if piece is None or (piece.size, len(piece.content)) != (size, size):
-            raise _changed(path)
-        read.append((path, piece.content))
-    return read
-
-
-async def _large(source: CopySource, row: Row) -> AsyncIterator[bytes]:
-    path, size, _, _ = row
-    content = b""
-    for offset in range(0, size, MAX_READ_BYTES):
-        request = {"do": "read_closed", "path": path, "offset": offset, "length": MAX_READ_BYTES}
-        piece = await _ask(source, request, Piece)
-        if piece.size != size or not piece.is_of(offset, MAX_READ_BYTES):
-            raise _changed(path)
-        content += piece.content
-        if len(content) >= PIECE_BYTES:
-            yield content
-            content = b""
-    if content:
-        yield content
-
-
-def _changed(path: str) -> NotSaved:
-    return NotSaved(f"{visible(path)[:SHOWN_CHARACTERS]} changed while it was read")

@@ -41,7 +41,7 @@ from fumehood.executors.endings import refused_by, session_lost
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
-from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks
 
 MAX_LISTED = 1000
 """Maximum number of entries in one answer."""
@@ -220,9 +220,11 @@ class Said(Generic[T]):
         return self.value
 
 
-async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M]) -> Said[M]:
+async def ask(
+    lease: Lease, request: JsonObject, limits: Limits, model: type[M], sinks: RunSinks = NO_SINKS
+) -> Said[M]:
     """Send one request to the guest and parse its answer as `model`."""
-    ending = await lease.run(PROGRAM, request, limits)
+    ending = await lease.run(PROGRAM, request, limits, sinks)
     if ending.ended_by is not EndedBy.OK:
         return Said(ending, error=_ended(ending, limits))
     value = read_claim(model, ending.result)

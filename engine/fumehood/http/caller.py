@@ -51,6 +51,12 @@ def require_principal(request: Request) -> Principal:
     return require_caller(principal_of(request))
 
 
+def require_own_user(request: Request) -> None:
+    """Raise PermissionDenied if the peer is not the engine's own user on this machine."""
+    if _peer(request).uid != os.geteuid():
+        raise PermissionDenied("Only the engine's own user may, over its Unix socket.")
+
+
 async def require_admin(request: Request) -> Principal:
     """Require a credential with the scope `admin`, and return its principal.
 

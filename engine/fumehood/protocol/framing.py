@@ -56,6 +56,12 @@ FRONT_RUN = 1
 FRONT_STREAMS = 1
 """The first of these connections: the program's standard input and output."""
 
+FED = 0
+"""The number of what the host feeds to a program of the engine: no program opens this one."""
+
+FEED_BYTES = 1 << 20
+"""Bytes of it that may be on their way."""
+
 OPENED, DATA, TAKEN, FINISHED, CLOSED = range(1, 6)
 """Kinds of the frames of a program's connections: a program opened one; its next bytes; so many
 bytes were taken, and as many more may be sent; the sender sends no more; it is gone."""

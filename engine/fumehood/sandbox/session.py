@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
+from pathlib import PurePath
 from typing import Any, Protocol
 
 import anyio
@@ -34,6 +35,7 @@ from fumehood.core.names import IMAGE_NAME
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
+    ProjectHome,
     SavedCopy,
     SessionHome,
     SessionRecord,
@@ -45,6 +47,7 @@ from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
     HostSize,
+    Lease,
     RunEnding,
     RunSinks,
     SessionContainer,
@@ -97,6 +100,7 @@ class Session:
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
     """Its saved files, if it is durable."""
+    project: ProjectHome | None = None
     in_trial: bool = False
     """Whether its files are those of a trial."""
     trials: int = 0
@@ -208,12 +212,13 @@ class Session:
             durable=self.copy is not None,
             saved_at=self.saved_at,
             restored_at=self.restored_at,
+            project=PurePath(self.project.directory).name if self.project is not None else None,
         )
         place, restored_at = self.container, self.restored_at
         home = SessionHome(
             place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.in_trial,
+            self.in_trial, self.project,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
@@ -369,6 +374,22 @@ class Trials(Protocol):
         ...
 
 
+class Project(Protocol):
+    """The project of one session, during a turn."""
+
+    async def difference(self, lease: Lease) -> JsonObject:
+        """Return what has changed since its files were copied in."""
+        ...
+
+    async def effect(self, lease: Lease) -> Any:
+        """Return what `apply` would do, as an executor's effect."""
+        ...
+
+    async def apply(self, lease: Lease, expected: str | None) -> JsonObject:
+        """Write the changes into its directory, if they are those that were `expected`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLease:
     """One call's turn in a session. `until_ready` raises if the session has ended. `save` saves the
@@ -382,6 +403,8 @@ class SessionLease:
     is_call: bool = True
     trials: Trials | None = None
     """Set for a session whose files are saved."""
+    project: Project | None = None
+    """Set for a session that was made from a project directory."""
 
     async def run(
         self,

@@ -48,6 +48,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import (
     MAX_SNAPSHOTS,
     KeptSession,
+    ProjectHome,
     SavedCopy,
     SessionRecord,
     SessionStatus,
@@ -56,6 +57,7 @@ from fumehood.core.session import (
 from fumehood.sandbox.session import (
     CopyLost,
     NotSaved,
+    Project,
     Saver,
     Session,
     SessionHistory,
@@ -107,6 +109,10 @@ Check = Callable[[Principal, str | None], None]
 """Raises an error if a principal may not call tools, or may not act for an agent."""
 
 
+OpenProject = Callable[[str, ProjectHome, Callable[[ProjectHome], Awaitable[None]]], Project]
+"""Returns the project of a session by its id and home; the function stores a new home."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionClock:
     """The host's clocks: `monotonic` for deadlines, `now` for times that are reported."""
@@ -131,6 +137,7 @@ class SessionKeeper:
         *,
         kept: Iterable[KeptSession] = (),
         saver: Saver | None = None,
+        open_project: OpenProject | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a saver none is durable."""
@@ -139,6 +146,7 @@ class SessionKeeper:
         self._clock = clock
         self._check = check
         self._saver = saver
+        self._open_project = open_project
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._places = SessionPlaces(settings)
@@ -248,6 +256,21 @@ class SessionKeeper:
         if session.finished is not None:
             raise try_later("The session was lost while it was made. Repeat the call.")
         self._tell("session.created", session)
+        return self._record(session)
+
+    async def set_project(self, session_id: str, home: ProjectHome) -> SessionRecord:
+        """Note where a session's files came from.
+
+        Raises:
+            ResourceNotFound: it is over.
+            StoreError: that could not be stored.
+        """
+        session = self._live.get(session_id)
+        if session is None:
+            raise _unknown()
+        session.project = home
+        self._history.note(session.kept())
+        await self._history.write()
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
@@ -432,11 +455,12 @@ class SessionKeeper:
                                 "created_at": now_at, "last_used_at": now_at, "calls": 0,
                                 "is_busy": False, "snapshots": (),
                                 "durable": False, "saved_at": None, "restored_at": None,
+                                "project": None,
                             }
                         )  # fmt: skip
                         home = replace(
                             source.home, container=place, epoch=FIRST_EPOCH, copy=None,
-                            restored_at=None,
+                            restored_at=None, project=None,
                         )  # fmt: skip
                         forks.append(KeptSession(principal_id, fork, home=home))
                     await self._store(forks)
@@ -638,6 +662,7 @@ class SessionKeeper:
             has_place=record.state is not SessionStatus.STOPPED,
             snapshots=record.snapshots,
             copy=home.copy,
+            project=home.project,
             restored_at=record.restored_at,
         )
         self._live[session.id] = session
@@ -939,7 +964,8 @@ class SessionKeeper:
                 waited_ms = (time.monotonic() - asked) * 1e3
                 save = partial(self._save_after, session)
                 trials = self._trials_of(session, until_ready)
-                yield SessionLease(session, until_ready, save, waited_ms, is_call, trials)
+                project = self._project_of(session)
+                yield SessionLease(session, until_ready, save, waited_ms, is_call, trials, project)
             finally:
                 session.calls += is_call
 
@@ -955,6 +981,15 @@ class SessionKeeper:
 
         save = partial(self._save, session)
         return SessionTrials(session, self._saver, until_ready, save, write)
+
+    def _project_of(self, session: Session) -> Project | None:
+        if session.project is None or self._open_project is None:
+            return None
+
+        async def keep(home: ProjectHome) -> None:
+            await self.set_project(session.id, home)
+
+        return self._open_project(session.id, session.project, keep)
 
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:

@@ -137,7 +137,8 @@ class Network:
 
     open: OpenConnections
     trust: str
-    """The certificates for the program's clients, in PEM."""
+    """The certificates for the program's clients, in PEM; empty for a program of the engine that is
+    fed with bytes instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -24,7 +25,8 @@ from fumehood.storage.files import Bucket, Directory, Files
 
 T = TypeVar("T")
 
-DIRECTORY_NAME = "sessions"
+SESSIONS, PROJECTS = "sessions", "projects"
+"""Folders: of the workspaces of durable sessions, and of what was copied into sessions."""
 
 NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
 """The session, the attempt and the digest. `.new` is a file that a crash left incomplete."""
@@ -36,6 +38,11 @@ SWEPT_AFTER_S = 3600.0
 """Age from which files of unknown sessions are removed. Their rows may not be written yet."""
 
 
+def file_name(session_id: str, content: bytes) -> str:
+    """Return a new name for a file of a session."""
+    return f"{session_id}.{secrets.token_hex(4)}.{hashlib.sha256(content).hexdigest()}"
+
+
 class Missing(Exception):
     """A file is missing or damaged."""
 
@@ -43,11 +50,11 @@ class Missing(Exception):
 class SavedFiles:
     """The files in a directory below `shared`, or in a folder of a bucket. Used until `close`."""
 
-    def __init__(self, shared: Path | None, bucket: Bucket | None) -> None:
-        """One of both is given."""
-        self._directory = shared / DIRECTORY_NAME if shared is not None else None
-        self._bucket = bucket.below(DIRECTORY_NAME, NAME) if bucket is not None else None
-        self._threads = ThreadPoolExecutor(THREADS, DIRECTORY_NAME)
+    def __init__(self, shared: Path | None, bucket: Bucket | None, folder: str = SESSIONS) -> None:
+        """One of `shared` and `bucket` is given."""
+        self._directory = shared / folder if shared is not None else None
+        self._bucket = bucket.below(folder, NAME) if bucket is not None else None
+        self._threads = ThreadPoolExecutor(THREADS, folder)
         self.overdue = asyncio.Event()
         """Set when a session has ended whose files could not be deleted."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
@@ -17,6 +18,7 @@ from sqlalchemy.engine import RowMapping
 
 from fumehood.core.session import (
     KeptSession,
+    ProjectHome,
     SavedCopy,
     SessionHome,
     SessionRecord,
@@ -103,6 +105,7 @@ def _row(kept: KeptSession) -> dict[str, Any]:
 def _kept(row: RowMapping) -> KeptSession:
     finished_at, home = row["finished_at"], _home(row["home"])
     copy = home.copy if home is not None else None
+    project = home.project if home is not None else None
     restored_at = home.restored_at if home is not None else None
     record = SessionRecord(
         **{name: row[name] for name in _SAME_NAME},
@@ -118,6 +121,7 @@ def _kept(row: RowMapping) -> KeptSession:
         durable=copy is not None,
         saved_at=datetime.fromisoformat(copy.saved_at) if copy is not None else None,
         restored_at=datetime.fromisoformat(restored_at) if restored_at is not None else None,
+        project=PurePath(project.directory).name if project is not None else None,
     )
     when = datetime.fromisoformat(finished_at) if finished_at is not None else None
     return KeptSession(row["principal_id"], record, when, home)
@@ -126,5 +130,11 @@ def _kept(row: RowMapping) -> KeptSession:
 def _home(stored: dict[str, Any] | None) -> SessionHome | None:
     if stored is None:
         return None
-    copy = stored.get("copy")
-    return SessionHome(**{**stored, "copy": SavedCopy(**copy) if copy is not None else None})
+    copy, project = stored.get("copy"), stored.get("project")
+    return SessionHome(
+        **{
+            **stored,
+            "copy": SavedCopy(**copy) if copy is not None else None,
+            "project": ProjectHome(**project) if project is not None else None,
+        }
+    )

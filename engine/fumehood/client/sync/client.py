@@ -51,6 +51,8 @@ from fumehood.client.files import (
     new_file,
     opened,
     packed,
+    proof,
+    resolved,
     size_of,
 )
 from fumehood.client.sync.operations import CallerOperations, CommonOperations
@@ -70,7 +72,7 @@ from fumehood.core.keyword_types import (
 from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.core.session import MAX_FORKS, TURN_S
+from fumehood.core.session import MAX_FORKS, TURN_S, SessionRecord
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import path_fault
 from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
@@ -563,6 +565,21 @@ class Client(BaseClient, CallerOperations):
             return
         with new_file(Path(target)) as file:
             self._transport.download(request, file.write)
+
+    def create_session_from(
+        self, directory: Path | str, *, everything: bool = False, **wishes: Any
+    ) -> SessionRecord:
+        """Create a session with a copy of a local directory, without what its `.gitignore` files
+        leave out, unless `everything` is wanted. `wishes` are those of `create_session`. Changes
+        come back by the tool `apply_workspace`.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        path = resolved(directory)
+        project = self.claim_project(str(path), everything=everything)
+        with proof(path, project.proof):
+            return self.create_session(project=project.id, **wishes)
 
     def put_directory(self, session_id: str, source: Path | str, path: str = "") -> UnpackedArchive:
         """Copy a local directory into a directory of a session, by default the whole workspace.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import hashlib
 import json
 import os
 import re
@@ -18,8 +19,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from fumehood.guest.container.request import fed_pieces, read_row
 from fumehood.guest.container.survey import KINDS, Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
@@ -121,16 +124,19 @@ def _scan(arguments: Result) -> Result:
     """List all plain files and directories as rows of path, size (-1 for a directory), whether it
     can be executed, and version, in at most `room` bytes. The version changes with the file,
     whatever times a program sets; it is empty for a file that could change again without a new one.
-    `others` are links, special files, and what cannot be named or looked into.
+    `others` are links, special files, and what cannot be named or looked into. With `links`, links
+    are rows, too, of size -2 with their target as the version. What is called as one of `skip` is
+    left out, with all that is in it.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
+    has_links, skip = bool(arguments.get("links")), frozenset(arguments.get("skip") or ())
     mapped = _mapped()
     recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
     unseen: deque[str] = deque(maxlen=MAX_OTHERS)
     with directory_at("") as top:
-        for path, status in _below(top, "", MAX_DEPTH, unseen):
+        for path, status in _below(top, "", MAX_DEPTH, unseen, skip):
             if len(found) >= most:
                 return {**result, "too_many": True}
             found.append((path, status))
@@ -141,12 +147,14 @@ def _scan(arguments: Result) -> Result:
     for path, status in sorted(found, key=lambda one: one[0]):
         if path <= after:
             continue
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        target = _target(path) if has_links and stat.S_ISLNK(status.st_mode) else None
+        is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if not is_plain and target is None:
             spare -= len(json.dumps(path)) + 2
             if spare >= 0:
                 others.append(path)
             continue
-        row: list[Any] = [path, -1, True, ""]
+        row: list[Any] = [path, -1, True, ""] if target is None else [path, -2, False, target]
         if stat.S_ISREG(status.st_mode):
             version = f"{status.st_ino}:{status.st_ctime_ns}"
             is_settled = status.st_ctime_ns < recent and status.st_ino not in mapped
@@ -157,6 +165,13 @@ def _scan(arguments: Result) -> Result:
             return {**result, "has_more": True}
         rows.append(row)
     return result
+
+
+def _target(path: str) -> str | None:
+    """The target of a link, if it can be told."""
+    with parent_of(path) as (directory, name):
+        target = os.readlink(name, dir_fd=directory)
+    return target if is_nameable(target) else None
 
 
 def _mapped() -> set[int]:
@@ -201,12 +216,87 @@ def _fill(arguments: Result) -> Result:
     return {"size": size}
 
 
+def _take(arguments: Result) -> Result:
+    """Make what the host sends after the request: for each file, directory and link a row of path,
+    size (-1 for a directory, -2 for a link), whether it can be executed, microseconds of its time,
+    and a link's target; and after a file's row its content. The last row is null. For a workspace
+    in which no program has run.
+    """
+    count = size = 0
+    with _LastDirectory() as parents:
+        while (row := read_row()) is not None:
+            path, length, can_run, modified_us, target = row
+            count += 1
+            if length == -1:
+                with directory_at(path, make=True):
+                    continue
+            above, _, name = path.rpartition("/")
+            directory = parents.at(above)
+            if length == -2:
+                os.symlink(target, name, dir_fd=directory)
+                continue
+            descriptor = os.open(name, NEW_FLAGS, 0o755 if can_run else 0o644, dir_fd=directory)
+            try:
+                for piece in fed_pieces(length):
+                    write_all(descriptor, piece)
+                os.utime(descriptor, ns=(modified_us * 1000, modified_us * 1000))
+            finally:
+                os.close(descriptor)
+            size += length
+    return {"files": count, "size": size}
+
+
+class _LastDirectory:
+    """Keeps the last directory open: files come directory by directory."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> _LastDirectory:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._held.close()
+
+    def at(self, path: str) -> int:
+        if path != self._path:
+            self._held.close()
+            self._descriptor = self._held.enter_context(directory_at(path, make=True))
+            self._path = path
+        return self._descriptor
+
+
+def _digest(arguments: Result) -> Result:
+    """Return the SHA-256 of files, in order; None for one that cannot be read."""
+    digests: list[str | None] = []
+    for path in arguments["paths"]:
+        digest = hashlib.sha256()
+        try:
+            with parent_of(path) as (directory, name):
+                descriptor = open_plain(name, directory, path)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    digest.update(chunk)
+        except (Refused, OSError):
+            digests.append(None)
+        else:
+            digests.append(digest.hexdigest())
+    return {"digests": digests}
+
+
 def _below(
-    directory: int, prefix: str, depth: int, unseen: deque[str] | None = None
+    directory: int,
+    prefix: str,
+    depth: int,
+    unseen: deque[str] | None = None,
+    skip: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Entries below a directory. What they leave out is added to `unseen`."""
+    """Entries below a directory. What they leave out is added to `unseen`, but for `skip`."""
     unseen = deque(maxlen=0) if unseen is None else unseen
     for name in os.listdir(directory):
+        if name in skip:
+            continue
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
             unseen.append(prefix + name)
             continue
@@ -225,7 +315,7 @@ def _below(
                 unseen.append(f"{prefix}{name}/")
                 continue
             try:
-                yield from _below(inner, f"{prefix}{name}/", depth - 1, unseen)
+                yield from _below(inner, f"{prefix}{name}/", depth - 1, unseen, skip)
             finally:
                 os.close(inner)
 
@@ -534,6 +624,8 @@ _VERBS: dict[str, Callable[[Result], Result]] = {
     "list": _list,
     "scan": _scan,
     "fill": _fill,
+    "take": _take,
+    "digest": _digest,
     "read": _read,
     "read_closed": _read_closed,
     "read_many": _read_many,

@@ -167,7 +167,7 @@ class Host:
             int(message["id"]),
             message["program"],
             limits,
-            request,
+            bytearray(request),
             keep=message["keep"] is True,
             live=message["live"] is True,
             thin=message["thin"] is True,

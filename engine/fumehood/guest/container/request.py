@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -28,6 +28,22 @@ def read_request() -> dict[str, Any]:
     header = _read_exactly(framing.HEADER.size)
     (length,) = framing.HEADER.unpack(header)
     return framing.parse_body(_read_exactly(length))
+
+
+def read_row() -> list[Any] | None:
+    """Read the next row that the host feeds after a request; None after the last one."""
+    row: list[Any] | None = read_request()["row"]
+    return row
+
+
+def fed_pieces(size: int) -> Iterator[bytes]:
+    """Read the bytes that follow a row."""
+    while size:
+        piece = os.read(REQUEST_FD, min(size, CHUNK_BYTES))
+        if not piece:
+            os._exit(0)  # the supervisor is gone
+        size -= len(piece)
+        yield piece
 
 
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
@@ -125,11 +141,4 @@ def _write_new(path: str, content: bytes) -> None:
 
 
 def _read_exactly(count: int) -> bytes:
-    chunks = []
-    while count:
-        chunk = os.read(REQUEST_FD, min(count, CHUNK_BYTES))
-        if not chunk:
-            os._exit(0)
-        chunks.append(chunk)
-        count -= len(chunk)
-    return b"".join(chunks)
+    return b"".join(fed_pieces(count))

@@ -69,7 +69,7 @@ class Run:
     id: int
     program: str
     limits: Limits
-    request: bytes
+    request: bytearray
     keep: bool = False
     """Files, and a Python program's variables, are kept for the next run."""
     live: bool = False
@@ -86,7 +86,9 @@ class Run:
     trial: tuple[str, str] | None = None
     """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and its token."""
     trust: str | None = None
-    """Certificates for its clients, if it has network."""
+    """Certificates for its clients, if it has network; empty if the host feeds it bytes instead."""
+    fed_bytes: int = 0
+    """Bytes of the host at the end of `request`."""
     quiet: bool = False
     """Only its figures are wanted, not its files."""
     is_left: bool = False

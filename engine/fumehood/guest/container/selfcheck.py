@@ -43,7 +43,7 @@ class SelfCheck:
             CHECK_ID,
             "probe",
             Limits(PROBE_PATIENCE_S, PROBE_PATIENCE_S, config["memory_bytes"], PROBE_OUTPUT_BYTES),
-            framing.encode({"program": "probe", "arguments": {}}),
+            bytearray(framing.encode({"program": "probe", "arguments": {}})),
         )
 
     def look_at(self, pid: int, claim: dict[str, Any]) -> None:

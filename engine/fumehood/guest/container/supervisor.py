@@ -15,6 +15,8 @@ file waits for a program.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import math
 import os
@@ -197,7 +199,10 @@ class Supervisor:
                 self._keep(request)
                 continue
             if isinstance(request, framing.ConnectionFrame):
-                self._relay.on_frame(request)
+                if request.number == framing.FED:
+                    self._feed(request)
+                else:
+                    self._relay.on_frame(request)
                 continue
             if isinstance(request, Run):
                 if self._run is not None:
@@ -267,6 +272,14 @@ class Supervisor:
         else:
             self._flush_request()
 
+    def _feed(self, frame: framing.ConnectionFrame) -> None:
+        """Forward bytes of the host to a program of the engine that reads them."""
+        run = self._run
+        if run is not None and run.id == frame.run_id and _is_running(run):
+            run.request += frame.data
+            run.fed_bytes += len(frame.data)
+            self._flush_request()
+
     # -- a run --------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -280,8 +293,12 @@ class Supervisor:
         child = run.child
         assert child is not None
         child.decoder.max_bytes = MAX_CLAIM_BYTES
-        if run.trust is not None:
+        if run.trust:
             self._relay.begin(run.id, run.trust)
+        elif run.trust is not None:
+            with contextlib.suppress(OSError):  # it only takes longer
+                fcntl.fcntl(child.request_fd, fcntl.F_SETPIPE_SZ, framing.FEED_BYTES)
+            self._host.send_bytes(framing.taken(run.id, framing.FED, framing.FEED_BYTES))
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._meter.read()
         run.deadline = time.monotonic() + run.limits.wall_s
@@ -319,7 +336,7 @@ class Supervisor:
         except OSError:
             self._stop(run, "sandbox_lost")
             return False
-        run.request = b"G" + run.request
+        run.request[:0] = b"G"
         return True
 
     def _limit(self, child: Child, run: Run, cpu_s: int) -> None:
@@ -368,12 +385,16 @@ class Supervisor:
         descriptor = run.child.request_fd
         try:
             sent_bytes = os.write(descriptor, run.request)
-            run.request = run.request[sent_bytes:]
+            del run.request[:sent_bytes]
             run.sent_bytes += sent_bytes
+            taken_bytes = run.fed_bytes - min(run.fed_bytes, len(run.request))
+            if taken_bytes and (not run.request or taken_bytes >= framing.FEED_BYTES // 4):
+                run.fed_bytes -= taken_bytes
+                self._host.send_bytes(framing.taken(run.id, framing.FED, taken_bytes))
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            run.request = b""  # dead: its exit status has the reason
+            run.request.clear()  # dead: its exit status has the reason
         watched = descriptor in self._selector.get_map()
         if run.request and not watched:
             self._selector.register(descriptor, selectors.EVENT_WRITE, self._flush_request)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from fumehood.answers import (
     Deleted,
     Pagination,
+    ProjectDiff,
     SessionFileList,
     UnpackedArchive,
     WrittenFile,
@@ -40,8 +41,10 @@ from fumehood.core.session import (
     MAKING_S,
     TURN_S,
     ForkWish,
+    NewProject,
     NewSession,
     NewSnapshot,
+    Project,
     Restoration,
     SessionRecord,
     Snapshot,
@@ -59,6 +62,7 @@ from fumehood.http.bodies import (
     require_plain_bytes,
     require_room,
 )
+from fumehood.http.caller import require_own_user
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 
 ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -183,7 +187,7 @@ async def create_session(engine: Engine, body: NewSession, caller: Principal) ->
 
     Every field is optional. Calls use it with the option `session_id`.
     """
-    return await engine.sessions.create(caller, **body.model_dump())
+    return await engine.projects.create(caller, **body.model_dump())
 
 
 @endpoint(
@@ -327,6 +331,36 @@ async def fork_session(
     """
     forks = await engine.sessions.fork(caller, session_id, **body.model_dump())
     return tuple(forks)
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/diff",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="session_diff",
+)
+async def show_session_diff(
+    engine: Engine, caller: Principal, session_id: SessionId
+) -> ProjectDiff:
+    """Show what has changed in a session since its project was copied in, after the calls in it."""
+    return ProjectDiff.model_validate(await engine.projects.difference(caller, session_id))
+
+
+@endpoint("POST", "/v1/projects", Needs.CALLER)
+async def claim_project(
+    request: Request, engine: Engine, caller: Principal, body: NewProject
+) -> Annotated[Project, As("project", "ProjectAnswer", "A directory for new sessions.")]:
+    """Name a directory of the engine's host, for sessions that are made from it.
+
+    Only the engine's own user may, over the Unix socket. The claim holds once an empty file named
+    `proof` is in the directory: it shows that the caller can write there. The engine removes it
+    with the first session that names the claim's id as its `project`. Changes come back into the
+    directory only by the tool `apply_workspace`, after an approval.
+    """
+    require_own_user(request)
+    return engine.projects.claim(body.directory, everything=body.everything)
 
 
 @endpoint(
@@ -499,6 +533,8 @@ OPERATIONS = [
     delete_snapshot,
     restore_session,
     fork_session,
+    show_session_diff,
+    claim_project,
     list_session_files,
     get_session_file,
     put_session_file,

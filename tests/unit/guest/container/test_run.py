@@ -20,7 +20,7 @@ OUT_OF_MEMORY = {"error": {"kind": "memory", "message": "MemoryError", "exceptio
 
 def _run(claim: dict[str, Any] | None = None, killed_for: str | None = None) -> Run:
     limits = Limits(wall_s=1, cpu_s=1, memory_bytes=1, output_bytes=1)
-    return Run(1, "python", limits, b"", claim=claim, killed_for=killed_for)
+    return Run(1, "python", limits, bytearray(), claim=claim, killed_for=killed_for)
 
 
 @pytest.mark.row("S4")

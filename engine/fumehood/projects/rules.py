@@ -1,0 +1,164 @@
+"""What a project's `.gitignore` files leave out.
+
+Host side, pure functions over untrusted text. The rules are git's, but for those of the user and
+the repository outside of the project. Each part of a path is matched by `fnmatch`, whose patterns
+take time in proportion to the text: a repository's rules must not keep the engine busy.
+*Source*: gitignore(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+FILE_NAME = ".gitignore"
+
+NEVER = frozenset({".git"})
+"""Names that are never part of a project: what git reads there, it can also run."""
+
+MAX_RULES = 10_000
+"""Rules of one file. Later ones are not read."""
+
+_MAGIC = frozenset("*?[\\")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    parts: tuple[re.Pattern[str] | None, ...]
+    """A pattern for each part of a path; None stands for any number of parts."""
+    is_negated: bool
+    is_for_directories: bool
+
+
+class IgnoreRules:
+    """The rules of one tree. Add each directory's before asking for what is in it."""
+
+    def __init__(self) -> None:
+        self._by_directory: dict[str, Sequence[_Rule]] = {}
+        self._known: dict[str, bool] = {"": False}
+        """Directory → whether it is left out."""
+
+    def add(self, directory: str, text: str) -> None:
+        """Add the rules of a directory's file."""
+        lines = text.split("\n")[:MAX_RULES]
+        rules = [rule for line in lines if (rule := _parse(line.removesuffix("\r"))) is not None]
+        self._by_directory[directory] = rules[::-1]
+
+    def leave_out(self, path: str, *, is_directory: bool) -> bool:
+        """Whether a path is left out, or a directory above it."""
+        above = path.rpartition("/")[0]
+        if above not in self._known:
+            self._known[above] = self.leave_out(above, is_directory=True)
+        return self._known[above] or self._is_matched(path, above, is_directory=is_directory)
+
+    def _is_matched(self, path: str, above: str, *, is_directory: bool) -> bool:
+        if path.rpartition("/")[2] in NEVER:
+            return True
+        directory = above
+        while True:  # the nearest file decides, and its last rule that matches
+            rules = self._by_directory.get(directory, ())
+            if rules:
+                inner = path[len(directory) + 1 :] if directory else path
+                parts = inner.split("/")
+                for rule in rules:
+                    if (is_directory or not rule.is_for_directories) and _fits(rule.parts, parts):
+                        return not rule.is_negated
+            if not directory:
+                return False
+            directory = directory.rpartition("/")[0]
+
+
+def plain_names(text: str) -> tuple[str, ...]:
+    """Return names that a top `.gitignore` leaves out everywhere: what is called so need not be
+    looked at. There are none if a rule takes something in again.
+    """
+    names: list[str] = []
+    for line in text.split("\n")[:MAX_RULES]:
+        name = line.removesuffix("\r").rstrip(" ")
+        if name.startswith("!"):
+            return ()
+        if name and not name.startswith("#") and "/" not in name and not _MAGIC & set(name):
+            names.append(name)
+        elif name.endswith("/") and "/" not in name[:-1] and not _MAGIC & set(name):
+            names.append(name[:-1])
+    return tuple(names)
+
+
+def _parse(line: str) -> _Rule | None:
+    line = _without_spaces(line)
+    if not line or line.startswith("#"):
+        return None
+    is_negated = line.startswith("!")
+    line = line[is_negated:]
+    is_for_directories = line.endswith("/")
+    line = line.rstrip("/") if is_for_directories else line
+    if not line:
+        return None
+    is_anchored = "/" in line
+    parts = line.lstrip("/").split("/")
+    if not is_anchored:
+        parts = ["**", *parts]
+    try:
+        made = tuple(None if part == "**" else _pattern(part) for part in parts)
+    except re.error:
+        return None
+    if made[-1] is None:  # `a/**` matches what is in a, and not a itself
+        made = (*made, _pattern("*"))
+    return _Rule(made, is_negated, is_for_directories)
+
+
+def _without_spaces(line: str) -> str:
+    """Remove trailing spaces that are not escaped."""
+    while line.endswith(" ") and not line.endswith("\\ "):
+        line = line[:-1]
+    return line
+
+
+def _pattern(part: str) -> re.Pattern[str]:
+    """Compile one part, whose escapes `fnmatch` does not know."""
+    glob, at, is_in_class = "", 0, False
+    while at < len(part):
+        character = part[at]
+        if character == "\\" and not is_in_class:
+            at += 1
+            character = part[at : at + 1] or "\\"
+            glob += f"[{character}]" if character in "*?[" else character
+        elif character == "[" and not is_in_class and "]" in part[at + 2 :]:
+            is_in_class = True
+            glob += character
+            if part[at + 1] in "^!":
+                at += 1
+                glob += "!"
+            if part[at + 1] == "]":
+                at += 1
+                glob += "]"
+        else:
+            is_in_class = is_in_class and character != "]"
+            glob += "[[]" if character == "[" and not is_in_class else character
+        at += 1
+    return re.compile(translate(glob))
+
+
+def _fits(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> bool:
+    """Whether a rule matches all parts of a path. Goes back to its last `**` only, like a glob with
+    one star, so that its time is bounded by the product of both lengths.
+    """
+    at = here = 0
+    back: tuple[int, int] | None = None
+    while here < len(parts):
+        if at < len(wanted):
+            pattern = wanted[at]
+            if pattern is None:
+                back = (at, here)
+                at += 1
+                continue
+            if pattern.match(parts[here]):
+                at, here = at + 1, here + 1
+                continue
+        if back is None:
+            return False
+        at, here = back[0] + 1, back[1] + 1
+        back = (back[0], here)
+    return all(pattern is None for pattern in wanted[at:])

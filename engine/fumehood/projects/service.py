@@ -1,0 +1,452 @@
+"""Projects of sessions: who may bring one in, what changed in it, and its way back.
+
+Host side, above the sessions, below the public interfaces. A directory of the host can be named by
+a program that embeds the engine, and by a caller who is its own user and makes a file there, which
+shows that it could read and write the directory itself. Invariants: a project is written only by
+`SessionProject.apply`, only with what was shown and approved, and only in the directory that the
+session's files came from.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from fumehood.core.arguments import MAX_READ_BYTES
+from fumehood.core.errors import (
+    EngineError,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+    StateUnavailable,
+    WorkspaceChanged,
+)
+from fumehood.core.escaping import visible
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
+from fumehood.core.session import Project, ProjectHome, SessionRecord
+from fumehood.executors.effects import Effect
+from fumehood.executors.project import project_of
+from fumehood.executors.workspace_guest import Said, Unpacked, ask, not_as_agreed
+from fumehood.executors.workspace_tree import NotRead, scan
+from fumehood.projects.changes import Baseline, changes_of, digest_of
+from fumehood.projects.feed import Feed
+from fumehood.projects.patch import listed, patch_of, shown
+from fumehood.projects.tree import PROOF_PREFIX, SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
+from fumehood.projects.writing import ANOTHER, IN_THE_WAY, Change, Conflicts, Journals, Writing
+from fumehood.sandbox.session import workspace_mb
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import Lease, Network, RunSinks, try_later
+from fumehood.storage.saved_files import Missing, SavedFiles, file_name
+
+MAX_CLAIMS = 1000
+"""Claims that can be used at the same time. The oldest is forgotten first."""
+
+MAX_KNOWN = 50
+"""Projects whose files are remembered. Others are read again when they are needed."""
+
+FEED_S = 300.0
+"""Seconds for copying a project into a session."""
+
+SETTLED_S = 0.05
+"""Seconds after which the guest tells the version of a file that was written."""
+
+MAX_NAMED = 20
+"""Files that an error names."""
+
+
+class Claim(NamedTuple):
+    """A directory of the host from which sessions can be made."""
+
+    directory: Path
+    everything: bool
+    proof: str = ""
+    """The name of a file that its claimant has to make there, until that was seen."""
+
+
+class Judged(NamedTuple):
+    """Changes beside the host's files."""
+
+    changes: Sequence[Change]
+    conflicts: dict[str, str]
+    """Path → why it cannot be written."""
+    old: dict[str, bytes]
+    """Path → content of the host's file, where it can be shown."""
+
+
+T = TypeVar("T")
+
+Keep = Callable[[ProjectHome], Awaitable[None]]
+"""Stores where a session's project is."""
+
+
+class ProjectStore:
+    """Baselines and journals, for sessions of this engine. `saved` is None if it keeps no state."""
+
+    def __init__(self, saved: SavedFiles | None, journals: Journals) -> None:
+        self.saved = saved
+        self.journals = journals
+        self._known: OrderedDict[str, Baseline] = OrderedDict()
+        self.turn = anyio.Lock()
+        """Held while a project is written."""
+
+    def of(self, session_id: str, home: ProjectHome, keep: Keep) -> SessionProject:
+        """Return the project of a session."""
+        return SessionProject(self, session_id, home, keep)
+
+    async def baseline(self, session_id: str, home: ProjectHome) -> Baseline:
+        """Return what was copied in. Raises StateUnavailable."""
+        known = self._known.get(session_id)
+        if known is None:
+            try:
+                if self.saved is None or not home.manifest:
+                    raise Missing
+                got = await self.saved.get({home.manifest: home.manifest_bytes})
+            except Missing:
+                raise StateUnavailable(
+                    "What was copied into this session is not known any more. Make a new one.",
+                    retryable=False,
+                ) from None
+            except OSError:
+                raise StateUnavailable("The engine's files cannot be read now.") from None
+            known = Baseline.parse(got[home.manifest])
+        self.remember(session_id, known)
+        return known
+
+    def remember(self, session_id: str, baseline: Baseline) -> None:
+        self._known[session_id] = baseline
+        self._known.move_to_end(session_id)
+        if len(self._known) > MAX_KNOWN and self.saved is not None:
+            self._known.popitem(last=False)
+
+    async def put(self, session_id: str, directory: Path, baseline: Baseline) -> ProjectHome:
+        """Store a baseline durably. Raises StateUnavailable."""
+        self.remember(session_id, baseline)
+        if self.saved is None:
+            return ProjectHome(str(directory))
+        content = baseline.content()
+        name = file_name(session_id, content)
+        try:
+            await self.saved.put({name: content})
+        except OSError as error:
+            words = f"The project cannot be noted: {error.strerror or 'no files'}."
+            raise StateUnavailable(words) from None
+        return ProjectHome(str(directory), name, len(content))
+
+
+@dataclass(slots=True)
+class SessionProject:
+    """The project of one session, during a turn. Implements `sandbox.session.Project`."""
+
+    _store: ProjectStore
+    _session_id: str
+    _home: ProjectHome
+    _keep: Keep
+
+    async def difference(self, lease: Lease) -> JsonObject:
+        """Return the changes as `patch`, `files`, `truncated` and `unseen`."""
+        baseline = await self._store.baseline(self._session_id, self._home)
+        found = await _found(changes_of(lease, baseline))
+        judged = await self._judge(found.changes)
+        diff, is_cut = patch_of(judged.changes, judged.old, found.texts)
+        files = listed(judged.changes)
+        for item in files:
+            if item["path"] in judged.conflicts:
+                item["conflict"] = judged.conflicts[item["path"]]
+        return {
+            "diff": diff, "files": files, "truncated": is_cut, "unseen": list(found.unseen)
+        }  # fmt: skip
+
+    async def effect(self, lease: Lease) -> Effect:
+        """Return what `apply` would do, for the human who decides."""
+        baseline = await self._store.baseline(self._session_id, self._home)
+        found = await _found(changes_of(lease, baseline))
+        judged = await self._judge(found.changes)
+        error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
+        if error is None and not judged.changes:
+            error = InvalidParams("Nothing has changed in the session's project.")
+        told = shown(judged.changes, judged.old, found.texts, self._home.directory)
+        if error is not None:
+            told["would_fail"] = error.message
+        return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
+
+    async def apply(self, lease: Lease, expected: str | None) -> JsonObject:
+        """Write the changes into the directory, if they have the digest `expected`.
+
+        Raises:
+            WorkspaceChanged: they are others now; nothing was written.
+            InvalidParams: files of the host are in conflict; nothing was written.
+            StateUnavailable: they could not be written; nothing has changed.
+        """
+        store = self._store
+        baseline = await store.baseline(self._session_id, self._home)
+        async with store.turn:
+            with ExitStack() as stack:
+                project, writing = await anyio.to_thread.run_sync(self._open, stack)
+                try:
+                    staging = _Staging(writing)
+                    found = await _found(changes_of(lease, baseline, staging.write))
+                    await staging.end()
+                    judged = await anyio.to_thread.run_sync(_judge, project, found.changes)
+                    if judged.conflicts:
+                        raise _conflict(judged.conflicts)
+                    if expected is not None and digest_of(judged.changes) != expected:
+                        raise WorkspaceChanged(
+                            "The project has changed since the diff was shown. Nothing was written."
+                        )
+                    with anyio.CancelScope(shield=True):
+                        await anyio.to_thread.run_sync(
+                            writing.write, judged.changes, found.directories
+                        )
+                        await self._take_as_baseline(baseline, found.changes)
+                except Conflicts as conflicts:
+                    raise _conflict(conflicts.paths) from None
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await anyio.to_thread.run_sync(stack.close)
+        return {"directory": Path(self._home.directory).name, "files": listed(judged.changes)}
+
+    def _open(self, stack: ExitStack) -> tuple[ProjectDirectory, Writing]:
+        project = stack.enter_context(ProjectDirectory(Path(self._home.directory)))
+        return project, stack.enter_context(Writing(project, self._store.journals))
+
+    async def _take_as_baseline(self, baseline: Baseline, changes: Sequence[Change]) -> None:
+        tree = dict(baseline.tree)
+        for change in changes:
+            tree.pop(change.path, None)
+            if change.after is not None:
+                tree[change.path] = change.after
+        new = Baseline(tree, baseline.rules, baseline.everything, baseline.versions)
+        with suppress(EngineError):  # then what is there already is found to be so next time
+            self._home = await self._store.put(self._session_id, Path(self._home.directory), new)
+            await self._keep(self._home)
+
+    async def _judge(self, changes: Sequence[Change]) -> Judged:
+        def judge() -> Judged:
+            with ProjectDirectory(Path(self._home.directory)) as project:
+                return _judge(project, changes)
+
+        return await anyio.to_thread.run_sync(judge)
+
+
+def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
+    """Compare changes with the host's files. What is there already is no change."""
+    kept: list[Change] = []
+    conflicts: dict[str, str] = {}
+    old: dict[str, bytes] = {}
+    deleted = {one.path for one in changes if one.after is None}
+    for change in changes:
+        now, is_there = project.entry(change.path)
+        if now == change.after and (now is not None or not is_there):
+            continue
+        kept.append(change)
+        below = f"{change.path}/"
+        is_emptied = change.before is None and any(path.startswith(below) for path in deleted)
+        if now != change.before:
+            conflicts[change.path] = ANOTHER if change.before is not None else IN_THE_WAY
+        elif now is None and is_there and not is_emptied:
+            conflicts[change.path] = IN_THE_WAY
+        elif now is not None and not now.is_link:
+            content = project.content(change.path, MAX_READ_BYTES)
+            if content is not None:
+                old[change.path] = content
+    return Judged(kept, conflicts, old)
+
+
+def _conflict(paths: dict[str, str]) -> InvalidParams:
+    named = [f"{visible(path)[:SHOWN_CHARACTERS]} {why}" for path, why in paths.items()]
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    return InvalidParams(
+        f"The host's files differ from those that the session began with, so nothing was written: "
+        f"{'; '.join(named[:MAX_NAMED])}{more}.",
+        details={"conflicts": dict(list(paths.items())[:MAX_NAMED])},
+    )
+
+
+class _Staging:
+    """Writes contents into staged files, one after the other."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self._path: str | None = None
+        self._held = ExitStack()
+        self._file: Any = None
+
+    async def write(self, path: str, piece: bytes) -> None:
+        await anyio.to_thread.run_sync(self._write, path, piece)
+
+    def _write(self, path: str, piece: bytes) -> None:
+        if path != self._path:
+            self._held.close()
+            self._file = self._held.enter_context(self._writing.add(path))
+            self._path = path
+        try:
+            self._file.write(piece)
+        except OSError as error:
+            words = f"The project could not be written, and is as it was: {error.strerror}."
+            raise StateUnavailable(words) from None
+
+    async def end(self) -> None:
+        await anyio.to_thread.run_sync(self._held.close)
+
+
+async def _found(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except NotRead as error:
+        raise InvalidParams(f"The project cannot be compared: {error}.") from None
+
+
+class Projects:
+    """Brings projects into new sessions."""
+
+    def __init__(self, store: ProjectStore, sessions: SessionKeeper) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._claims: OrderedDict[str, Claim] = OrderedDict()
+
+    def recover(self) -> list[str]:
+        """Put back what a killed engine began to write. Return the directories where that failed.
+        Blocks.
+        """
+        return self._store.journals.recover()
+
+    def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
+        """Name a directory of the host, for sessions that are made from it. Unless the claim is
+        `proven`, the first of them needs the file `proof` in it.
+
+        Raises:
+            InvalidParams: it is no absolute path.
+        """
+        path = Path(directory)
+        if not path.is_absolute():
+            raise InvalidParams("Give the absolute path of a directory.", fields=["directory"])
+        claim_id = f"proj_{secrets.token_hex(16)}"
+        proof = "" if proven else f"{PROOF_PREFIX}{secrets.token_hex(16)}"
+        self._claims[claim_id] = Claim(path, everything, proof)
+        if len(self._claims) > MAX_CLAIMS:
+            self._claims.popitem(last=False)
+        return Project(id=claim_id, directory=directory, proof=proof)
+
+    async def create(
+        self, principal: Principal, *, project: str | None = None, **wishes: Any
+    ) -> SessionRecord:
+        """Make a session, with the files of a claimed directory. `wishes` and errors are those of
+        `SessionKeeper.create`, and:
+
+        Raises:
+            ResourceNotFound: there is no such claim.
+            PermissionDenied: its proof is missing.
+            InvalidParams: the directory has too much, or what cannot be taken in.
+        """
+        if project is None:
+            return await self._sessions.create(principal, **wishes)
+        claim = self._claims.get(project)
+        if claim is None:
+            words = "There is no such project. Claim its directory first."
+            raise ResourceNotFound(words, fields=["project"])
+        directory, found, rules = await anyio.to_thread.run_sync(_look, claim)
+        self._claims[project] = claim = Claim(directory, claim.everything)
+        record = await self._sessions.create(principal, **wishes)
+        try:
+            home = await self._bring_in(principal, record, claim, found, rules)
+            return await self._sessions.set_project(record.id, home)
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(EngineError):
+                await self._sessions.end(principal, record.id, "its project was not brought in")
+            raise
+
+    async def _bring_in(
+        self,
+        principal: Principal,
+        record: SessionRecord,
+        claim: Claim,
+        found: Sequence[Found],
+        rules: dict[str, str],
+    ) -> ProjectHome:
+        most = workspace_mb(record.memory_mb, record.disk_mb) * MB
+        size = sum(one.status.st_size for one in found if not one.is_directory)
+        if size > most:
+            raise InvalidParams(
+                f"The project has {size // MB + 1} MB, and the session's workspace {most // MB}. "
+                "Give the session a disk of more MB, or leave out more by .gitignore.",
+                fields=["project", "disk_mb"],
+            )
+        tree: dict[str, Entry] = {}
+        turn = await self._sessions.files(principal, record.id)
+        async with turn as lease:
+            with ExitStack() as stack:
+                project = stack.enter_context(ProjectDirectory(claim.directory))
+                taken = await _feed(lease, project.fed(found, tree))
+            if (taken.files, taken.size) != (
+                len(found), sum(max(0, one.size) for one in tree.values())
+            ):  # fmt: skip
+                raise not_as_agreed()
+            baseline = Baseline(tree, rules, claim.everything)
+            await anyio.sleep(SETTLED_S)
+            rows, _ = await _found(scan(lease, links=True))
+        for path, _, _, version in rows:  # no program has run yet: these are the files above
+            if version and path in tree and not tree[path].is_link:
+                baseline.versions[path] = (version, tree[path].digest)
+        return await self._store.put(record.id, claim.directory, baseline)
+
+    async def difference(self, principal: Principal, session_id: str) -> JsonObject:
+        """Return what changed in a session's project, after the calls in it.
+
+        Raises:
+            ResourceNotFound: the principal has no such session.
+            InvalidParams: it has no project, or it cannot be compared.
+            SandboxUnavailable, StateUnavailable: that cannot be done now.
+        """
+        turn = await self._sessions.files(principal, session_id)
+        async with turn as lease:
+            return await project_of(lease).difference(lease)
+
+
+def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
+    directory = claim.directory.resolve()
+    with ProjectDirectory(directory) as project:
+        if claim.proof and not project.take_proof(claim.proof):
+            raise PermissionDenied(
+                f"The project directory has no empty file {claim.proof} of yours, which shows that "
+                "you can write there."
+            )
+        return directory, *project.look(everything=claim.everything)
+
+
+async def _feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
+    """Send a project to the guest while it is read."""
+    feed = Feed()
+    limits = Limits(wall_s=FEED_S, cpu_s=FEED_S, memory_mb=None, output_bytes=MB)
+    failed: list[BaseException] = []
+
+    async def send() -> None:
+        try:
+            while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
+                await feed.send(piece)
+        except anyio.BrokenResourceError:
+            pass  # its run has ended: the guest says why
+        except EngineError as error:
+            failed.append(error)
+            group.cancel_scope.cancel()
+
+    said: list[Said[Unpacked]] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        sinks = RunSinks(network=Network(feed.open, ""))
+        said.append(await ask(lease, {"do": "take"}, limits, Unpacked, sinks))
+        group.cancel_scope.cancel()
+    if failed:
+        raise failed[0]
+    if not said:
+        raise try_later("The project could not be copied into the session.")
+    return said[0].required

@@ -1,0 +1,347 @@
+"""A project as values: its files and links, and the directory of the host that holds them.
+
+Host side. Everything that is read is untrusted: a repository comes from anywhere. Each directory is
+opened by a descriptor, one name at a time, and no link is followed. Invariants: a tree is complete
+or refused; what is fed has the digests of the tree that is returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fumehood.core.errors import InvalidParams
+from fumehood.core.escaping import visible
+from fumehood.core.workspace_path import path_fault
+from fumehood.executors.workspace_tree import DIRECTORY, LINK, MAX_FILES, MAX_TARGET
+from fumehood.projects.rules import FILE_NAME, IgnoreRules
+from fumehood.protocol import framing
+
+STAGING_PREFIX = ".fumehood-apply-"
+"""Name prefix of a directory in a project where changes wait until they are put in place."""
+
+PROOF_PREFIX = ".fumehood-project-"
+"""Name prefix of the file that shows that its maker can write in a directory."""
+
+MAX_DEPTH = 64
+MAX_RULES_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
+SHOWN_CHARACTERS = 200
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a link. Two with equal values have the same content."""
+
+    size: int
+    """Bytes, or `LINK`."""
+    can_run: bool
+    digest: str
+    """The SHA-256 of a file, or a link's target."""
+
+    @property
+    def is_link(self) -> bool:
+        return self.size == LINK
+
+
+Tree = Mapping[str, Entry]
+"""Path → what is there. Directories are not part of it, as in git."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One path that a look at a directory found."""
+
+    path: str
+    status: os.stat_result
+    target: str = ""
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+
+def refused(path: str, why: str) -> InvalidParams:
+    """Return the error for something in a project that cannot be taken in."""
+    return InvalidParams(
+        f"{visible(path)[:SHOWN_CHARACTERS]} {why}. Remove it, or list it in .gitignore.",
+        fields=["project"],
+    )
+
+
+class ProjectDirectory:
+    """An open directory of the host. A context manager. Its methods block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stack = ExitStack()
+        self._top = -1
+
+    def __enter__(self) -> ProjectDirectory:
+        """Raises InvalidParams if it is no directory that can be read."""
+        try:
+            self._top = os.open(self.path, DIRECTORY_FLAGS)
+        except OSError as error:
+            shown = visible(str(self.path))
+            words = f"The project directory {shown} cannot be opened: {error.strerror}."
+            raise InvalidParams(words, fields=["project"]) from None
+        self._stack.callback(os.close, self._top)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """Open a directory in it. Raises OSError, also if a link is on the way."""
+        descriptor = os.dup(self._top)
+        try:
+            for name in path.split("/") if path else ():
+                inner = os.open(name, DIRECTORY_FLAGS, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Open the directory of a path. Raises as `directory`."""
+        above, _, name = path.rpartition("/")
+        with self.directory(above) as directory:
+            yield directory, name
+
+    def take_proof(self, name: str) -> bool:
+        """Remove an empty file of this user. False if it is not there, or something else."""
+        try:
+            status = os.stat(name, dir_fd=self._top, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_uid != os.geteuid():
+                return False
+            os.unlink(name, dir_fd=self._top)
+        except OSError:
+            return False
+        return True
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def look(self, *, everything: bool) -> tuple[list[Found], dict[str, str]]:
+        """Return what is in it, directory by directory, and its rules by directory. With
+        `everything`, no rule leaves anything out.
+
+        Raises:
+            InvalidParams: there are too many files, or something cannot be taken in.
+        """
+        found: list[Found] = []
+        texts: dict[str, str] = {}
+        rules = IgnoreRules()
+        self._look_at(self._top, "", found, texts, None if everything else rules, rules)
+        return found, texts
+
+    def _look_at(
+        self,
+        directory: int,
+        path: str,
+        found: list[Found],
+        texts: dict[str, str],
+        leaving_out: IgnoreRules | None,
+        rules: IgnoreRules,
+    ) -> None:
+        if path.count("/") >= MAX_DEPTH:
+            raise refused(path, "is nested too deeply")
+        names = sorted(os.listdir(directory))
+        if FILE_NAME in names:
+            text = _rules_text(directory)
+            if text is not None:
+                texts[path] = text
+                rules.add(path, text)
+        below: list[Found] = []
+        for name in names:
+            one = self._found(directory, name, f"{path}/{name}" if path else name)
+            left_out = (leaving_out or _NEVER).leave_out(one.path, is_directory=one.is_directory)
+            if left_out or name.startswith(STAGING_PREFIX):
+                continue
+            _require_plain(one)
+            found.append(one)
+            if len(found) > MAX_FILES:
+                raise InvalidParams(
+                    f"The project has more than {MAX_FILES:,} files and directories. Leave out "
+                    "what it does not need, by .gitignore.",
+                    fields=["project"],
+                )
+            if one.is_directory:
+                below.append(one)
+        for one in below:
+            try:
+                inner = os.open(one.path.rpartition("/")[2], DIRECTORY_FLAGS, dir_fd=directory)
+            except OSError as error:
+                raise refused(one.path, f"cannot be read ({error.strerror})") from None
+            try:
+                self._look_at(inner, one.path, found, texts, leaving_out, rules)
+            finally:
+                os.close(inner)
+
+    @staticmethod
+    def _found(directory: int, name: str, path: str) -> Found:
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            is_link = stat.S_ISLNK(status.st_mode)
+            return Found(path, status, os.readlink(name, dir_fd=directory) if is_link else "")
+        except OSError:
+            raise changed(path) from None
+
+    def fed(self, found: Sequence[Found], tree: dict[str, Entry]) -> Iterator[bytes]:
+        """Yield what the guest's `take` reads, and fill `tree`. Raises InvalidParams."""
+        piece = bytearray()
+        for one in found:
+            piece += _row(one)
+            if stat.S_ISREG(one.status.st_mode):
+                digest = hashlib.sha256()
+                for chunk in self._read(one):
+                    digest.update(chunk)
+                    piece += chunk
+                    if len(piece) >= CHUNK_BYTES:
+                        yield bytes(piece)
+                        piece.clear()
+                tree[one.path] = Entry(one.status.st_size, _can_run(one.status), digest.hexdigest())
+            elif not one.is_directory:
+                tree[one.path] = Entry(LINK, False, one.target)
+        piece += framing.encode({"row": None})
+        yield bytes(piece)
+
+    def _read(self, one: Found) -> Iterator[bytes]:
+        """Yield exactly the bytes that were there at the look."""
+        left = one.status.st_size
+        try:
+            with self.parent(one.path) as (directory, name):
+                file = os.fdopen(os.open(name, FILE_FLAGS, dir_fd=directory), "rb", buffering=0)
+            with file:
+                while chunk := file.read(min(left + 1, CHUNK_BYTES)):
+                    left -= len(chunk)
+                    if left < 0:
+                        break
+                    yield chunk
+                status = os.fstat(file.fileno())
+        except PermissionError:
+            raise refused(one.path, "cannot be read") from None
+        except OSError:
+            raise changed(one.path) from None
+        if left or _moment(status) != _moment(one.status):
+            raise changed(one.path)
+
+    def entry(self, path: str) -> tuple[Entry | None, bool]:
+        """Return what is at a path now, if a tree can have that, and whether anything is there."""
+        is_there = False
+        try:
+            with self.parent(path) as (directory, name):
+                os.stat(name, dir_fd=directory, follow_symlinks=False)
+                is_there = True
+                return entry_of(name, directory), True
+        except OSError:
+            return None, is_there
+
+    def content(self, path: str, most: int) -> bytes | None:
+        """Return a file's content, or None if it is larger, or not readable."""
+        try:
+            with self.parent(path) as (directory, name):
+                descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                if os.fstat(descriptor).st_size > most:
+                    return None
+                return file.read(most + 1)
+        except OSError:
+            return None
+
+
+def entry_of(name: str, directory: int) -> Entry | None:
+    """Return what has a name in a directory, or None if it is no file or link. Raises OSError."""
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        return Entry(LINK, False, os.readlink(name, dir_fd=directory))
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    digest = hashlib.sha256()
+    size = 0
+    with os.fdopen(os.open(name, FILE_FLAGS, dir_fd=directory), "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return Entry(size, _can_run(status), digest.hexdigest())
+
+
+def link_fault(path: str, target: str) -> str | None:
+    """Return why a link leads, or could lead, out of its project, as a clause; or None."""
+    if not target.isprintable() or len(target) > MAX_TARGET:
+        return "is a link whose target cannot be shown"
+    if not target or target.startswith("/"):
+        return "is a link that leaves the project"
+    steps = target.split("/")
+    ups = 0
+    while ups < len(steps) and steps[ups] in ("..", "."):
+        ups += 1
+    if steps[:ups].count("..") > path.count("/"):
+        return "is a link that leaves the project"
+    if ".." in steps[ups:]:  # behind another link, it could lead anywhere
+        return "is a link with '..' behind a name"
+    return None
+
+
+def changed(path: str) -> InvalidParams:
+    """Return the error for a file that changed while the project was read."""
+    return InvalidParams(
+        f"{visible(path)[:SHOWN_CHARACTERS]} changed while the project was read. Try again.",
+        fields=["project"],
+    )
+
+
+_NEVER = IgnoreRules()
+
+
+def _require_plain(one: Found) -> None:
+    """Raise InvalidParams for what cannot be taken in."""
+    fault = path_fault(one.path)
+    if fault is not None:
+        raise refused(one.path, f"has a name that cannot be used: it {fault}")
+    mode = one.status.st_mode
+    if stat.S_ISLNK(mode):
+        fault = link_fault(one.path, one.target)
+        if fault is not None:
+            raise refused(one.path, fault)
+    elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise refused(one.path, "is neither a file, nor a directory, nor a link")
+
+
+def _rules_text(directory: int) -> str | None:
+    """Return the text of a directory's rules, if it is a plain file of a usual size."""
+    try:
+        with os.fdopen(os.open(FILE_NAME, FILE_FLAGS, dir_fd=directory), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            content = file.read(MAX_RULES_BYTES + 1)
+    except OSError:
+        return None
+    return content.decode("utf-8", "replace") if len(content) <= MAX_RULES_BYTES else None
+
+
+def _row(one: Found) -> bytes:
+    status = one.status
+    size, can_run = (status.st_size, _can_run(status)) if not one.target else (LINK, False)
+    if one.is_directory:
+        size, can_run = DIRECTORY, True
+    row = [one.path, size, can_run, max(0, status.st_mtime_ns // 1000), one.target]
+    return framing.encode({"row": row})
+
+
+def _can_run(status: os.stat_result) -> bool:
+    return bool(status.st_mode & stat.S_IXUSR)
+
+
+def _moment(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,399 @@
+"""Writing changes into a project: all of them or none, also if the engine is killed meanwhile.
+
+Host side, in a thread. The new contents are staged in a directory of the project, on the same file
+system. Then each old file is moved into the staging directory, looked at there, where no path leads
+to it any more, and replaced by the new one without overwriting anything. A journal in the engine's
+own state says what was begun; until it says that all is done, everything is put back: at once, or
+by the next engine. Invariants: no link is followed; what is not as it was copied in is left as it
+is, and then nothing changes; nothing outside of the project is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fumehood.core.errors import EngineError, StateUnavailable
+from fumehood.projects.tree import (
+    STAGING_PREFIX,
+    Entry,
+    ProjectDirectory,
+    entry_of,
+)
+from fumehood.storage.directory import flush, private_directory, write_private
+
+NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+ANOTHER = "is not as it was copied"
+IN_THE_WAY = "is in the way"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of one path: the entry before, and the one after; None where there is none."""
+
+    path: str
+    before: Entry | None
+    after: Entry | None
+
+
+class Conflicts(Exception):
+    """The host's files are not as they were copied, so nothing was written. Path → a clause."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        super().__init__()
+        self.paths = dict(paths)
+
+
+@dataclass(slots=True)
+class _Step:
+    path: str
+    number: int
+    has_old: bool
+    staged: str | None
+    """The staged file; None for a link, and if nothing comes."""
+    inode: int | None
+    target: str | None
+    """That of the new link."""
+
+
+@dataclass(slots=True)
+class _Journal:
+    directory: str
+    staging: str
+    state: str = "staging"
+    steps: list[_Step] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+    """Directories that are not there before."""
+    emptied: dict[str, int] = field(default_factory=dict)
+    """Directories that may go, with their modes."""
+
+    def text(self) -> bytes:
+        steps = [[s.path, s.number, s.has_old, s.staged, s.inode, s.target] for s in self.steps]
+        told = {
+            "directory": self.directory, "staging": self.staging, "state": self.state,
+            "steps": steps, "made": self.made, "emptied": self.emptied,
+        }  # fmt: skip
+        return json.dumps(told).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> _Journal:
+        told: dict[str, Any] = json.loads(text)
+        steps = [_Step(*row) for row in told.pop("steps")]
+        return cls(**told, steps=steps)
+
+
+class Journals:
+    """The journals of one engine, in a directory of its own."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Without a directory nothing is noted, and what a killed engine began stays so."""
+        self._directory = directory
+
+    def recover(self) -> list[str]:
+        """Finish or put back what a killed engine has begun. Return the project directories where
+        that failed, which stay for the next try.
+        """
+        failed: list[str] = []
+        if self._directory is None or not self._directory.is_dir():
+            return failed
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                journal = _Journal.parse(path.read_bytes())
+            except (OSError, ValueError, TypeError, KeyError):
+                failed.append(str(path))
+                continue
+            try:
+                with ProjectDirectory(Path(journal.directory)) as project:
+                    if journal.state == "writing":
+                        _put_back(project, journal)
+                    _remove_staging(project, journal.staging)
+            except (OSError, EngineError):
+                failed.append(journal.directory)
+                continue
+            path.unlink(missing_ok=True)
+        return failed
+
+    def write(self, journal: _Journal) -> None:
+        """Store a journal durably. Raises OSError."""
+        if self._directory is None:
+            return
+        private_directory(self._directory)
+        path = self._directory / _file_name(journal)
+        new = path.with_suffix(".new")
+        write_private(new, journal.text())
+        new.rename(path)
+        flush(self._directory)
+
+    def drop(self, journal: _Journal) -> None:
+        """Forget one: nothing of it is left."""
+        if self._directory is not None:
+            (self._directory / _file_name(journal)).unlink(missing_ok=True)
+
+
+def _file_name(journal: _Journal) -> str:
+    return f"{journal.staging.removeprefix(STAGING_PREFIX)}.json"
+
+
+class Writing:
+    """One set of changes on its way into a project. A context manager; its methods block.
+
+    Stage each new file with `add`, then `write`.
+    """
+
+    def __init__(self, project: ProjectDirectory, journals: Journals) -> None:
+        self._project = project
+        self._journals = journals
+        self._journal = _Journal(str(project.path), f"{STAGING_PREFIX}{secrets.token_hex(8)}")
+        self._staged: dict[str, str] = {}
+        self._is_left = False
+
+    def __enter__(self) -> Writing:
+        with _as_told(), self._project.directory("") as top:
+            self._journals.write(self._journal)
+            os.mkdir(self._journal.staging, 0o700, dir_fd=top)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._is_left:  # the next engine tries again
+            return
+        with suppress(OSError):
+            _remove_staging(self._project, self._journal.staging)
+            self._journals.drop(self._journal)
+
+    @contextmanager
+    def add(self, path: str) -> Any:
+        """Open a new file to write the content for a path. Raises StateUnavailable."""
+        name = f"new-{len(self._staged)}"
+        self._staged[path] = name
+        with (
+            _as_told(),
+            self._project.directory(self._journal.staging) as staging,
+            os.fdopen(os.open(name, NEW_FLAGS, 0o600, dir_fd=staging), "wb") as file,
+        ):
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write(self, changes: Iterable[Change], directories: frozenset[str]) -> None:
+        """Put the changes in place. `directories` are those that the session still has.
+
+        Raises:
+            Conflicts: a file is not as it was copied; nothing has changed.
+            StateUnavailable: there is no room, or no right; nothing has changed.
+        """
+        journal, project = self._journal, self._project
+        with _as_told():
+            todo = sorted(changes, key=lambda one: (one.after is not None, one.path))
+            self._plan(todo, directories)
+            journal.state = "writing"
+            self._journals.write(journal)
+            try:
+                for step, change in zip(journal.steps, todo, strict=True):
+                    if change.after is None:
+                        _do(project, journal, step, change)
+                for path in sorted(journal.emptied, reverse=True):
+                    with suppress(OSError), project.parent(path) as (directory, name):
+                        os.rmdir(name, dir_fd=directory)
+                for path in journal.made:
+                    _make(project, path)
+                for step, change in zip(journal.steps, todo, strict=True):
+                    if change.after is not None:
+                        _do(project, journal, step, change)
+                for path in {change.path.rpartition("/")[0] for change in todo}:
+                    with suppress(OSError), project.directory(path) as directory:
+                        os.fsync(directory)
+                journal.state = "done"
+                self._journals.write(journal)
+            except BaseException:
+                self._is_left = True
+                _put_back(project, journal)
+                self._is_left = False
+                raise
+
+    def _plan(self, todo: list[Change], directories: frozenset[str]) -> None:
+        """Note what will be done, and give the new files the modes of the old ones."""
+        journal, project = self._journal, self._project
+        lacking: set[str] = set()
+        emptied: set[str] = set()
+        for number, change in enumerate(todo):
+            staged, inode, target = None, None, None
+            above = _above(change.path)
+            if change.after is not None:
+                lacking.update(above)
+                if change.after.is_link:
+                    target = change.after.digest
+                else:
+                    staged = self._staged[change.path]
+                    inode = self._set_mode(change, staged)
+            elif change.before is not None:
+                emptied.update(one for one in above if one not in directories)
+            has_old = change.before is not None
+            journal.steps.append(_Step(change.path, number, has_old, staged, inode, target))
+        for path in sorted(lacking):
+            with suppress(OSError), project.parent(path) as (directory, name):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode) and path not in emptied:
+                    continue
+            journal.made.append(path)
+        for path in emptied:
+            with suppress(OSError), project.parent(path) as (directory, name):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    journal.emptied[path] = stat.S_IMODE(status.st_mode)
+
+    def _set_mode(self, change: Change, staged: str) -> int:
+        """Set the mode of a staged file, and return its inode."""
+        assert change.after is not None
+        mode = 0o644
+        with suppress(OSError), self._project.parent(change.path) as (directory, name):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                mode = stat.S_IMODE(status.st_mode) & 0o777
+        readers = mode >> 2 & 0o111
+        mode = mode | readers if change.after.can_run else mode & ~0o111
+        with self._project.directory(self._journal.staging) as staging:
+            descriptor = os.open(staged, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=staging)
+            try:
+                os.fchmod(descriptor, mode)
+                return os.fstat(descriptor).st_ino
+            finally:
+                os.close(descriptor)
+
+
+def _do(project: ProjectDirectory, journal: _Journal, step: _Step, change: Change) -> None:
+    """Do one step. Raises Conflicts, OSError."""
+    old = f"old-{step.number}"
+    try:
+        with (
+            project.parent(step.path) as (directory, name),
+            project.directory(journal.staging) as staging,
+        ):
+            if step.has_old:
+                _require_no_directory(name, directory, step.path)
+                os.rename(name, old, src_dir_fd=directory, dst_dir_fd=staging)
+                if entry_of(old, staging) != change.before:
+                    raise Conflicts({step.path: ANOTHER})
+            if step.target is not None:
+                os.symlink(step.target, name, dir_fd=directory)
+            elif step.staged is not None:
+                os.link(
+                    step.staged, name, src_dir_fd=staging, dst_dir_fd=directory,
+                    follow_symlinks=False,
+                )  # fmt: skip
+    except FileExistsError:
+        raise Conflicts({step.path: IN_THE_WAY}) from None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
+            raise Conflicts({step.path: ANOTHER}) from None
+        raise
+
+
+def _require_no_directory(name: str, directory: int, path: str) -> None:
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+        raise Conflicts({path: ANOTHER})
+
+
+def _make(project: ProjectDirectory, path: str) -> None:
+    try:
+        with project.parent(path) as (directory, name):
+            os.mkdir(name, 0o755, dir_fd=directory)
+    except FileExistsError:
+        raise Conflicts({path: IN_THE_WAY}) from None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise Conflicts({path: ANOTHER}) from None
+        raise
+
+
+def _put_back(project: ProjectDirectory, journal: _Journal) -> None:
+    """Undo what was done of a journal. May be repeated. Raises OSError."""
+    with project.directory(journal.staging) as staging:
+        for step in reversed(journal.steps):
+            _take_away(project, step)
+        for path in reversed(journal.made):
+            with suppress(OSError), project.parent(path) as (directory, name):
+                os.rmdir(name, dir_fd=directory)
+        for path, mode in sorted(journal.emptied.items()):
+            with suppress(OSError), project.parent(path) as (directory, name):
+                os.mkdir(name, mode, dir_fd=directory)
+        for step in journal.steps:
+            old = f"old-{step.number}"
+            if not step.has_old or not _is_there(old, staging):
+                continue
+            name = step.path.rpartition("/")[2]
+            aside = f"{name}.before-{journal.staging.removeprefix(STAGING_PREFIX)}"
+            with _parent_or_top(project, step.path) as (directory, is_top):
+                # Somebody may have put something in its place meanwhile.
+                is_taken = is_top or _is_there(name, directory)
+                place = aside if is_taken else name
+                os.rename(old, place, src_dir_fd=staging, dst_dir_fd=directory)
+
+
+@contextmanager
+def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, bool]]:
+    """Open the directory of a path, or that of the project if the former is not there any more."""
+    with ExitStack() as stack:
+        try:
+            directory, is_top = stack.enter_context(project.parent(path))[0], False
+        except OSError:
+            directory, is_top = stack.enter_context(project.directory("")), True
+        yield directory, is_top
+
+
+def _take_away(project: ProjectDirectory, step: _Step) -> None:
+    """Remove what a step has put in place, if it has."""
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),
+        project.parent(step.path) as (
+            directory,
+            name,
+        ),
+    ):
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        is_ours = step.inode == status.st_ino and stat.S_ISREG(status.st_mode)
+        if step.target is not None and stat.S_ISLNK(status.st_mode):
+            is_ours = os.readlink(name, dir_fd=directory) == step.target
+        if is_ours:
+            os.unlink(name, dir_fd=directory)
+
+
+def _is_there(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove_staging(project: ProjectDirectory, staging: str) -> None:
+    with suppress(FileNotFoundError), project.directory(staging) as inner:
+        for name in os.listdir(inner):  # noqa: PTH208 - a descriptor
+            os.unlink(name, dir_fd=inner)
+    with suppress(FileNotFoundError), project.directory("") as top:
+        os.rmdir(staging, dir_fd=top)
+
+
+def _above(path: str) -> list[str]:
+    """Return the directories above a path, topmost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+@contextmanager
+def _as_told() -> Any:
+    try:
+        yield
+    except OSError as error:
+        raise StateUnavailable(
+            f"The project could not be written, and is as it was: {error.strerror}."
+        ) from None

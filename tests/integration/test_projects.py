@@ -1,0 +1,428 @@
+"""A project of the host: into a session as a copy, and back as a diff that a human approved."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine, Envelope
+from fumehood.approvals.model import Approval, ApprovalQuery
+from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
+from fumehood.executors import workspace_tree
+from fumehood.projects import tree as project_tree
+from fumehood.sandbox.settings import ContainerSettings, LanguageImages
+from fumehood.storage.database import open_database
+from support.asking import ALICE, YES, add_approvers
+
+pytestmark = [
+    pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
+]  # fmt: skip
+
+IMAGE = "python-data"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def running(home: Path, **container: Any) -> AsyncIterator[Engine]:
+    images = LanguageImages(python=IMAGE, shell=IMAGE)
+    config = Config(home=home, container=ContainerSettings(images=images, **container))
+    database = open_database(home / "state.db")
+    try:
+        async with Engine(config=config, database=database) as engine:
+            yield engine
+    finally:
+        database.close()
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    async with running(tmp_path_factory.mktemp("home")) as engine:
+        await add_approvers(engine)
+        yield engine
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    top = tmp_path / "project"
+    for path, text in {
+        "calc.py": "def add(a, b):\n    return a - b\n",
+        "docs/notes.txt": "old\n",
+        "docs/deep/er.txt": "deep\n",
+        "run.sh": "#!/bin/sh\necho ran\n",
+        ".gitignore": "build/\n*.log\n",
+        "build/made": "not copied\n",
+        ".git/config": "[core]\n",
+        "ü ñ/🙂.txt": "names\n",
+    }.items():
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_text(text)
+    (top / "run.sh").chmod(0o755)
+    (top / "latest").symlink_to("docs/notes.txt")
+    (top / "binary").write_bytes(bytes(range(256)) * 300)
+    return top
+
+
+async def session_from(engine: Engine, project: Path, **wishes: Any) -> str:
+    claim = engine.projects.claim(str(project), proven=True)
+    made = await engine.projects.create(engine.owner, project=claim.id, image=IMAGE, **wishes)
+    return made.id
+
+
+async def shell(engine: Engine, session: str, command: str) -> str:
+    answer = await engine.call("run_shell", {"command": command}, session_id=session)
+    assert answer.success, answer.error
+    told: str = answer.data["stdout"]
+    return told
+
+
+async def changed(engine: Engine, session: str) -> dict[str, Any]:
+    found = await engine.projects.difference(engine.owner, session)
+    return {one["path"]: one["change"] for one in found["files"]}
+
+
+async def asked(engine: Engine, session: str) -> tuple[Approval, asyncio.Future[Envelope]]:
+    """Ask for the changes to be applied, and wait until a human is asked."""
+    calling = asyncio.ensure_future(
+        engine.call("apply_workspace", {}, session_id=session, wait_for_approval=30)
+    )
+    with anyio.fail_after(20):
+        while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):
+            if calling.done():
+                pytest.fail(str(calling.result()))
+            await anyio.sleep(0.02)
+    return found[0], calling
+
+
+async def approved(engine: Engine, session: str) -> Envelope:
+    approval, calling = await asked(engine, session)
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    return await calling
+
+
+def files_of(top: Path) -> dict[str, bytes | str]:
+    return {
+        str(path.relative_to(top)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in sorted(top.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+EDITS = """
+sed -i 's/a - b/a + b/' calc.py
+rm -r docs/deep
+mv docs/notes.txt docs/renamed.txt
+chmod -x run.sh
+mkdir new build; printf 'new\\n' > new/file.txt; printf 'x' > build/x; printf 'y' > a.log
+ln -sfn docs/renamed.txt latest
+printf 'more' >> binary
+"""
+
+
+async def test_changes_come_back_after_a_yes_and_exactly_as_they_were_shown(
+    engine: Engine, project: Path
+) -> None:
+    session = await session_from(engine, project)
+    copied = await shell(engine, session, "ls -A; cat 'ü ñ/🙂.txt' latest; ./run.sh || sh run.sh")
+    assert copied.split() == [
+        ".gitignore", "binary", "calc.py", "docs", "latest", "run.sh", "ü", "ñ",
+        "names", "old", "ran",
+    ]  # fmt: skip
+    await shell(engine, session, EDITS)
+    expected = {
+        "binary": "modified", "calc.py": "modified", "docs/deep/er.txt": "deleted",
+        "docs/renamed.txt": "renamed", "latest": "modified", "new/file.txt": "added",
+        "run.sh": "mode",
+    }  # fmt: skip
+    assert await changed(engine, session) == expected
+    before = files_of(project)
+
+    approval, calling = await asked(engine, session)
+
+    assert approval.tool == "apply_workspace"
+    assert approval.preview is not None
+    assert approval.preview["directory"] == str(project)
+    assert approval.preview["counts"] == {
+        "added": 2, "changed": 4, "removed": 2, "removed_bytes": 9
+    }  # fmt: skip
+    (calc,) = [one for one in approval.preview["changed"] if one["path"] == "calc.py"]
+    assert "-    return a - b\n+    return a + b\n" in calc["diff"]
+    assert files_of(project) == before
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    answer = await calling
+
+    assert answer.success, answer.error
+    assert {one["path"]: one["change"] for one in answer.data["files"]} == expected
+    assert files_of(project) == {
+        **{k: v for k, v in before.items() if not k.startswith("docs/")},
+        "calc.py": b"def add(a, b):\n    return a + b\n",
+        "docs/renamed.txt": b"old\n",
+        "new/file.txt": b"new\n",
+        "latest": "docs/renamed.txt",
+        "binary": bytes(range(256)) * 300 + b"more",
+    }
+    assert not (project / "run.sh").stat().st_mode & 0o111
+    assert not (project / "docs/deep").exists()
+    assert await changed(engine, session) == {}
+    await shell(engine, session, "echo again >> calc.py")
+    assert await changed(engine, session) == {"calc.py": "modified"}
+    assert (await approved(engine, session)).success
+    assert (project / "calc.py").read_text().endswith("again\n")
+
+
+async def test_diff_tool_shows_the_model_what_would_be_applied(
+    engine: Engine, project: Path
+) -> None:
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo more >> docs/notes.txt; mkfifo pipe; ln -s /etc/passwd out")
+    answer = await engine.call("workspace_diff", {}, session_id=session)
+    assert answer.success, answer.error
+    assert answer.data["diff"].splitlines()[-2:] == [" old", "+more"]
+    assert [one["path"] for one in answer.data["files"]] == ["docs/notes.txt"]
+    assert sorted(answer.data["unseen"]) == ["out", "pipe"]
+
+
+# -- what cannot come back -----------------------------------------------------------------
+
+
+async def test_git_hooks_and_links_that_leave_the_project_never_come_back(
+    engine: Engine, project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("secret\n")
+    session = await session_from(engine, project)
+    await shell(
+        engine, session,
+        "mkdir -p .git/hooks sub/.git; printf '#!/bin/sh\\n' > .git/hooks/pre-commit; "
+        "echo x > sub/.git/config; ln -s ../../../tmp up; ln -s docs/../../secret way; "
+        "rm -r docs; ln -s /etc docs; echo fine > fine",
+    )  # fmt: skip
+    answer = await approved(engine, session)
+    assert answer.success, answer.error
+    assert files_of(project / ".git") == {"config": b"[core]\n"}
+    assert (project / "fine").read_text() == "fine\n"
+    assert not any((project / name).exists() for name in ("sub", "up", "way", "docs/passwd"))
+    assert (tmp_path / "secret").read_text() == "secret\n"
+
+
+async def test_nothing_is_written_if_the_session_changes_after_the_diff_was_shown(
+    engine: Engine, project: Path
+) -> None:
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo seen > seen")
+    before = files_of(project)
+    approval, calling = await asked(engine, session)
+    await shell(engine, session, "echo other > seen")
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    answer = await calling
+    assert answer.error is not None
+    assert answer.error.code == "APPROVAL_EXPIRED"
+    assert files_of(project) == before
+
+
+HOSTS: dict[str, Callable[[Path], object]] = {
+    "changed": lambda top: (top / "calc.py").write_text("mine\n"),
+    "deleted": lambda top: (top / "calc.py").unlink(),
+    "link": lambda top: ((top / "calc.py").unlink(), (top / "calc.py").symlink_to("run.sh")),
+    "directory": lambda top: ((top / "calc.py").unlink(), (top / "calc.py").mkdir()),
+    "in the way": lambda top: (top / "added").write_text("mine\n"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTS)
+async def test_nothing_is_written_if_the_host_changes_a_file_after_the_diff_was_shown(
+    engine: Engine, project: Path, what: str
+) -> None:
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo x >> calc.py; echo x > added; echo x >> docs/notes.txt")
+    approval, calling = await asked(engine, session)
+    HOSTS[what](project)
+    before = files_of(project)
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    answer = await calling
+    assert answer.error is not None
+    assert answer.error.code == "INVALID_PARAMS"
+    name = "added" if what == "in the way" else "calc.py"
+    assert answer.error.details is not None
+    assert list(answer.error.details["conflicts"]) == [name]
+    assert files_of(project) == before
+    found = await engine.projects.difference(engine.owner, session)
+    assert [one["path"] for one in found["files"] if one.get("conflict")] == [name]
+
+
+async def test_same_change_on_both_sides_is_no_conflict(engine: Engine, project: Path) -> None:
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo x > calc.py; echo y > added")
+    (project / "calc.py").write_text("x\n")
+    assert await changed(engine, session) == {"added": "added"}
+    assert (await approved(engine, session)).success
+    assert (project / "added").read_text() == "y\n"
+
+
+async def test_conflict_is_told_before_a_human_is_asked(engine: Engine, project: Path) -> None:
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo x >> calc.py")
+    (project / "calc.py").write_text("mine\n")
+    answer = await engine.call("apply_workspace", {}, session_id=session)
+    assert answer.error is not None
+    assert "calc.py is not as it was copied" in answer.error.message
+    assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
+
+
+async def test_session_without_a_project_has_nothing_to_apply(engine: Engine) -> None:
+    made = await engine.projects.create(engine.owner, image=IMAGE)
+    answer = await engine.call("apply_workspace", {}, session_id=made.id)
+    assert answer.error is not None
+    assert answer.error.code == "INVALID_PARAMS"
+    with pytest.raises(InvalidParams):
+        await engine.projects.difference(engine.owner, made.id)
+    await engine.sessions.end(engine.owner, made.id)
+
+
+# -- what cannot be taken in ---------------------------------------------------------------
+
+
+def not_utf8(top: Path) -> None:
+    with open(os.fsencode(top) + b"/bad\xff", "wb"):
+        pass
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "link out": (lambda top: (top / "out").symlink_to("../secret"), "out is a link that leaves"),
+    "absolute link": (lambda top: (top / "out").symlink_to("/etc/hosts"), "out is a link that"),
+    "roundabout link": (lambda top: (top / "out").symlink_to("docs/../../x"), "out is a link with"),
+    "pipe": (lambda top: os.mkfifo(top / "pipe"), "pipe is neither a file"),
+    "name": (not_utf8, "has a name that cannot be used"),
+    "closed": (lambda top: (top / "docs").chmod(0), "docs cannot be read"),
+    "deep": (lambda top: (top / "/".join("d" * 70)).mkdir(parents=True), "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_project_with_what_cannot_be_copied_is_refused_by_name(
+    engine: Engine, project: Path, what: str
+) -> None:
+    if what == "closed" and os.geteuid() == 0:
+        what = "pipe"  # root reads everything
+    make, words = REFUSED[what]
+    make(project)
+    before = len(engine.sessions.list(engine.owner))
+    with pytest.raises(InvalidParams) as refused:
+        await session_from(engine, project)
+    assert words in refused.value.message
+    assert len(engine.sessions.list(engine.owner)) == before
+
+
+async def test_what_git_ignores_is_neither_copied_nor_looked_at(
+    engine: Engine, project: Path
+) -> None:
+    (project / "build/out").symlink_to("/etc/hosts")
+    session = await session_from(engine, project)
+    assert "build" not in await shell(engine, session, "ls")
+
+
+async def test_project_with_too_many_files_is_refused(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project_tree, "MAX_FILES", 5)
+    with pytest.raises(InvalidParams, match="more than 5 files"):
+        await session_from(engine, project)
+
+
+async def test_project_larger_than_the_workspace_is_refused(engine: Engine, project: Path) -> None:
+    with (project / "large").open("wb") as file:
+        file.truncate(300 << 20)
+    with pytest.raises(InvalidParams, match="301 MB") as refused:
+        await session_from(engine, project)
+    assert "disk" in refused.value.message
+
+
+async def test_file_that_changes_while_the_project_is_read_is_named(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = project_tree.ProjectDirectory.look
+
+    def changing(self: Any, **options: Any) -> Any:
+        found = look(self, **options)
+        (project / "calc.py").write_text("changed meanwhile\n")
+        return found
+
+    monkeypatch.setattr(project_tree.ProjectDirectory, "look", changing)
+    with pytest.raises(InvalidParams, match="calc\\.py changed while the project was read"):
+        await session_from(engine, project)
+
+
+async def test_session_with_too_many_files_says_so(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await session_from(engine, project)
+    monkeypatch.setattr(workspace_tree, "MAX_FILES", 20)
+    await shell(engine, session, "mkdir build many; touch build/$(seq -s ' build/' 50)")
+    assert await changed(engine, session) == {}
+    await shell(engine, session, "touch many/$(seq -s ' many/' 50)")
+    with pytest.raises(InvalidParams, match="more than 20 files"):
+        await engine.projects.difference(engine.owner, session)
+
+
+# -- who may name a directory --------------------------------------------------------------
+
+
+async def test_directory_is_used_only_with_the_proof_in_it(engine: Engine, project: Path) -> None:
+    claim = engine.projects.claim(str(project))
+    owner = engine.owner
+    with pytest.raises(PermissionDenied):
+        await engine.projects.create(owner, project=claim.id, image=IMAGE)
+    proof = project / claim.proof
+    proof.symlink_to(project / "calc.py")
+    with pytest.raises(PermissionDenied):
+        await engine.projects.create(owner, project=claim.id, image=IMAGE)
+    proof.unlink()
+    proof.touch()
+    made = await engine.projects.create(owner, project=claim.id, image=IMAGE)
+    assert made.project == "project"
+    assert not proof.exists()
+    with pytest.raises(ResourceNotFound):
+        await engine.projects.create(owner, project="proj_" + "0" * 32, image=IMAGE)
+    await engine.sessions.end(owner, made.id)
+
+
+# -- later engines -------------------------------------------------------------------------
+
+
+async def test_next_engine_knows_what_was_copied_in(tmp_path: Path, project: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    async with running(home) as engine:
+        await add_approvers(engine)
+        session = await session_from(engine, project)
+        await shell(engine, session, "echo x >> calc.py")
+    async with running(home) as engine:
+        assert await changed(engine, session) == {"calc.py": "modified"}
+        assert (await approved(engine, session)).success
+        assert await changed(engine, session) == {}
+    async with running(home) as engine:
+        assert await changed(engine, session) == {}
+        await engine.sessions.end(engine.owner, session)
+
+
+@pytest.mark.needs("runsc")
+async def test_project_works_on_gvisor(tmp_path: Path, project: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    async with running(home, runtime="runsc") as engine:
+        await add_approvers(engine)
+        session = await session_from(engine, project)
+        await shell(engine, session, EDITS)
+        assert len(await changed(engine, session)) == 7
+        assert (await approved(engine, session)).success
+        assert (project / "calc.py").read_text().endswith("a + b\n")
+        await engine.sessions.end(engine.owner, session)

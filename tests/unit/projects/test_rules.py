@@ -1,0 +1,85 @@
+"""The rules of `.gitignore` files, against git itself."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood.projects.rules import IgnoreRules, plain_names
+
+NAMES = st.sampled_from(["a", "b", "ab", "a.b", "b.txt", "fo o", "x[1]", "#c", "!d", "d*", ".e"])
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+PATTERNS = st.sampled_from(
+    [
+        "a", "*.txt", "a/", "/a", "a/b", "**/b", "a/**", "a/**/b", "!a", "!b.txt", "f*", "[ab]",
+        "[!a]*", "[^a]b", "\\#c", "\\!d", "x\\[1\\]", "?", "*", "!*/", "fo\\ o", "d\\*", "b*/",
+        "/**/a", "**", "a/*", "!a/ab", "a ", "[a", "x[[]1]", "[]a]", "a\\", ".*", "", "# note",
+    ]
+)  # fmt: skip
+TEXTS = st.lists(PATTERNS, min_size=1, max_size=5).map("\n".join)
+
+
+def listed_by_git(top: Path) -> set[str]:
+    command = ["git", "-C", str(top), "-c", "core.excludesFile=/dev/null", "ls-files"]
+    done = subprocess.run(
+        [*command, "-co", "--exclude-standard", "-z"], capture_output=True, check=True
+    )
+    return {path for path in done.stdout.decode().split("\0") if path}
+
+
+@settings(max_examples=40, deadline=None)
+@given(paths=st.sets(PATHS, max_size=25), top_rules=TEXTS, inner=st.dictionaries(NAMES, TEXTS))
+def test_same_files_are_left_out_as_by_git(
+    tmp_path_factory, paths: set[str], top_rules: str, inner: dict[str, str]
+) -> None:
+    top = tmp_path_factory.mktemp("tree")
+    subprocess.run(["git", "init", "-q", str(top)], check=True)
+    made = set()
+    for path in sorted(paths):
+        if not any((top / part).is_file() for part in _above(path)) and not (top / path).is_dir():
+            (top / path).parent.mkdir(parents=True, exist_ok=True)
+            (top / path).write_text("")
+            made.add(path)
+    rules = IgnoreRules()
+    for directory, text in {"": top_rules, **inner}.items():
+        if (top / directory).is_dir():
+            (top / directory / ".gitignore").write_text(text)
+            rules.add(directory, text)
+
+    kept = {path for path in made if not rules.leave_out(path, is_directory=False)}
+
+    assert kept == listed_by_git(top) & made
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def test_pattern_made_to_take_long_takes_no_time() -> None:
+    rules = IgnoreRules()
+    rules.add("", "*a*a*a*a*a*a*a*a*a*a*ab\n" + "**/a*/" * 20 + "b\n")
+    began = time.process_time()
+    for name in ("a" * 250 + "b" + "c", "/".join(["a" * 40] * 60) + "/c"):
+        assert not rules.leave_out(name, is_directory=False)
+    assert time.process_time() - began < 1
+
+
+def test_git_directory_is_never_part_of_a_project() -> None:
+    rules = IgnoreRules()
+    rules.add("", "!.git\n!.git/**\n")
+    assert rules.leave_out(".git/config", is_directory=False)
+    assert rules.leave_out("sub/.git", is_directory=True)
+    assert not rules.leave_out(".github/workflows/test.yml", is_directory=False)
+
+
+def test_names_to_skip_are_those_without_magic_or_exception() -> None:
+    assert plain_names("node_modules/\n# note\n*.log\nbuild\n/dist\na/b\n") == (
+        "node_modules",
+        "build",
+    )
+    assert plain_names("node_modules/\n!node_modules/kept\n") == ()
