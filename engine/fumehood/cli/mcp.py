@@ -22,7 +22,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath
+from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, pairs_of
 from fumehood.cli.reach import find_socket
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import config_file
@@ -153,20 +153,13 @@ def add(
         "harmless": harmless,
     }  # fmt: skip
     pairs = {"env": env, "headers": header}
-    _add_server(name, {**given, **{key: _pairs(each or []) for key, each in pairs.items()}})
+    _add_server(name, {**given, **{key: pairs_of(each or []) for key, each in pairs.items()}})
 
 
 @mcp.command("remove", cls=PlainCommand)
 def remove(name: Annotated[str, typer.Argument(help="The server's name.")]) -> None:
     """Take an MCP server out of the configuration file."""
     _remove_server(name)
-
-
-def _pairs(words: list[str]) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)
-    return dict(word.split("=", 1) for word in words)
 
 
 def _snippet(client: str, command: str, arguments: list[str]) -> str:

@@ -19,7 +19,16 @@ import typer
 from fumehood.answers import UnpackedArchive, WrittenFile
 from fumehood.approvals.wording import ago
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import AsJson, Network, Packages, SocketPath, age, pages
+from fumehood.cli.options import (
+    AsJson,
+    Env,
+    Network,
+    Packages,
+    SocketPath,
+    age,
+    pages,
+    pairs_of,
+)
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
@@ -83,6 +92,7 @@ def new_session(
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
     package: Packages = None,
     network: Network = None,
+    env: Env = None,
     durable: Annotated[
         bool, typer.Option("--durable", help="Save its files after each call.")
     ] = False,
@@ -96,11 +106,12 @@ def new_session(
     socket: SocketPath = None,
 ) -> None:
     """Make a session. Its id goes to standard output, for --session of call and run."""
+    variables = pairs_of(env) if env else None
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
-            packages=package, network=network, durable=durable or None, idle_seconds=idle,
-            lifetime_seconds=lifetime,
+            packages=package, network=network, env=variables, durable=durable or None,
+            idle_seconds=idle, lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:
         show_json(record.model_dump(mode="json"))

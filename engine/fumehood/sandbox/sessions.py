@@ -200,6 +200,7 @@ class SessionKeeper:
         disk_mb: int | None = None,
         packages: Sequence[str] | None = None,
         network: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         durable: bool = False,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
@@ -232,8 +233,9 @@ class SessionKeeper:
             cpus=cpus,
             packages=packages or (),
             network=network,
-            idle_s=idle_seconds,
-            lifetime_s=lifetime_seconds,
+            env=env or {},
+            idle_seconds=idle_seconds,
+            lifetime_seconds=lifetime_seconds,
             durable=durable,
         )
         with self._named(principal.id, [name]):
@@ -509,6 +511,16 @@ class SessionKeeper:
             )
         return self._record(session)
 
+    def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
+        """Return the environment variables that the owner of a session has chosen for its programs.
+
+        Empty if the principal has no such session, whose calls are refused later.
+        """
+        session = self._live.get(session_id)
+        if session is None or session.principal_id != principal.id:
+            return {}
+        return session.env
+
     async def facts_of(self, session_id: str) -> JsonObject:
         """Return the facts of the image in which a session's next call runs.
 
@@ -624,6 +636,7 @@ class SessionKeeper:
             cpus=record.cpus,
             packages=record.packages,
             network=record.network,
+            env=home.env,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
             idle_s=home.idle_s,
             lifetime_s=home.lifetime_s,
@@ -677,6 +690,7 @@ class SessionKeeper:
             cpus=request.cpus,
             packages=pins_of(container.lock),
             network=request.network,
+            env=request.env,
             container=container,
             idle_s=request.idle_s,
             created_at=now_at,

@@ -235,6 +235,7 @@ SESSIONS = Table(
     Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
     Column("network", JSON(none_as_null=True)),
+    Column("env", JSON(none_as_null=True)),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -598,6 +599,10 @@ STEPS: tuple[Step, ...] = (
     _sql(
         "ALTER TABLE agents ADD COLUMN network JSON",
         "ALTER TABLE sessions ADD COLUMN network JSON",
+    ),
+    # Sessions have environment variables. These are their names; `home` has the values.
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN env JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""
