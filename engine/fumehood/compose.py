@@ -441,6 +441,7 @@ def _make_sessions(
         check_maker,
         kept=kept,
         saver=SessionSaver(saved) if saved is not None else None,
+        presets=basis.config.presets,
         on_event=on_event,
     )
 

@@ -86,6 +86,10 @@ plain(
 @sessions.command("new")
 def new_session(
     name: Annotated[str | None, typer.Option(help="A name, which can stand for its id.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A preset of the configuration, for what other options leave out."),
+    ] = None,
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Processors for its programs.")] = None,
@@ -109,8 +113,8 @@ def new_session(
     variables = pairs_of(env) if env else None
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
-            name=name, image=image, agent_id=agent, memory_mb=memory, cpus=cpus, disk_mb=disk,
-            packages=package, network=network, env=variables, durable=durable or None,
+            name=name, preset=preset, image=image, agent_id=agent, memory_mb=memory, cpus=cpus,
+            disk_mb=disk, packages=package, network=network, env=variables, durable=durable or None,
             idle_seconds=idle, lifetime_seconds=lifetime,
         )  # fmt: skip
     if as_json:

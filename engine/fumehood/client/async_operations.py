@@ -154,10 +154,8 @@ class AsyncCallerOperations:
 
     async def create_session(
         self,
-        name: str | None = None,
-        *,
         image: str | None = None,
-        agent_id: str | None = None,
+        *,
         memory_mb: int | None = None,
         cpus: float | None = None,
         disk_mb: int | None = None,
@@ -167,6 +165,9 @@ class AsyncCallerOperations:
         durable: bool | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
+        name: str | None = None,
+        agent_id: str | None = None,
+        preset: str | None = None,
     ) -> SessionRecord:
         """Create a session: a container of the caller's own, until it ends.
 
@@ -178,9 +179,7 @@ class AsyncCallerOperations:
                 field_of("session", SessionRecord),
                 "sessions",
                 body=given(
-                    name=name,
                     image=image,
-                    agent_id=agent_id,
                     memory_mb=memory_mb,
                     cpus=cpus,
                     disk_mb=disk_mb,
@@ -190,6 +189,9 @@ class AsyncCallerOperations:
                     durable=durable,
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,
+                    name=name,
+                    agent_id=agent_id,
+                    preset=preset,
                 ),
                 work_s=300.0,
             )

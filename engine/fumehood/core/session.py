@@ -36,6 +36,8 @@ TURN_S = 60.0
 SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 """Pattern of a session's name. Without an underscore, it is never taken for an id."""
 
+PresetName = Annotated[str, Field(pattern=SESSION_NAME)]
+
 MAX_ENV_BYTES = 64 * 1024
 """Bytes of all environment variables of a session together. They are stored with the session, and
 a call may add `arguments.MAX_WORDS_BYTES` of its own."""
@@ -129,6 +131,8 @@ class SessionRecord(BaseModel):
     """When its files were last restored."""
     env: tuple[str, ...] = ()
     """The names of the environment variables that its programs have."""
+    preset: str | None = None
+    """The preset with which it was made."""
 
 
 class OwnedSession(SessionRecord):
@@ -181,20 +185,14 @@ class KeptSession:
     """None once it has ended."""
 
 
-class NewSession(BaseModel):
-    """The body of `POST /v1/sessions`."""
+class SessionFields(BaseModel):
+    """What a session is made of. Absent fields are by configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
-    name: str | None = Field(
-        default=None,
-        pattern=SESSION_NAME,
-        description="A name for it, which can stand for its id in paths.",
-    )
     image: str | None = Field(
         default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
     )
-    agent_id: Id | None = None
     memory_mb: Megabytes | None = Field(
         default=None,
         description="At most `sessions.max_memory_mb` of the configuration.",
@@ -225,6 +223,22 @@ class NewSession(BaseModel):
     )
     lifetime_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.lifetime_seconds` of the configuration."
+    )
+
+
+class NewSession(SessionFields):
+    """The body of `POST /v1/sessions`."""
+
+    name: str | None = Field(
+        default=None,
+        pattern=SESSION_NAME,
+        description="A name for it, which can stand for its id in paths.",
+    )
+    agent_id: Id | None = None
+    preset: PresetName | None = Field(
+        default=None,
+        description="A preset of the configuration, `presets.NAME`: its fields are the defaults of "
+        "the others here; `network` and `env` are added to.",
     )
 
 

@@ -99,6 +99,8 @@ class Session:
     calls: int = 0
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of its programs."""
+    preset: str | None = None
+    """The preset with which it was made."""
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
     """Its saved files, if it is durable."""
@@ -218,6 +220,7 @@ class Session:
             saved_at=self.saved_at,
             restored_at=self.restored_at,
             env=tuple(self.env),
+            preset=self.preset,
         )
         place, restored_at = self.container, self.restored_at
         home = SessionHome(
@@ -295,7 +298,7 @@ def make_request(
     memory_mb: int | None,
     disk_mb: int | None,
     cpus: float | None,
-    packages: Sequence[str],
+    packages: Sequence[str] | None,
     network: Sequence[str],
     env: Mapping[str, str],
     idle_seconds: float | None,
@@ -338,7 +341,7 @@ def make_request(
         _VARIABLES.validate_python(dict(env), strict=True)
     except ValidationError as error:
         path, said = faults_of(error)[0]
-        fault = f"env{f'.{path[:MAX_NAME_CHARACTERS]}' if path else ''}: {said}."
+        fault = f"env.{path[:MAX_NAME_CHARACTERS]}: {said}." if path else f"env {said}."
         raise InvalidParams(fault, fields=["env"]) from None
     usual_mb = min(offered.default_memory_mb or offered.min_memory_mb, most_mb)
     return SessionRequest(
@@ -347,7 +350,7 @@ def make_request(
         memory_mb=offered.memory_class(memory_mb or usual_mb),
         disk_mb=disk_mb,
         cpus=cpus,
-        packages=tuple(packages),
+        packages=tuple(packages or ()),
         network=tuple(network),
         env=dict(env),
         idle_s=idle_seconds or settings.idle_seconds,

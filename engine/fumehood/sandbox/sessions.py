@@ -31,6 +31,7 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -53,6 +54,7 @@ from fumehood.core.session import (
     SessionStatus,
     Snapshot,
 )
+from fumehood.sandbox.presets import find_preset, merged
 from fumehood.sandbox.session import (
     CopyLost,
     NotSaved,
@@ -70,7 +72,7 @@ from fumehood.sandbox.session import (
 )
 from fumehood.sandbox.session_places import SessionPlaces
 from fumehood.sandbox.session_trials import SessionTrials
-from fumehood.sandbox.settings import SessionSettings
+from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     HasImages,
@@ -131,6 +133,7 @@ class SessionKeeper:
         *,
         kept: Iterable[KeptSession] = (),
         saver: Saver | None = None,
+        presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a saver none is durable."""
@@ -139,6 +142,7 @@ class SessionKeeper:
         self._clock = clock
         self._check = check
         self._saver = saver
+        self._presets = presets or {}
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._places = SessionPlaces(settings)
@@ -193,22 +197,24 @@ class SessionKeeper:
         principal: Principal,
         *,
         name: str | None = None,
-        image: str | None = None,
         agent_id: str | None = None,
+        preset: str | None = None,
+        image: str | None = None,
         memory_mb: int | None = None,
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] | None = None,
-        network: Sequence[str] = (),
+        network: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
-        durable: bool = False,
+        durable: bool | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Create a session. None means the configured value.
+        """Create a session. None means the preset's value, or the configured one.
 
         Raises:
-            InvalidParams: a value is outside its limits, or the packages cannot be had.
+            InvalidParams: a value is outside its limits, there is no such preset, or the packages
+                cannot be had.
             QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
             ResourceNotFound: this principal may not act for the agent.
             SandboxUnavailable: no container or no disk is available.
@@ -218,30 +224,24 @@ class SessionKeeper:
         wall = self._wall
         if self._group is None:
             raise _stopped()
-        if durable and self._saver is None:
-            words = "This engine keeps no files, so no session can be durable: it has no state."
-            raise InvalidParams(words, fields=["durable"])
+        given = {
+            "image": image, "memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb,
+            "packages": packages, "network": network, "env": env, "durable": durable,
+            "idle_seconds": idle_seconds, "lifetime_seconds": lifetime_seconds,
+        }  # fmt: skip
+        chosen = find_preset(self._presets, preset)
         await wall.until_host_is_known()
-        request = make_request(
-            self._settings,
-            wall.limits,
-            wall.host,
-            name=name,
-            image=image,
-            memory_mb=memory_mb,
-            disk_mb=disk_mb,
-            cpus=cpus,
-            packages=packages or (),
-            network=network,
-            env=env or {},
-            idle_seconds=idle_seconds,
-            lifetime_seconds=lifetime_seconds,
-            durable=durable,
-        )
+        try:
+            request = self._request(name, merged(chosen, given))
+        except InvalidParams as error:
+            if preset is None or given.get(error.fields[0], name) is not None:
+                raise
+            words = f"The preset {preset} cannot be used here: {error.message}"
+            raise InvalidParams(words, fields=["preset"]) from None
         with self._named(principal.id, [name]):
             async with self._place_for(principal.id, request):
                 await self._until_there_is_room()
-                session = await self._make(wall, principal.id, agent_id, request)
+                session = await self._make(wall, principal.id, agent_id, preset, request)
                 if self._group is None:  # the engine stopped meanwhile
                     session.container.end(STOPPED)
                     raise _stopped()
@@ -512,14 +512,17 @@ class SessionKeeper:
         return self._record(session)
 
     def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
-        """Return the environment variables that the owner of a session has chosen for its programs.
+        """Return the environment variables that a principal has chosen for its session's programs:
+        those of the session but not of its preset.
 
         Empty if the principal has no such session, whose calls are refused later.
         """
         session = self._live.get(session_id)
         if session is None or session.principal_id != principal.id:
             return {}
-        return session.env
+        preset = self._presets.get(session.preset or "")
+        usual = preset.env if preset is not None else {}
+        return {name: value for name, value in session.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
         """Return the facts of the image in which a session's next call runs.
@@ -637,6 +640,7 @@ class SessionKeeper:
             packages=record.packages,
             network=record.network,
             env=home.env,
+            preset=record.preset,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
             idle_s=home.idle_s,
             lifetime_s=home.lifetime_s,
@@ -664,8 +668,21 @@ class SessionKeeper:
         if home.in_trial:  # its files are those of a trial that nobody has approved
             session.container.end("its engine was killed during a trial")
 
+    def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
+        """Check what a session is to be made of. Raises InvalidParams."""
+        if fields["durable"] and self._saver is None:
+            words = "This engine keeps no files, so no session can be durable: it has no state."
+            raise InvalidParams(words, fields=["durable"])
+        wall = self._wall
+        return make_request(self._settings, wall.limits, wall.host, name=name, **fields)
+
     async def _make(
-        self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
+        self,
+        wall: SessionWall,
+        principal_id: str,
+        agent_id: str | None,
+        preset: str | None,
+        request: SessionRequest,
     ) -> Session:
         """Get a container and store the session's row. If either fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
@@ -691,6 +708,7 @@ class SessionKeeper:
             packages=pins_of(container.lock),
             network=request.network,
             env=request.env,
+            preset=preset,
             container=container,
             idle_s=request.idle_s,
             created_at=now_at,

@@ -236,6 +236,7 @@ SESSIONS = Table(
     Column("cpus", Float),
     Column("network", JSON(none_as_null=True)),
     Column("env", JSON(none_as_null=True)),
+    Column("preset", _TEXT),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -603,6 +604,9 @@ STEPS: tuple[Step, ...] = (
     # Sessions have environment variables. These are their names; `home` has the values.
     _sql(
         "ALTER TABLE sessions ADD COLUMN env JSON",
+    ),
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN preset VARCHAR",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

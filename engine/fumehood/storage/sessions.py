@@ -29,6 +29,7 @@ from fumehood.storage.schema import SESSIONS
 
 _SAME_NAME = (
     "id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "cpus", "calls",
+    "preset",
 )  # fmt: skip
 
 
