@@ -1,16 +1,18 @@
-"""Presets: sessions as the operator describes them, and requests that name one.
+"""Presets: sessions as the operator describes them, requests that name one, and bound agents.
 
-Host side, used by `sessions`.
+Host side, used by `sessions`. Invariant: a session of an agent that is bound to presets has one of
+them, and nothing that the preset does not give, except environment variables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fumehood.core.errors import InvalidParams
-from fumehood.core.names import MAX_NAME_CHARACTERS, did_you_mean
+from fumehood.core.errors import InvalidParams, PermissionDenied
+from fumehood.core.names import MAX_NAME_CHARACTERS, did_you_mean, listed
 from fumehood.core.session import SessionFields
+from fumehood.sandbox.session import SessionRequest
 from fumehood.sandbox.settings import Preset
 
 NO_PRESET = Preset()
@@ -35,6 +37,42 @@ def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {name: getattr(preset, name) for name in SessionFields.model_fields}
     fields |= {name: value for name, value in given.items() if value is not None}
-    fields["network"] = tuple(dict.fromkeys((*preset.network, *(given["network"] or ()))))
-    fields["env"] = {**preset.env, **(given["env"] or {})}
+    fields["network"] = tuple(dict.fromkeys((*preset.network, *(given.get("network") or ()))))
+    fields["env"] = {**preset.env, **(given.get("env") or {})}
     return fields
+
+
+def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None) -> None:
+    """Raise PermissionDenied if an agent is bound to presets, and this is none of them."""
+    if bound and preset not in bound:
+        raise _refusal(agent_id, bound, ["preset"], "Name one of them.")
+
+
+def require_within(
+    agent_id: str | None, bound: Sequence[str], wanted: SessionRequest, granted: SessionRequest
+) -> None:
+    """Raise PermissionDenied, which names the fields, if a session would have more than `granted`,
+    which is that of its preset alone.
+    """
+    more = {
+        "image": wanted.image != granted.image,
+        "memory_mb": wanted.memory_mb > granted.memory_mb,
+        "cpus": (wanted.cpus or 0) > (granted.cpus or 0),
+        "disk_mb": (wanted.disk_mb or 0) > (granted.disk_mb or 0),
+        "packages": not set(wanted.packages) <= set(granted.packages),
+        "network": not set(wanted.network) <= set(granted.network),
+        "durable": wanted.durable and not granted.durable,
+        "idle_seconds": wanted.idle_s > granted.idle_s,
+        "lifetime_seconds": wanted.lifetime_s > granted.lifetime_s,
+    }
+    fields = [name for name, is_more in more.items() if is_more]
+    if fields:
+        words = f"Leave out what is more than its preset gives: {', '.join(fields)}."
+        raise _refusal(agent_id, bound, fields, words)
+
+
+def _refusal(
+    agent_id: str | None, bound: Sequence[str], fields: Sequence[str], remedy: str
+) -> PermissionDenied:
+    words = f"The agent {agent_id} is bound to presets: {listed(bound)}. {remedy}"
+    return PermissionDenied(words, fields=fields)

@@ -54,7 +54,7 @@ from fumehood.core.session import (
     SessionStatus,
     Snapshot,
 )
-from fumehood.sandbox.presets import find_preset, merged
+from fumehood.sandbox.presets import find_preset, merged, require_bound, require_within
 from fumehood.sandbox.session import (
     CopyLost,
     NotSaved,
@@ -105,8 +105,10 @@ NO_COPIES = "cannot be copied. Make one with a disk."
 
 Records = list[SessionRecord]
 
-Check = Callable[[Principal, str | None], None]
-"""Raises an error if a principal may not call tools, or may not act for an agent."""
+Check = Callable[[Principal, str | None], Sequence[str]]
+"""Raises an error if a principal may not call tools, or may not act for an agent. Returns the
+presets to which the agent is bound; without any, it may have any session.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,15 @@ class SessionKeeper:
             InvalidParams: a value is outside its limits, there is no such preset, or the packages
                 cannot be had.
             QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
+            PermissionDenied: the agent is bound to presets, and this is more than they give.
             ResourceNotFound: this principal may not act for the agent.
             SandboxUnavailable: no container or no disk is available.
             StoreError: it could not be stored, so it was not created.
         """
-        self._check(principal, agent_id)
+        bound = self._check(principal, agent_id)
+        if bound and preset is None:
+            preset = bound[0]
+        require_bound(agent_id, bound, preset)
         wall = self._wall
         if self._group is None:
             raise _stopped()
@@ -238,6 +244,11 @@ class SessionKeeper:
                 raise
             words = f"The preset {preset} cannot be used here: {error.message}"
             raise InvalidParams(words, fields=["preset"]) from None
+        if bound:
+            require_within(agent_id, bound, request, self._request(None, merged(chosen, {})))
+        if request.durable and self._saver is None:
+            words = "This engine keeps no files, so no session can be durable: it has no state."
+            raise InvalidParams(words, fields=["durable"])
         with self._named(principal.id, [name]):
             async with self._place_for(principal.id, request):
                 await self._until_there_is_room()
@@ -392,10 +403,12 @@ class SessionKeeper:
 
         Raises:
             InvalidParams: a session has the name.
+            PermissionDenied: the agent is bound to presets, and the session has none of them.
             QuotaExceeded: there are too many sessions with a disk.
         """
         record = self.find(principal, session_id)
-        self._check(principal, record.agent_id)
+        bound = self._check(principal, record.agent_id)
+        require_bound(record.agent_id, bound, record.preset)
         names = [name] * count
         if name is not None and count > 1:
             names = [f"{name}-{number}" for number in range(1, count + 1)]
@@ -669,10 +682,7 @@ class SessionKeeper:
             session.container.end("its engine was killed during a trial")
 
     def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
-        """Check what a session is to be made of. Raises InvalidParams."""
-        if fields["durable"] and self._saver is None:
-            words = "This engine keeps no files, so no session can be durable: it has no state."
-            raise InvalidParams(words, fields=["durable"])
+        """Check the fields of a session. Raises InvalidParams."""
         wall = self._wall
         return make_request(self._settings, wall.limits, wall.host, name=name, **fields)
 

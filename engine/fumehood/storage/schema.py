@@ -121,6 +121,7 @@ AGENTS = Table(
     Column("is_enabled", Boolean, nullable=False),
     Column("created_at", _TEXT, nullable=False),
     Column("network", JSON(none_as_null=True)),
+    Column("presets", JSON(none_as_null=True)),
 )
 
 BINDINGS = Table(
@@ -607,6 +608,10 @@ STEPS: tuple[Step, ...] = (
     ),
     _sql(
         "ALTER TABLE sessions ADD COLUMN preset VARCHAR",
+    ),
+    # Agents can be bound to presets of sessions.
+    _sql(
+        "ALTER TABLE agents ADD COLUMN presets JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.core.errors import EngineError
+from fumehood.core.errors import EngineError, PermissionDenied
 from fumehood.core.identity import Principal
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import Preset, SessionSettings
@@ -32,6 +32,7 @@ PRESETS = {
     "plain": Preset(),
     "huge": Preset(memory_mb=16_384),
 }
+BOUND = {"clerk": ["small", "plain"]}
 
 
 @asynccontextmanager
@@ -42,7 +43,7 @@ async def keeping(wall: FakeWall | None = None) -> AsyncIterator[SessionKeeper]:
         SessionRows(),
         SessionSettings(image="python"),
         SessionClock(clock.now, clock.monotonic),
-        lambda principal, agent_id: None,
+        lambda principal, agent_id: BOUND.get(agent_id or "", ()),
         presets=PRESETS,
     ) as keeper:
         yield keeper
@@ -97,3 +98,63 @@ async def test_preset_that_is_unknown_or_cannot_be_had_here_is_refused(
         assert (caught.value.code, caught.value.fields) == ("INVALID_PARAMS", (field,))
         assert caught.value.message.startswith(said)
         assert wall.held == []
+
+
+# -- agents that are bound to presets ------------------------------------------------------
+
+
+async def test_session_of_a_bound_agent_has_its_first_preset_or_another_of_its_own() -> None:
+    async with keeping() as keeper:
+        first = await keeper.create(ALICE, agent_id="clerk")
+        assert (first.preset, first.memory_mb) == ("small", 256)
+        other = await keeper.create(ALICE, agent_id="clerk", preset="plain")
+        assert (other.preset, other.memory_mb) == ("plain", 512)
+        less = await keeper.create(
+            ALICE, agent_id="clerk", image="shell", memory_mb=128, cpus=1, packages=[], env={"C": ""},
+            network=["a.example"], durable=False, idle_seconds=10, lifetime_seconds=600,
+        )  # fmt: skip
+        assert (less.preset, less.memory_mb, less.env) == ("small", 128, ("A", "B", "C"))
+        free = await keeper.create(ALICE, agent_id="writer", memory_mb=1024)  # control
+        assert (free.preset, free.memory_mb) == (None, 1024)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "fields"),
+    [
+        ({"preset": "huge"}, ("preset",)),
+        ({"preset": "none"}, ("preset",)),
+        ({"image": "python"}, ("image",)),
+        ({"memory_mb": 512}, ("memory_mb",)),
+        ({"cpus": 2.5}, ("cpus",)),
+        ({"preset": "plain", "cpus": 0.5}, ("cpus",)),
+        ({"disk_mb": 16}, ("disk_mb",)),
+        ({"packages": ["humanize", "rich"]}, ("packages",)),
+        ({"network": ["b.example"]}, ("network",)),
+        ({"network": ["*.a.example"]}, ("network",)),
+        ({"durable": True}, ("durable",)),
+        ({"idle_seconds": 61}, ("idle_seconds",)),
+        ({"lifetime_seconds": 601, "memory_mb": 512}, ("memory_mb", "lifetime_seconds")),
+    ],
+)
+async def test_bound_agent_is_refused_whatever_its_preset_does_not_give(
+    wishes: dict[str, Any], fields: tuple[str, ...]
+) -> None:
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    async with keeping(wall) as keeper:
+        with pytest.raises(EngineError) as caught:
+            await keeper.create(ALICE, agent_id="clerk", **wishes)
+        assert (caught.value.code, caught.value.fields) == ("PERMISSION_DENIED", fields)
+        assert caught.value.message.startswith("The agent clerk is bound to presets: small, plain.")
+        assert wall.held == []
+
+
+async def test_session_that_is_older_than_its_agents_presets_has_no_forks() -> None:
+    async with keeping() as keeper:
+        made = await keeper.create(ALICE, agent_id="writer", disk_mb=100)
+        assert len(await keeper.fork(ALICE, made.id)) == 1  # control
+        BOUND["writer"] = ["small"]
+        try:
+            with pytest.raises(PermissionDenied, match="writer is bound to presets: small"):
+                await keeper.fork(ALICE, made.id)
+        finally:
+            del BOUND["writer"]

@@ -56,9 +56,10 @@ class Bench:
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
-    def _check(self, principal: Principal, agent_id: str | None) -> None:
+    def _check(self, principal: Principal, agent_id: str | None) -> tuple[str, ...]:
         if agent_id in self.refused_agents:
             raise ResourceNotFound("There is no such agent.")
+        return ()
 
     async def run(
         self, session: SessionRecord, who: Principal = ALICE, program: str = "python"
