@@ -314,6 +314,15 @@ async def test_policy_sees_the_variables_of_a_session_as_those_of_its_calls(home
     assert rules == ["git", "plain", HARMLESS_PASSES, HARMLESS_PASSES]
 
 
+@pytest.mark.row("S6")
+async def test_call_in_a_session_with_variables_has_no_receipt(bench: Bench) -> None:
+    codes = []
+    for env in ({}, {"A": "1"}):
+        session = await bench.engine.sessions.create(bench.engine.owner, env=env)
+        codes.append(code_of(await bench.run(session_id=session.id, receipt=True)))
+    assert codes == ["OK", "INVALID_PARAMS"]
+
+
 @pytest.mark.row("S6", "S1")
 async def test_call_with_session_runs_in_the_session_container(bench: Bench) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner)
