@@ -431,15 +431,19 @@ def _make_sessions(
         DamagedState: the database has invalid rows of sessions.
     """
 
-    def check_maker(principal: Principal, agent_id: str | None) -> None:
-        """Refuse a principal that may not create a session, also while the engine is stopping."""
+    def check_maker(principal: Principal, agent_id: str | None) -> tuple[str, ...]:
+        """Refuse a principal that may not create a session, also while the engine is stopping.
+        Return the presets to which the agent is bound.
+        """
         require_caller(principal)
+        agent = agents.find(agent_id) if agent_id is not None else None
         if agent_id is not None:
-            require_agent(principal, agent_id, agents.find(agent_id))
+            require_agent(principal, agent_id, agent)
         if intake.is_draining:
             raise ShuttingDown(
                 "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
             )
+        return agent.presets if agent is not None else ()
 
     with understood("sessions"):
         kept = rows.all_now()
@@ -452,6 +456,7 @@ def _make_sessions(
         kept=kept,
         saver=SessionSaver(saved[0]) if saved else None,
         open_project=projects.of,
+        presets=basis.config.presets,
         on_event=on_event,
     )
 

@@ -26,6 +26,7 @@ these limits; `max_mb = 0`: no cache | | `rate_limits` | only those of definitio
 one limits the calls that it covers | | `external_tools` | callers' own tools are dangerous | the
 same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP servers | the same |
 the tools of these servers |
+| `presets` | sessions are made by request | the same | also by the name of one of these |
 | `alerts` | the five thresholds of the mission | the same | these thresholds |
 | `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
 | `files.url` | blobs and recordings are in the state directory | – | they are in this place |
@@ -46,6 +47,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -71,12 +73,14 @@ from fumehood.redaction.redactor import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools, WebSettings
 from fumehood.sandbox.settings import (
+    AllPresets,
     ClusterSettings,
     ContainerSettings,
     InterpreterSettings,
     JailSettings,
     PackageSettings,
     SessionSettings,
+    require_presets_within,
 )
 from fumehood.storage.settings import FileSettings, StateSettings
 
@@ -115,6 +119,7 @@ class Config(SocketSettings):
     jail: JailSettings = JailSettings()
     container: ContainerSettings = ContainerSettings()
     sessions: SessionSettings = SessionSettings()
+    presets: AllPresets = Field(default_factory=dict)
     state: StateSettings = StateSettings()
     files: FileSettings = FileSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -175,6 +180,13 @@ class Config(SocketSettings):
                 "tls.key are set; behind a proxy it must be one in any case"
             )
         return self
+
+    @field_validator("presets")
+    @classmethod
+    def _within_sessions(cls, value: AllPresets, info: ValidationInfo) -> AllPresets:
+        if "sessions" in info.data:  # otherwise it has a fault of its own
+            require_presets_within(value, info.data["sessions"])
+        return value
 
     @field_validator("tools_directory", "images_directory", "policy_file")
     @classmethod

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,24 @@ def test_how_to_give_an_agent_its_tools_snippets_run(
     ran = run_with_credential(page, start_daemon, home, tmp_path)
     assert any("10 / 3" in snippet.text and '"3.33"' in snippet.stdout for snippet in ran)
     assert len(ran) >= 7
+
+
+@pytest.mark.row("R3", "S6")
+@pytest.mark.needs("docker")
+def test_how_to_give_agents_presets_snippets_run(
+    start_daemon: StartDaemon, home: Path, tmp_path: Path
+) -> None:
+    page, config = "docs/howto/give-agents-presets.md", tmp_path / "config.toml"
+    write_config(page, config)
+    ready_image("python")
+    with_config = partial(start_daemon, config=str(config))
+    ran = run_with_credential(page, with_config, home, tmp_path)
+    printed = [snippet.stdout for snippet in ran]
+    assert "UTC monday" in printed[1]
+    assert "UTC None" in printed[2]
+    refused = "PERMISSION_DENIED: The agent clerk is bound to presets: reports, scratch."
+    assert ran[3].stderr.count(refused) == 2
+    assert len(ran) == 4
 
 
 @pytest.mark.row("D5")

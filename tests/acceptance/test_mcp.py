@@ -511,6 +511,32 @@ async def test_token_client_calls_over_loopback_tcp_without_control_routes(
         assert control.status_code == 404
 
 
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+async def test_stdio_server_with_a_preset_has_its_session_or_runs_nothing(
+    start_daemon: StartDaemon,
+) -> None:
+    presets = {"small": {"memory_mb": 128, "env": {"A": "1"}}, "gone": {"image": "gone"}}
+    daemon = start_daemon(presets=json.dumps(presets))
+
+    def states() -> list[tuple[str | None, str]]:
+        items = ask(daemon.socket, "GET", "/v1/sessions").body["data"]["items"]
+        return [(item["preset"], item["state"]) for item in items]
+
+    async with connected(daemon, "stdio", MODES[0], "--preset", "small") as client:
+        code = {"code": "import os; os.environ['A']"}
+        result = await client.call_tool("run_python", code)
+        assert result.structured_content["value"] == "1"
+        assert states() == [("small", "active")]
+    wait_until(lambda: states() == [("small", "ended")])
+    for name, said in (("smal", "INVALID_PARAMS: "), ("gone", "SANDBOX_UNAVAILABLE: ")):
+        async with connected(daemon, "stdio", MODES[0], "--preset", name) as client:
+            refused = await client.call_tool("run_python", {"code": "1"})
+            assert refused.is_error is True
+            assert words_of(refused).startswith(said)
+    assert states() == [("small", "ended")]
+
+
 async def test_refused_session_is_reported_and_skipped_without_containers(
     start_daemon: StartDaemon,
 ) -> None:

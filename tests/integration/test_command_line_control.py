@@ -47,6 +47,12 @@ def test_commands_administer_agents_tokens_and_approvers(administered_daemon: Da
     ]
     assert agent["is_enabled"] is False
     administer(daemon, "agents", "enable", "cli-clerk")
+    update = ("agents", "update", "cli-clerk")
+    for given, presets in ((["b", "a"], ["b", "a"]), ([], ["b", "a"]), ([""], [])):
+        words = [word for name in given for word in ("--preset", name)]
+        administer(daemon, *update, "--description", "Adds.", *words)
+        agent = json.loads(administer(daemon, "agents", "show", "cli-clerk"))["agent"]
+        assert (agent["presets"], agent["principals"]) == (presets, ["token:cli-robot"])
     administer(daemon, "agents", "unbind", "cli-clerk", "calculator")
     administer(daemon, "agents", "delete", "cli-clerk")
 

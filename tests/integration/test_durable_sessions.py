@@ -252,7 +252,7 @@ def keeper_of(wall: ClusterWall, rows: SessionRows, saved: SavedFiles) -> Sessio
     clock = SystemClock()
     return SessionKeeper(
         wall, rows, SessionSettings(image="python-data"), SessionClock(clock.now, clock.monotonic),
-        lambda principal, agent: None, kept=list(rows.kept.values()), saver=SessionSaver(saved),
+        lambda principal, agent: (), kept=list(rows.kept.values()), saver=SessionSaver(saved),
     )  # fmt: skip
 
 

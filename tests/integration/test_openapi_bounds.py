@@ -66,7 +66,7 @@ OTHER_RULES = re.compile(
     r"callTool (arguments|options\.isolation)|streamTool arguments|explainCall arguments"  # the tool's
     r"|streamTool options\.memory_limit_mb"  # said in the stream
     r"|(replace|update)Agent id|bindTool tool"  # as in the address
-    r"|(call|stream)Tool options\.(packages|network|preview|receipt|replay)|createSession packages"  # the tool's, and the operator's
+    r"|(call|stream)Tool options\.(packages|network|preview|receipt|replay)|createSession (packages|preset)"  # the tool's, and the operator's
     r"|(createSession|(create|replace|update)Agent) network"  # hosts
     r"|createSession (memory_mb|cpus|disk_mb|(idle|lifetime)_seconds)"  # the operator's
     r"|handleMessage (message|options\.memory_limit_mb)"  # the format's; an envelope for each call

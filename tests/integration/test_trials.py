@@ -120,6 +120,16 @@ async def tree(engine: Engine, session: str) -> str:
     return told
 
 
+async def test_tried_program_has_the_variables_of_its_session(engine: Engine) -> None:
+    made = await engine.sessions.create(
+        engine.owner, image="python-data", durable=True, env={"A": "1"}
+    )
+    async with trial(engine, made.id, "import os; print(os.environ['A'])") as tried:
+        assert (tried.approval.preview or {})["printed"] == "1\n"
+        await tried.decide(NO)
+    await engine.sessions.end(engine.owner, made.id)
+
+
 async def test_effect_is_seen_first_and_put_in_after_the_yes(engine: Engine, session: str) -> None:
     await value(
         engine,

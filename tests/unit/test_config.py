@@ -258,3 +258,35 @@ def test_loopback_tcp_address_is_accepted(address: str) -> None:
 def test_address_on_a_network_is_accepted_with_tls() -> None:
     tls = {"cert": "/etc/cert.pem", "key": "/etc/key.pem"}
     assert load_config(tcp="0.0.0.0:8443", tls=tls).tls is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("memroy_mb = 256", "presets.big.memroy_mb: there is no such key"),
+        ("name = 'x'", "presets.big.name: there is no such key"),
+        ("disk_mb = 2048", "big.disk_mb must be from 16 to 1024, by sessions.max_disk_mb"),
+        ("memory_mb = 64", "big.memory_mb must be from 128 to 32768, by sessions.max_memory_mb"),
+        (
+            "idle_seconds = 1801",
+            "big.idle_seconds must be from 0 to 1800, by sessions.idle_seconds",
+        ),
+        ("lifetime_seconds = 20000", "big.lifetime_seconds must be from 0 to 14400"),
+        ("cpus = 100", "presets.big.cpus: "),
+        ("image = '../python'", "presets.big.image: "),
+        ("network = ['http://a.example']", "presets.big.network.0: "),
+        ("env = { 'A-B' = '1' }", "presets.big.env.A-B"),
+    ],
+)
+def test_preset_with_an_unknown_key_or_over_the_limits_of_sessions_is_refused(
+    tmp_path: Path, keys: str, said: str
+) -> None:
+    table = "[sessions]\nmax_disk_mb = 1024\n[presets.big]\n"
+    file = _write(tmp_path, table + keys)
+    with pytest.raises(ConfigError) as caught:
+        load_config()
+    assert said in str(caught.value)
+    file.write_text(table + "disk_mb = 1024\nlifetime_seconds = 20000\nenv = { A = 'hidden' }\n")
+    config = load_config()  # the twin
+    assert config.presets["big"].disk_mb == 1024
+    assert "hidden" not in repr(config)

@@ -65,6 +65,7 @@ def action_of(
         "agent_binding": None if binding is None else digest_of(binding.model_dump(mode="json")),
         "principal": permitted.principal.id,
         "session": options.session_id,
+        **({"session_env": sorted(permitted.session_env)} if permitted.session_env else {}),
         "workspace": None if effect is None else {"base": effect.base, "effect": effect.effect},
         "placement": plan.placement.kind,
         "isolation": options.isolation,

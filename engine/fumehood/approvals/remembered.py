@@ -179,7 +179,11 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
         and may_decide(permitted.decision.approvers, rule.created_by)
         and rule.principal_id == permitted.principal.id
         and rule.agent_id == options.agent_id
-        and (rule.session_id is None or rule.session_id == options.session_id)
+        and (
+            rule.session_id == options.session_id
+            # The variables of a session, which change what a program does, are no arguments.
+            or (rule.session_id is None and not permitted.session_env)
+        )
         and (rule.any_others or rule.arguments.keys() == permitted.arguments.keys())
         and all(_same(permitted.arguments, n, v) for n, v in rule.arguments.items())
     )

@@ -31,6 +31,7 @@ _PARTS = {
     "place": "the place where it runs",
     "placement": "the place where it runs",
     "tool": "the version of the tool",
+    "session_env": "the environment variables of its session",
     "workspace": "the files of its session",
 }
 """Part of an action, as in `changed` → words."""

@@ -124,6 +124,8 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "as agent", approval.agent_id
     if approval.session_id is not None:
         yield "in session", approval.session_id
+    if names := (approval.binding or {}).get("session_env"):
+        yield "with variables", ", ".join(names)
     yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
     if approval.quorum > 1 or approval.approvers:
         who = f" from {', '.join(approval.approvers)}" if approval.approvers else ""

@@ -38,6 +38,15 @@ Principals = Annotated[
     ),
 ]
 
+Presets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--preset",
+        help="The only presets with which its sessions are made, the first one by default; "
+        "repeatable.",
+    ),
+]
+
 
 @agents.command("create")
 def create(
@@ -45,6 +54,7 @@ def create(
     description: Annotated[str, typer.Option(help="A description.")] = "",
     principal: Principals = None,
     network: Network = None,
+    preset: Presets = None,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
@@ -52,8 +62,37 @@ def create(
     principals = principal or [own_principal()]
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.create(
-            agent_id, description=description, principals=principals, network=network
+            agent_id, description=description, principals=principals, network=network,
+            presets=preset,
+        )  # fmt: skip
+
+
+@agents.command("update")
+def update(
+    agent_id: AgentId,
+    description: Annotated[str | None, typer.Option(help="A description.")] = None,
+    principal: Annotated[
+        list[str] | None,
+        typer.Option("--principal", help="A principal that may act for it; repeatable."),
+    ] = None,
+    network: Network = None,
+    preset: Presets = None,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Change an agent. What is left out stays; an empty --preset or --network removes them all."""
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.update(
+            agent_id,
+            description=description,
+            principals=principal,
+            network=_without_empty(network),
+            presets=_without_empty(preset),
         )
+
+
+def _without_empty(words: list[str] | None) -> list[str] | None:
+    return None if words is None else [word for word in words if word]
 
 
 plain(

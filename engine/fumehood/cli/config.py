@@ -104,6 +104,8 @@ def _leaves(table: JsonObject, above: KeyPath = ()) -> Iterator[tuple[KeyPath, A
 
 
 def _masked(path: KeyPath, value: Any) -> Any:
+    if path[0] == "presets" and path[2:3] == ("env",) and value:
+        return "***"
     if path not in SECRET or not isinstance(value, str):
         return value
     parts = urlsplit(value)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath
+from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, pairs_of
 from fumehood.cli.reach import find_socket
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import config_file
@@ -53,6 +53,10 @@ Session = Annotated[
     str | None,
     typer.Option(metavar="ID|new", help="The session to make the calls in; new: one of its own."),
 ]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The preset of a session of its own, as with --session new."),
+]
 Wait = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="How long a call waits for approval, if it is needed."),
@@ -64,6 +68,7 @@ def serve(
     context: typer.Context,
     agent: Agent = None,
     session: Session = None,
+    preset: Preset = None,
     wait: Wait = None,
     socket: SocketPath = None,
 ) -> None:
@@ -76,6 +81,7 @@ def serve(
         return
     if wait is not None and not 0 < wait < float("inf"):
         fail("--wait takes a number of seconds over 0.", ExitCode.USAGE)
+    session = _session_with(preset, session)
     from fumehood.mcp.stdio import Unavailable
     from fumehood.mcp.stdio import serve as serve_client
 
@@ -91,7 +97,7 @@ def serve(
         named = None if session == NEW else session
         chosen = {"agent_id": agent, "session_id": named, "wait": wait}
         query = {key: str(value) for key, value in chosen.items() if value is not None}
-        serve_client(path, query, has_own_session=session == NEW)
+        serve_client(path, query, has_own_session=session == NEW, preset=preset)
     except Unavailable as error:
         print(f"The session could not be ended: {error}", file=sys.stderr)
 
@@ -101,6 +107,7 @@ def config(
     client: Annotated[str, typer.Option(help=f"One of: {', '.join(PLACES)}.")] = "",
     agent: Agent = None,
     session: Session = NEW,
+    preset: Preset = None,
     wait: Wait = None,
     socket: SocketPath = None,
 ) -> None:
@@ -110,13 +117,20 @@ def config(
     arguments = ["mcp"]
     where = str(find_socket(socket))  # clients pass on hardly any variable that would name it
     for option, value in (
-        ("--agent", agent), ("--session", session), ("--wait", wait), ("--socket", where),
+        ("--agent", agent), ("--session", _session_with(preset, session)), ("--preset", preset),
+        ("--wait", wait), ("--socket", where),
     ):  # fmt: skip
         if value is not None:
             arguments += [option, f"{value:g}" if isinstance(value, float) else value]
     file, place = PLACES[client]
     say(f"Put this into {file} ({place}):", to_stderr=True)
     say(_snippet(client, _executable(), arguments))
+
+
+def _session_with(preset: str | None, session: str | None) -> str | None:
+    if preset is not None and session not in (None, NEW):
+        fail("--preset makes a session: leave --session out.", ExitCode.USAGE)
+    return NEW if preset is not None else session
 
 
 @mcp.command("add", cls=PlainCommand)
@@ -153,20 +167,13 @@ def add(
         "harmless": harmless,
     }  # fmt: skip
     pairs = {"env": env, "headers": header}
-    _add_server(name, {**given, **{key: _pairs(each or []) for key, each in pairs.items()}})
+    _add_server(name, {**given, **{key: pairs_of(each or []) for key, each in pairs.items()}})
 
 
 @mcp.command("remove", cls=PlainCommand)
 def remove(name: Annotated[str, typer.Argument(help="The server's name.")]) -> None:
     """Take an MCP server out of the configuration file."""
     _remove_server(name)
-
-
-def _pairs(words: list[str]) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)
-    return dict(word.split("=", 1) for word in words)
 
 
 def _snippet(client: str, command: str, arguments: list[str]) -> str:

@@ -66,6 +66,10 @@ Network = Annotated[
         help="A host that programs may reach, if the operator allows it. Repeatable.",
     ),
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="An environment variable of programs. Repeatable."),
+]
 ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 CallId = Annotated[str, typer.Argument(help="The call's id, call_….")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this agent.")]
@@ -173,6 +177,14 @@ def moment(text: str, now: datetime, option: str = "--since") -> datetime:
             ExitCode.USAGE,
         )
     return found
+
+
+def pairs_of(words: list[str]) -> dict[str, str]:
+    """Parse words of the form NAME=VALUE."""
+    for word in words:
+        if "=" not in word:
+            fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)
+    return dict(word.split("=", 1) for word in words)
 
 
 def deadline(text: str, now: datetime, option: str) -> datetime:

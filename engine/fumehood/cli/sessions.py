@@ -21,7 +21,16 @@ from fumehood.answers import ProjectDiff, ProjectFile, UnpackedArchive, WrittenF
 from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
-from fumehood.cli.options import AsJson, Network, Packages, SocketPath, age, pages
+from fumehood.cli.options import (
+    AsJson,
+    Env,
+    Network,
+    Packages,
+    SocketPath,
+    age,
+    pages,
+    pairs_of,
+)
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.saving import SaveFailed, Saving
@@ -80,12 +89,17 @@ plain(
 @sessions.command("new")
 def new_session(
     name: Annotated[str | None, typer.Option(help="A name, which can stand for its id.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A preset of the configuration, for what other options leave out."),
+    ] = None,
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Processors for its programs.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
     package: Packages = None,
     network: Network = None,
+    env: Env = None,
     durable: Annotated[
         bool, typer.Option("--durable", help="Save its files after each call.")
     ] = False,
@@ -109,9 +123,10 @@ def new_session(
     if everything and source is None:
         fail("--all goes with --from DIR.", ExitCode.USAGE)
     wishes: dict[str, Any] = {
-        "name": name, "image": image, "agent_id": agent, "memory_mb": memory, "cpus": cpus,
-        "disk_mb": disk, "packages": package, "network": network, "durable": durable or None,
-        "idle_seconds": idle, "lifetime_seconds": lifetime,
+        "name": name, "preset": preset, "image": image, "agent_id": agent, "memory_mb": memory,
+        "cpus": cpus, "disk_mb": disk, "packages": package, "network": network,
+        "env": pairs_of(env) if env else None, "durable": durable or None, "idle_seconds": idle,
+        "lifetime_seconds": lifetime,
     }  # fmt: skip
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = _made(client, source, wishes, everything=everything)

@@ -547,6 +547,7 @@ class AsyncControlAgents:
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
         network: Iterable[str] | None = None,
+        presets: Iterable[str] | None = None,
     ) -> Agent:
         """Create an agent."""
         return await self._transport.send(
@@ -560,6 +561,7 @@ class AsyncControlAgents:
                     principals=listed(principals),
                     is_enabled=is_enabled,
                     network=listed(network),
+                    presets=listed(presets),
                 ),
             )
         )
@@ -576,6 +578,7 @@ class AsyncControlAgents:
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
         network: Iterable[str] | None = None,
+        presets: Iterable[str] | None = None,
     ) -> Agent:
         """Change the given fields of an agent; other fields and its tools stay."""
         return await self._transport.send(
@@ -589,6 +592,7 @@ class AsyncControlAgents:
                     principals=listed(principals),
                     is_enabled=is_enabled,
                     network=listed(network),
+                    presets=listed(presets),
                 ),
             )
         )

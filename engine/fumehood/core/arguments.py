@@ -113,6 +113,7 @@ Source = Annotated[
 Base64 = Annotated[str, AfterValidator(_base64)]
 ToolName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_utf8)]
 Word = Annotated[str, AfterValidator(_utf8), AfterValidator(_word)]
+VariableName = Annotated[str, Field(max_length=255, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 FOR_CLIENTS = "x-for-clients"
@@ -187,7 +188,7 @@ class Variable(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    name: str = Field(max_length=255, pattern="^[A-Za-z_][A-Za-z0-9_]*$")
+    name: VariableName
     value: Word
 
 

@@ -5,13 +5,15 @@ Values only. `sandbox/sessions` keeps the live ones, `storage/sessions` their ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
+from fumehood.core.arguments import MAX_VARIABLES, VariableName, Word
 from fumehood.core.call import Id, Packages
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
@@ -33,6 +35,30 @@ TURN_S = 60.0
 
 SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 """Pattern of a session's name. Without an underscore, it is never taken for an id."""
+
+PresetName = Annotated[str, Field(pattern=SESSION_NAME)]
+
+MAX_ENV_BYTES = 64 * 1024
+"""Bytes of all environment variables of a session together. They are stored with the session, and
+a call may add `arguments.MAX_WORDS_BYTES` of its own."""
+
+
+def _require_small(env: dict[str, str]) -> dict[str, str]:
+    if sum(len(name) + len(value.encode()) for name, value in env.items()) > MAX_ENV_BYTES:
+        raise ValueError(f"has more than {MAX_ENV_BYTES} bytes together")
+    return env
+
+
+Variables = Annotated[
+    dict[VariableName, Word],
+    Field(
+        max_length=MAX_VARIABLES,
+        description="Environment variables of all programs in it. Those of a call's own argument "
+        "`env` win. Answers show only their names.",
+    ),
+    AfterValidator(_require_small),
+]
+"""Name → value."""
 
 
 class SessionStatus(StrEnum):
@@ -103,7 +129,10 @@ class SessionRecord(BaseModel):
     """When its files were last saved, if it is durable."""
     restored_at: AwareDatetime | None = None
     """When its files were last restored."""
-
+    env: tuple[str, ...] = ()
+    """The names of the environment variables that its programs have."""
+    preset: str | None = None
+    """The preset with which it was made."""
     project: str | None = None
     """The name of the project directory that its files came from."""
 
@@ -153,6 +182,8 @@ class SessionHome:
     in_trial: bool = False
     """Whether its files are those of a trial, and not as they were saved."""
     project: ProjectHome | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The environment variables of its programs. The values may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,25 +198,14 @@ class KeptSession:
     """None once it has ended."""
 
 
-class NewSession(BaseModel):
-    """The body of `POST /v1/sessions`."""
+class SessionFields(BaseModel):
+    """What a session is made of. Absent fields are by configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
-    name: str | None = Field(
-        default=None,
-        pattern=SESSION_NAME,
-        description="A name for it, which can stand for its id in paths.",
-    )
-    project: Id | None = Field(
-        default=None,
-        description="The id of a project directory that the operator offered, whose files are "
-        "copied in.",
-    )
     image: str | None = Field(
         default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
     )
-    agent_id: Id | None = None
     memory_mb: Megabytes | None = Field(
         default=None,
         description="At most `sessions.max_memory_mb` of the configuration.",
@@ -205,6 +225,7 @@ class NewSession(BaseModel):
     )
     packages: Packages | None = None
     network: NetworkPatterns = ()
+    env: Variables = Field(default_factory=dict, repr=False)
     durable: bool = Field(
         default=False,
         description="Save its files after each call, and restore them if its container or node is "
@@ -215,6 +236,26 @@ class NewSession(BaseModel):
     )
     lifetime_seconds: Seconds | None = Field(
         default=None, description="At most `sessions.lifetime_seconds` of the configuration."
+    )
+
+
+class NewSession(SessionFields):
+    """The body of `POST /v1/sessions`."""
+
+    name: str | None = Field(
+        default=None,
+        pattern=SESSION_NAME,
+        description="A name for it, which can stand for its id in paths.",
+    )
+    project: Id | None = Field(
+        default=None,
+        description="The id of a claimed project directory, whose files are copied in.",
+    )
+    agent_id: Id | None = None
+    preset: PresetName | None = Field(
+        default=None,
+        description="A preset of the configuration, `presets.NAME`: its fields are the defaults of "
+        "the others here; `network` and `env` are added to.",
     )
 
 

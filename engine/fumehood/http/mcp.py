@@ -26,7 +26,6 @@ from fumehood.core.call import Id
 from fumehood.core.errors import EngineError, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import NewSession
 from fumehood.engine import Engine
 from fumehood.http.answers import left
 from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
@@ -171,8 +170,7 @@ class McpEndpoint:
             data = {"supported": [*reversed(HANDSHAKES)], "requested": MODERN}
             raise RpcError(UNSUPPORTED_VERSION, words, data)
         if message.get("method") == "initialize" and "id" in message:
-            new = NewSession(agent_id=query.agent_id)
-            made = await self.engine.sessions.create(principal, **new.model_dump())
+            made = await self.engine.sessions.create(principal, agent_id=query.agent_id)
             session = f"{session.rpartition('.')[0]}.{made.id}"
         own, sessions = _own_session(session), self.engine.sessions
         if own is None or sessions.find(principal, own).state.is_over:

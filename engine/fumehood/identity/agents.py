@@ -237,6 +237,7 @@ def _all_agents(connection: Connection) -> list[Agent]:
             principals=tuple(row["principals"]),
             is_enabled=row["is_enabled"],
             network=tuple(row["network"] or ()),
+            presets=tuple(row["presets"] or ()),
         )
         for row in rows
     ]

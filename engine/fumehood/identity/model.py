@@ -23,6 +23,7 @@ from fumehood.core.call_log import Moment
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
+from fumehood.core.session import PresetName
 from fumehood.core.tool import NetworkPatterns
 
 MAX_CONFIGURED = 100
@@ -39,6 +40,15 @@ class _Strict(BaseModel):
 Description = Annotated[str, Field(max_length=2000)]
 Principals = Annotated[tuple[PrincipalId, ...], Field(max_length=100, strict=False)]
 SortOrder = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+Presets = Annotated[
+    tuple[PresetName, ...],
+    Field(
+        max_length=100,
+        strict=False,
+        description="The only presets with which its sessions are made, the first one by default. "
+        "Empty: no restriction.",
+    ),
+]
 ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
@@ -50,6 +60,7 @@ class AgentFields(_Strict):
     principals: Principals = ()
     is_enabled: bool = True
     network: NetworkPatterns = ()
+    presets: Presets = ()
 
 
 class Agent(AgentFields):

@@ -128,6 +128,8 @@ class Bridge:
     reading: BinaryIO
     writing: FileIO
     """The client's input, unbuffered: a thread could hold a buffer's lock when the process ends."""
+    preset: str | None = None
+    """The preset of the client's own session."""
 
     _session: str = ""
     """The MCP session's id, from the daemon's answer to `initialize`."""
@@ -289,7 +291,8 @@ class Bridge:
     def _own_session(self) -> str:
         """Return the id of the client's own session, and create the session if there is none.
 
-        The id is empty if the engine has no containers.
+        The id is empty if the engine has no containers. With a preset that is refused, because
+        calls without a session are not within the preset.
 
         Raises:
             Unavailable: no daemon answers, or it refuses to create a session.
@@ -297,13 +300,15 @@ class Bridge:
         with self._own_lock:
             if not self._own:
                 self._keep(self._connection())  # waits for a daemon that starts again
-                body = {"agent_id": self.query["agent_id"]} if "agent_id" in self.query else {}
+                wanted = {"agent_id": self.query.get("agent_id"), "preset": self.preset}
+                body = {name: value for name, value in wanted.items() if value is not None}
                 made = ask_daemon(self.path, "POST", "/v1/sessions", body)
                 error = made["error"]
                 if error is None:
                     self._own = made["data"]["session"]["id"]
-                elif error["code"] != "SANDBOX_UNAVAILABLE":  # which each call reports by itself
+                elif self.preset is not None or error["code"] != "SANDBOX_UNAVAILABLE":
                     raise Unavailable(f"{error['code']}: {error['message']}")
+                # Otherwise each call that needs a container reports it by itself.
             return self._own
 
     def _initialize(self, connection: Connection) -> None:
@@ -421,8 +426,15 @@ class Bridge:
                 rest = rest[self.writing.write(rest) :]
 
 
-def serve(path: Path, query: Mapping[str, str], *, has_own_session: bool = False) -> None:
-    """Serve the client of this process's standard input and output.
+def serve(
+    path: Path,
+    query: Mapping[str, str],
+    *,
+    has_own_session: bool = False,
+    preset: str | None = None,
+) -> None:
+    """Serve the client of this process's standard input and output. `preset` is that of its own
+    session.
 
     Raises:
         Unavailable: the client's own session could not be ended.
@@ -430,7 +442,7 @@ def serve(path: Path, query: Mapping[str, str], *, has_own_session: bool = False
     # Not `sys.stdin`: the interpreter cannot exit cleanly while a thread still reads it.
     reading = BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
     with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
-        bridge = Bridge(path, query, has_own_session, reading, writing)
+        bridge = Bridge(path, query, has_own_session, reading, writing, preset)
         try:
             bridge.run()
         finally:

@@ -7,18 +7,20 @@ may use any tool that no rule denies; an agent may use only its own tools, as ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
 from fumehood.identity.principals import require_caller, require_credential
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.policy.service import PolicyGate
 from fumehood.registry.index import RegisteredTool
+from fumehood.sandbox.session import with_env
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class PermittedCall:
     validated: ValidatedCall
     principal: Principal
     decision: Decision
+    session_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables that its program has from its session. Their values may be secret."""
 
     @property
     def request(self) -> CallRequest:
@@ -54,9 +58,15 @@ class PermittedCall:
 
 
 def authorize(
-    validated: ValidatedCall, policy: PolicyGate, is_over_budget: Callable[[], bool]
+    validated: ValidatedCall,
+    policy: PolicyGate,
+    is_over_budget: Callable[[], bool],
+    env_of: Callable[[Principal, str], Mapping[str, str]] = lambda principal, session_id: {},
 ) -> PermittedCall:
     """Check the caller's scope and its credential, then the policy.
+
+    `env_of` returns the environment variables that a caller has chosen for a session. Rules see
+    them as if the call had sent them: a variable such as PATH decides what a command runs.
 
     Raises:
         Unauthorized: the caller is unknown, or has presented no token for a tool that needs one.
@@ -66,7 +76,11 @@ def authorize(
     tool = resolved.tool.definition
     principal = require_caller(resolved.request.principal)
     require_credential(principal, tool)
-    decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
+    session_id = resolved.request.options.session_id
+    env: Mapping[str, str] = {}
+    if session_id is not None and tool.executor in _PROGRAMS:
+        env = env_of(principal, session_id)
+    decision = policy.decide(facts_of(validated, principal.id, is_over_budget, env))
     if decision.verdict is Verdict.DENY:
         if not resolved.request.options.dry_run:
             policy.count(decision)
@@ -77,18 +91,27 @@ def authorize(
         )
     if resolved.request.is_decision_on_trial and decision.verdict is Verdict.ALLOW:
         decision = replace(decision, verdict=Verdict.ASK, rule=f"trial: {decision.rule}")
-    return PermittedCall(validated, principal, decision)
+    return PermittedCall(validated, principal, decision, env)
+
+
+_PROGRAMS = frozenset(language.executor for language in LANGUAGES.values())
 
 
 def facts_of(
-    validated: ValidatedCall, principal_id: str, is_over_budget: Callable[[], bool]
+    validated: ValidatedCall,
+    principal_id: str,
+    is_over_budget: Callable[[], bool],
+    session_env: Mapping[str, str] | None = None,
 ) -> CallFacts:
     """Return the facts of a call that policy rules and explanations use."""
     resolved = validated.resolved
     options = resolved.request.options
+    arguments = validated.arguments
+    if session_env:
+        arguments = with_env(session_env, arguments)
     return CallFacts(
         resolved.tool.definition,
-        validated.arguments,
+        arguments,
         principal_id,
         options.agent_id,
         options.session_id,

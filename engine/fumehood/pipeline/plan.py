@@ -105,7 +105,9 @@ def _check_network(executor: Executor, options: CallOptions) -> None:
         raise InvalidParams(fault, fields=["options.network"])
 
 
-def _check_receipt(permitted: PermittedCall, executor: Executor) -> None:
+def _check_receipt(
+    permitted: PermittedCall, executor: Executor, session: SessionRecord | None
+) -> None:
     """Refuse a receipt, or its replay, of what depends on more than a receipt holds."""
     options, fault = permitted.request.options, None
     if not options.receipt and options.replay is None:
@@ -116,6 +118,8 @@ def _check_receipt(permitted: PermittedCall, executor: Executor) -> None:
         fault = "A trial has no receipt."
     elif permitted.arguments.get("tools"):
         fault = "A receipt does not hold the answers of tools: leave the argument tools out."
+    elif session is not None and session.env:
+        fault = "A receipt does not hold environment variables of a session, and this one has some."
     if fault is not None:
         field = "receipt" if options.receipt else "replay"
         raise InvalidParams(fault, fields=[f"options.{field}"])
@@ -190,10 +194,10 @@ def make_plan(
         )
     _check_isolation(placement, options)
     _check_network(executor, options)
-    _check_receipt(permitted, executor)
     _check_preview(permitted, executor)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
+    _check_receipt(permitted, executor, session)
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
     )

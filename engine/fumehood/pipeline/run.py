@@ -158,7 +158,10 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
         require_for_program(resolved.tool.definition)
     call.validated = validated = trace.passed("validate", validate(resolved))
     is_over_budget = partial(services.is_over_budget, validated, call.reservation)
-    permitted = trace.passed("authorize", authorize(validated, services.policy, is_over_budget))
+    permitted = trace.passed(
+        "authorize",
+        authorize(validated, services.policy, is_over_budget, services.sessions.own_env),
+    )
     if "tools" in validated.arguments:
         call.tools = tools_of(permitted, services)
     return permitted

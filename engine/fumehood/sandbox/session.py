@@ -10,7 +10,7 @@ each principal, and a change stays pending until it is stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -18,10 +18,12 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 import anyio
+from pydantic import TypeAdapter, ValidationError
 
-from fumehood.core.errors import EndedBy, InvalidParams
+from fumehood.core.errors import EndedBy, InvalidParams, faults_of
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
     MB,
@@ -31,7 +33,7 @@ from fumehood.core.limits import (
     WallLimits,
     container_writable_mb,
 )
-from fumehood.core.names import IMAGE_NAME
+from fumehood.core.names import IMAGE_NAME, MAX_NAME_CHARACTERS
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
@@ -41,6 +43,7 @@ from fumehood.core.session import (
     SessionRecord,
     SessionStatus,
     Snapshot,
+    Variables,
 )
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import (
@@ -97,6 +100,10 @@ class Session:
     last_used: float
     epoch: int = FIRST_EPOCH
     calls: int = 0
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables of its programs."""
+    preset: str | None = None
+    """The preset with which it was made."""
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
     """Its saved files, if it is durable."""
@@ -157,6 +164,10 @@ class Session:
         """Whether the session is to be paused now."""
         return not (self.users or self.is_pausing) and now - self.last_used >= pause_s
 
+    def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
+        """Return the arguments of a run with the session's environment variables."""
+        return with_env(self.env, arguments) if self.env and program in LANGUAGES else arguments
+
     async def take_turn(self, settings: SessionSettings) -> None:
         """Wait a bounded time until earlier calls have left the session.
 
@@ -213,12 +224,14 @@ class Session:
             saved_at=self.saved_at,
             restored_at=self.restored_at,
             project=PurePath(self.project.directory).name if self.project is not None else None,
+            env=tuple(self.env),
+            preset=self.preset,
         )
         place, restored_at = self.container, self.restored_at
         home = SessionHome(
             place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.in_trial, self.project,
+            self.in_trial, self.project, self.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
@@ -247,6 +260,8 @@ class Session:
         )
         # Forks of its snapshots need it, and its record whether it was durable.
         home = before.home if is_left or self.copy is not None else None
+        if home is not None and not is_left:
+            home = replace(home, env={})
         self.finished = KeptSession(self.principal_id, record, now_at, home)
         return self.finished
 
@@ -262,6 +277,7 @@ class SessionRequest:
     cpus: float | None
     packages: tuple[str, ...]
     network: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
     idle_s: float
     lifetime_s: float
     durable: bool = False
@@ -287,10 +303,11 @@ def make_request(
     memory_mb: int | None,
     disk_mb: int | None,
     cpus: float | None,
-    packages: Sequence[str],
+    packages: Sequence[str] | None,
     network: Sequence[str],
-    idle_s: float | None,
-    lifetime_s: float | None,
+    env: Mapping[str, str],
+    idle_seconds: float | None,
+    lifetime_seconds: float | None,
     durable: bool,
 ) -> SessionRequest:
     """Check a request against the operator's limits, and fill in absent values.
@@ -314,8 +331,8 @@ def make_request(
         ("memory_mb", memory_mb, offered.min_memory_mb, most_mb),
         ("disk_mb", disk_mb, MIN_DISK_MB, settings.max_disk_mb),
         ("cpus", cpus, MIN_CPUS, settings.max_cpus or host.cpus),
-        ("idle_seconds", idle_s, MIN_S, settings.idle_seconds),
-        ("lifetime_seconds", lifetime_s, MIN_S, longest_s),
+        ("idle_seconds", idle_seconds, MIN_S, settings.idle_seconds),
+        ("lifetime_seconds", lifetime_seconds, MIN_S, longest_s),
     ):
         if wish is not None and not least <= wish <= most:
             raise InvalidParams(f"{key} must be from {least:g} to {most:g} here.", fields=[key])
@@ -325,6 +342,12 @@ def make_request(
         except ValueError as error:
             fault = f"The host {one[:100]!a} of network {error}."
             raise InvalidParams(fault, fields=["network"]) from None
+    try:
+        _VARIABLES.validate_python(dict(env), strict=True)
+    except ValidationError as error:
+        path, said = faults_of(error)[0]
+        fault = f"env.{path[:MAX_NAME_CHARACTERS]}: {said}." if path else f"env {said}."
+        raise InvalidParams(fault, fields=["env"]) from None
     usual_mb = min(offered.default_memory_mb or offered.min_memory_mb, most_mb)
     return SessionRequest(
         name=name,
@@ -332,12 +355,25 @@ def make_request(
         memory_mb=offered.memory_class(memory_mb or usual_mb),
         disk_mb=disk_mb,
         cpus=cpus,
-        packages=tuple(packages),
+        packages=tuple(packages or ()),
         network=tuple(network),
-        idle_s=idle_s or settings.idle_seconds,
-        lifetime_s=lifetime_s or longest_s,
+        env=dict(env),
+        idle_s=idle_seconds or settings.idle_seconds,
+        lifetime_s=lifetime_seconds or longest_s,
         durable=durable,
     )
+
+
+_VARIABLES: TypeAdapter[dict[str, str]] = TypeAdapter(Variables)
+
+
+def with_env(env: Mapping[str, str], arguments: JsonObject) -> JsonObject:
+    """Return a program's arguments with environment variables of its session.
+
+    They come before those that the arguments have, because the last one of a name wins.
+    """
+    added = [{"name": name, "value": value} for name, value in env.items()]
+    return {**arguments, "env": [*added, *(arguments.get("env") or [])]}
 
 
 def _most_memory_mb(settings: SessionSettings, offered: WallLimits, host: HostSize) -> int:
@@ -421,6 +457,7 @@ class SessionLease:
         session = self.session
         await self.until_ready()
         limits = replace(limits, memory_mb=session.memory_mb)
+        arguments = session.with_env(program, arguments)
         if session.copy is None:
             ending = await session.container.run(program, arguments, limits, sinks)
         else:

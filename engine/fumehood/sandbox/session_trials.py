@@ -73,6 +73,7 @@ class SessionTrials:
         try:
             await self._write()  # what a killed engine leaves, the next one restores
             await self._until_ready()
+            arguments = session.with_env(program, arguments)
             ending = await session.container.run(program, arguments, limits, sinks)
         except BaseException:
             with anyio.CancelScope(shield=True):

@@ -31,6 +31,7 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -54,6 +55,7 @@ from fumehood.core.session import (
     SessionStatus,
     Snapshot,
 )
+from fumehood.sandbox.presets import find_preset, merged, require_bound, require_within
 from fumehood.sandbox.session import (
     CopyLost,
     NotSaved,
@@ -72,7 +74,7 @@ from fumehood.sandbox.session import (
 )
 from fumehood.sandbox.session_places import SessionPlaces
 from fumehood.sandbox.session_trials import SessionTrials
-from fumehood.sandbox.settings import SessionSettings
+from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     HasImages,
@@ -105,8 +107,10 @@ NO_COPIES = "cannot be copied. Make one with a disk."
 
 Records = list[SessionRecord]
 
-Check = Callable[[Principal, str | None], None]
-"""Raises an error if a principal may not call tools, or may not act for an agent."""
+Check = Callable[[Principal, str | None], Sequence[str]]
+"""Raises an error if a principal may not call tools, or may not act for an agent. Returns the
+presets to which the agent is bound; without any, it may have any session.
+"""
 
 
 OpenProject = Callable[[str, ProjectHome, Callable[[ProjectHome], Awaitable[None]]], Project]
@@ -138,6 +142,7 @@ class SessionKeeper:
         kept: Iterable[KeptSession] = (),
         saver: Saver | None = None,
         open_project: OpenProject | None = None,
+        presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a saver none is durable."""
@@ -147,6 +152,7 @@ class SessionKeeper:
         self._check = check
         self._saver = saver
         self._open_project = open_project
+        self._presets = presets or {}
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._places = SessionPlaces(settings)
@@ -201,53 +207,60 @@ class SessionKeeper:
         principal: Principal,
         *,
         name: str | None = None,
-        image: str | None = None,
         agent_id: str | None = None,
+        preset: str | None = None,
+        image: str | None = None,
         memory_mb: int | None = None,
         cpus: float | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] | None = None,
-        network: Sequence[str] = (),
-        durable: bool = False,
+        network: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        durable: bool | None = None,
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Create a session. None means the configured value.
+        """Create a session. None means the preset's value, or the configured one.
 
         Raises:
-            InvalidParams: a value is outside its limits, or the packages cannot be had.
+            InvalidParams: a value is outside its limits, there is no such preset, or the packages
+                cannot be had.
             QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
+            PermissionDenied: the agent is bound to presets, and this is more than they give.
             ResourceNotFound: this principal may not act for the agent.
             SandboxUnavailable: no container or no disk is available.
             StoreError: it could not be stored, so it was not created.
         """
-        self._check(principal, agent_id)
+        bound = self._check(principal, agent_id)
+        if bound and preset is None:
+            preset = bound[0]
+        require_bound(agent_id, bound, preset)
         wall = self._wall
         if self._group is None:
             raise _stopped()
-        if durable and self._saver is None:
+        given = {
+            "image": image, "memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb,
+            "packages": packages, "network": network, "env": env, "durable": durable,
+            "idle_seconds": idle_seconds, "lifetime_seconds": lifetime_seconds,
+        }  # fmt: skip
+        chosen = find_preset(self._presets, preset)
+        await wall.until_host_is_known()
+        try:
+            request = self._request(name, merged(chosen, given))
+        except InvalidParams as error:
+            if preset is None or given.get(error.fields[0], name) is not None:
+                raise
+            words = f"The preset {preset} cannot be used here: {error.message}"
+            raise InvalidParams(words, fields=["preset"]) from None
+        if bound:
+            require_within(agent_id, bound, request, self._request(None, merged(chosen, {})))
+        if request.durable and self._saver is None:
             words = "This engine keeps no files, so no session can be durable: it has no state."
             raise InvalidParams(words, fields=["durable"])
-        await wall.until_host_is_known()
-        request = make_request(
-            self._settings,
-            wall.limits,
-            wall.host,
-            name=name,
-            image=image,
-            memory_mb=memory_mb,
-            disk_mb=disk_mb,
-            cpus=cpus,
-            packages=packages or (),
-            network=network,
-            idle_s=idle_seconds,
-            lifetime_s=lifetime_seconds,
-            durable=durable,
-        )
         with self._named(principal.id, [name]):
             async with self._place_for(principal.id, request):
                 await self._until_there_is_room()
-                session = await self._make(wall, principal.id, agent_id, request)
+                session = await self._make(wall, principal.id, agent_id, preset, request)
                 if self._group is None:  # the engine stopped meanwhile
                     session.container.end(STOPPED)
                     raise _stopped()
@@ -413,10 +426,12 @@ class SessionKeeper:
 
         Raises:
             InvalidParams: a session has the name.
+            PermissionDenied: the agent is bound to presets, and the session has none of them.
             QuotaExceeded: there are too many sessions with a disk.
         """
         record = self.find(principal, session_id)
-        self._check(principal, record.agent_id)
+        bound = self._check(principal, record.agent_id)
+        require_bound(record.agent_id, bound, record.preset)
         names = [name] * count
         if name is not None and count > 1:
             names = [f"{name}-{number}" for number in range(1, count + 1)]
@@ -533,6 +548,19 @@ class SessionKeeper:
             )
         return self._record(session)
 
+    def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
+        """Return the environment variables that a principal has chosen for its session's programs:
+        those of the session but not of its preset.
+
+        Empty if the principal has no such session, whose calls are refused later.
+        """
+        session = self._live.get(session_id)
+        if session is None or session.principal_id != principal.id:
+            return {}
+        preset = self._presets.get(session.preset or "")
+        usual = preset.env if preset is not None else {}
+        return {name: value for name, value in session.env.items() if usual.get(name) != value}
+
     async def facts_of(self, session_id: str) -> JsonObject:
         """Return the facts of the image in which a session's next call runs.
 
@@ -648,6 +676,8 @@ class SessionKeeper:
             cpus=record.cpus,
             packages=record.packages,
             network=record.network,
+            env=home.env,
+            preset=record.preset,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
             idle_s=home.idle_s,
             lifetime_s=home.lifetime_s,
@@ -676,8 +706,18 @@ class SessionKeeper:
         if home.in_trial:  # its files are those of a trial that nobody has approved
             session.container.end("its engine was killed during a trial")
 
+    def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
+        """Check the fields of a session. Raises InvalidParams."""
+        wall = self._wall
+        return make_request(self._settings, wall.limits, wall.host, name=name, **fields)
+
     async def _make(
-        self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
+        self,
+        wall: SessionWall,
+        principal_id: str,
+        agent_id: str | None,
+        preset: str | None,
+        request: SessionRequest,
     ) -> Session:
         """Get a container and store the session's row. If either fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
@@ -702,6 +742,8 @@ class SessionKeeper:
             cpus=request.cpus,
             packages=pins_of(container.lock),
             network=request.network,
+            env=request.env,
+            preset=preset,
             container=container,
             idle_s=request.idle_s,
             created_at=now_at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -19,6 +20,7 @@ from fumehood.core.limits import (
     WallLimits,
 )
 from fumehood.core.names import IMAGE_NAME
+from fumehood.core.session import PresetName, SessionFields
 
 GUEST_MB = 32
 """MB of memory for the guest of an image that preloads nothing, in addition to a program's memory.
@@ -71,6 +73,39 @@ class SessionSettings(BaseModel):
     def max_of_one(self) -> int:
         """The limit for one principal, which is never above the limit for all."""
         return min(self.max_per_principal, self.max)
+
+
+class Preset(SessionFields):
+    """A session as the operator describes it: defaults for requests that name it."""
+
+    model_config = ConfigDict(strict=False)
+
+    image: ImageName | None = None
+
+
+AllPresets = dict[PresetName, Preset]
+"""Name → preset."""
+
+
+def require_presets_within(presets: Mapping[str, Preset], sessions: SessionSettings) -> None:
+    """Raise ValueError, which names the key, if no session could be made with a preset.
+
+    Limits that depend on the host are checked when a session is made.
+    """
+    for name, preset in presets.items():
+        lifetime = "lifetime_seconds" if preset.disk_mb is None else "disk_lifetime_seconds"
+        for key, least, setting, most in (
+            ("memory_mb", MIN_MB, "max_memory_mb", MAX_MB),
+            ("disk_mb", MIN_DISK_MB, "max_disk_mb", MAX_DISK_MB),
+            ("cpus", MIN_CPUS, "max_cpus", MAX_CPUS),
+            ("idle_seconds", 0, "idle_seconds", 0),
+            ("lifetime_seconds", 0, lifetime, 0),
+        ):
+            wish, most = getattr(preset, key), getattr(sessions, setting) or most
+            if wish is not None and not least <= wish <= most:
+                raise ValueError(
+                    f"{name}.{key} must be from {least:g} to {most:g}, by sessions.{setting}"
+                )
 
 
 class ProcessWallSettings(BaseModel):

@@ -121,6 +121,7 @@ AGENTS = Table(
     Column("is_enabled", Boolean, nullable=False),
     Column("created_at", _TEXT, nullable=False),
     Column("network", JSON(none_as_null=True)),
+    Column("presets", JSON(none_as_null=True)),
 )
 
 BINDINGS = Table(
@@ -235,6 +236,8 @@ SESSIONS = Table(
     Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
     Column("network", JSON(none_as_null=True)),
+    Column("env", JSON(none_as_null=True)),
+    Column("preset", _TEXT),
 )
 """One row for each session. Its number of calls and last use may be a few seconds old."""
 
@@ -598,6 +601,17 @@ STEPS: tuple[Step, ...] = (
     _sql(
         "ALTER TABLE agents ADD COLUMN network JSON",
         "ALTER TABLE sessions ADD COLUMN network JSON",
+    ),
+    # Sessions have environment variables. These are their names; `home` has the values.
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN env JSON",
+    ),
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN preset VARCHAR",
+    ),
+    # Agents can be bound to presets of sessions.
+    _sql(
+        "ALTER TABLE agents ADD COLUMN presets JSON",
     ),
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -31,6 +31,7 @@ from fumehood.storage.schema import SESSIONS
 
 _SAME_NAME = (
     "id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "cpus", "calls",
+    "preset",
 )  # fmt: skip
 
 
@@ -93,6 +94,7 @@ def _row(kept: KeptSession) -> dict[str, Any]:
         "languages": list(record.languages),
         "packages": list(record.packages),
         "network": list(record.network),
+        "env": list(record.env),
         "snapshots": [one.model_dump(mode="json") for one in record.snapshots],
         "created_at": stamp(record.created_at),
         "last_used_at": stamp(record.last_used_at),
@@ -113,6 +115,7 @@ def _kept(row: RowMapping) -> KeptSession:
         languages=tuple(row["languages"]),
         packages=tuple(row["packages"] or ()),
         network=tuple(row["network"] or ()),
+        env=tuple(row["env"] or ()),
         snapshots=tuple(map(Snapshot.model_validate, row["snapshots"] or ())),
         created_at=datetime.fromisoformat(row["created_at"]),
         last_used_at=datetime.fromisoformat(row["last_used_at"]),

@@ -77,6 +77,14 @@ def test_change_that_affects_execution_changes_the_action_digest(
     assert changed_fields(BASE.document, other.document) == (field,)
 
 
+def test_names_of_session_variables_are_part_of_the_action_and_values_are_not() -> None:
+    permitted = replace(_permitted(), session_env={"PATH": "hidden", "A": "hidden"})
+    other = action_of(permitted, _plan(permitted), None, None)
+    assert other.digest != BASE.digest
+    assert other.document["session_env"] == ["A", "PATH"]
+    assert "hidden" not in str(other.document)
+
+
 def test_changed_definition_price_or_version_changes_the_action_digest() -> None:
     for fields, named in (
         ({"description": "Another."}, ("definition",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -156,3 +157,15 @@ def test_stored_rule_of_an_earlier_version_allows_no_other_arguments(database: D
     assert not read.any_others
     assert _allows(database, read, call)
     assert not _allows(database, read, _call({"paths": ["build"], "recursive": True}))
+
+
+def test_remembered_rule_of_no_session_allows_nothing_in_a_session_with_own_variables(
+    shared_database: Database,
+) -> None:
+    """A variable such as PATH changes what the approved call does."""
+    call = _call({"a": 1}, session_id="s1")
+    with_path = replace(call, session_env={"PATH": "/workspace"})
+    everywhere, here = _rule(call, None), _rule(call, None, "session")
+    assert _allows(shared_database, everywhere, call)  # the twin
+    assert not _allows(shared_database, everywhere, with_path)
+    assert _allows(shared_database, here, with_path)

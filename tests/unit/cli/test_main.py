@@ -85,6 +85,8 @@ max = 3
 [webhook]
 url = "https://user:pass@hooks.example:8443/s3cret?key=t0ken"
 secret_file = "/etc/fumehood/secret"
+[presets.small]
+env = { KEY = "s3cret" }
 [[budgets]]
 name = "few"
 calls = 3
@@ -120,6 +122,7 @@ def test_every_setting_is_shown_with_its_source_and_without_secrets(
     assert not any(secret in text for secret in ("s3cret", "t0ken", "pass", "user:"))
     settings = shown["settings"]
     assert {path: (one["value"], one["source"]) for path, one in settings.items()}.items() >= {
+        "presets.small.env.KEY": ("***", "file"),
         "log_level": ("debug", "file"),
         "log_format": ("auto", "default"),
         "sessions.max": (3, "file"),

@@ -24,6 +24,7 @@ from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.service import HARMLESS_PASSES
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import MAX_REQUESTS, Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
@@ -289,6 +290,37 @@ async def bench(home: Path) -> AsyncIterator[Bench]:
     config = Config(home=home, sessions={"image": "python"})  # type: ignore[arg-type]
     async with Engine(config=config, container=container, interpreter=interpreter) as engine:
         yield Bench(engine, container, interpreter)
+
+
+@pytest.mark.row("A1", "S6")
+async def test_policy_sees_the_variables_of_a_session_as_those_of_its_calls(home: Path) -> None:
+    policy = home / "policy.toml"
+    policy.write_text(
+        '[[rules]]\nid = "git"\ndecision = "allow"\ntools = ["run_shell"]\nruns = ["git status"]\n'
+        '[[rules]]\nid = "plain"\ndecision = "allow"\ntools = ["run_python"]\n'
+        'when = [{argument = "/env", missing = true}]\n'
+    )
+    policy.chmod(0o600)
+    config = Config(home=home, policy_file=policy)
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    async with Engine(config=config, container=wall, interpreter=FakeWall()) as engine:
+        rules = []
+        for env in (None, {"PATH": "/workspace"}):
+            session = await engine.sessions.create(engine.owner, env=env)
+            options = {"session_id": session.id, "dry_run": True}
+            for tool, argument in (("run_shell", "command"), ("run_python", "code")):
+                answer = await engine.call(tool, {argument: "git status"}, **options)
+                rules.append(answer.data["policy"]["rule"])
+    assert rules == ["git", "plain", HARMLESS_PASSES, HARMLESS_PASSES]
+
+
+@pytest.mark.row("S6")
+async def test_call_in_a_session_with_variables_has_no_receipt(bench: Bench) -> None:
+    codes = []
+    for env in ({}, {"A": "1"}):
+        session = await bench.engine.sessions.create(bench.engine.owner, env=env)
+        codes.append(code_of(await bench.run(session_id=session.id, receipt=True)))
+    assert codes == ["OK", "INVALID_PARAMS"]
 
 
 @pytest.mark.row("S6", "S1")

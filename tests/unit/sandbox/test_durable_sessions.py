@@ -103,7 +103,7 @@ class Bench:
             rows,
             SessionSettings.model_construct(**{"image": "python", **rules}),
             SessionClock(self.clock.now, self.clock.monotonic),
-            lambda principal, agent: None,
+            lambda principal, agent: (),
             kept=list(rows.kept.values()),
             saver=SessionSaver(self.store),
             on_event=lambda event, values: self.events.append(event),

@@ -56,9 +56,10 @@ class Bench:
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
-    def _check(self, principal: Principal, agent_id: str | None) -> None:
+    def _check(self, principal: Principal, agent_id: str | None) -> tuple[str, ...]:
         if agent_id in self.refused_agents:
             raise ResourceNotFound("There is no such agent.")
+        return ()
 
     async def run(
         self, session: SessionRecord, who: Principal = ALICE, program: str = "python"
@@ -135,6 +136,12 @@ async def test_session_for_an_agent_of_another_principal_is_refused() -> None:
         ({"lifetime_seconds": -1}, "lifetime_seconds"),
         ({"image": "../python"}, "image"),
         ({"image": ""}, "image"),
+        ({"env": {"A-B": "1"}}, "env"),
+        ({"env": {"A\n": "1"}}, "env"),
+        ({"env": {"A": 1}}, "env"),
+        ({"env": {"A": "nul\0"}}, "env"),
+        ({"env": {f"A{n}": "" for n in range(257)}}, "env"),
+        ({"env": {"A": "x" * 40_000, "B": "x" * 40_000}}, "env"),
     ],
 )
 async def test_session_option_over_its_configured_limit_is_refused(
@@ -154,6 +161,36 @@ async def test_session_options_within_limits_are_granted_with_memory_rounded_dow
         )
         assert (record.image, record.memory_mb) == ("node", 256)
         assert record.expires_at == made.clock.now() + timedelta(seconds=60)
+
+
+async def test_session_variables_come_before_those_of_a_call_and_only_names_are_shown() -> None:
+    own = {"name": "B", "value": "of the call"}
+    async with bench() as made:
+        record = await made.keeper.create(ALICE, env={"A": "hidden", "B": "hidden, too"})
+        for program in ("python", "files"):  # a program, and one of the engine
+            async with made.keeper.lease(
+                ALICE, None, record.id, language="python", memory_mb=None
+            ) as place:
+                await place.run(program, {"env": [own]}, LIMITS)
+        of_program, of_engine = (run.arguments["env"] for run in made.wall.runs)
+        assert of_program == [
+            {"name": "A", "value": "hidden"}, {"name": "B", "value": "hidden, too"}, own
+        ]  # fmt: skip
+        assert of_engine == [own]
+        ended = await made.keeper.end(ALICE, record.id)
+        for shown in (record, ended):
+            assert shown.env == ("A", "B")
+            assert "hidden" not in shown.model_dump_json()
+
+
+async def test_variables_of_an_ended_session_are_not_stored() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE, env={"A": "hidden"})
+        assert (home := made.rows.kept[record.id].home) is not None
+        assert home.env == {"A": "hidden"}  # control
+        assert "hidden" not in repr(made.rows.kept[record.id])
+        await made.keeper.end(ALICE, record.id)
+        assert made.rows.kept[record.id].home is None
 
 
 async def test_session_of_another_principal_is_not_found() -> None:

@@ -57,7 +57,7 @@ class World:
         self.wall = FakeWall(limits=CONTAINER_LIMITS)
         self.rows = SessionRows()
         clock = SessionClock(self.clock.now, self.clock.monotonic)
-        self.keeper = SessionKeeper(self.wall, self.rows, RULES, clock, lambda who, agent: None)
+        self.keeper = SessionKeeper(self.wall, self.rows, RULES, clock, lambda who, agent: ())
         self.ids: dict[str, list[str]] = {"a": [], "b": []}
         self.tasks: list[asyncio.Task[Any]] = []
         self.inside: dict[str, int] = {}

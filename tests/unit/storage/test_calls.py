@@ -341,12 +341,13 @@ DURABLE = KeptSession(
     "alice",
     RECORD.model_copy(
         update={
-            "id": "sess_3", "durable": True, "saved_at": NOW_SESSIONS, "restored_at": NOW_SESSIONS
+            "id": "sess_3", "durable": True, "saved_at": NOW_SESSIONS, "restored_at": NOW_SESSIONS,
+            "env": ("A",),
         }
     ),
     home=SessionHome(
         "box", 1, 60.0, 3600.0, copy=SavedCopy(NOW_SESSIONS.isoformat(), "list", 7),
-        restored_at=NOW_SESSIONS.isoformat(),
+        restored_at=NOW_SESSIONS.isoformat(), env={"A": "1"},
     ),
 )  # fmt: skip
 OVER = KeptSession(

@@ -539,6 +539,7 @@ class ControlAgents:
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
         network: Iterable[str] | None = None,
+        presets: Iterable[str] | None = None,
     ) -> Agent:
         """Create an agent."""
         return self._transport.send(
@@ -552,6 +553,7 @@ class ControlAgents:
                     principals=listed(principals),
                     is_enabled=is_enabled,
                     network=listed(network),
+                    presets=listed(presets),
                 ),
             )
         )
@@ -568,6 +570,7 @@ class ControlAgents:
         principals: Iterable[str] | None = None,
         is_enabled: bool | None = None,
         network: Iterable[str] | None = None,
+        presets: Iterable[str] | None = None,
     ) -> Agent:
         """Change the given fields of an agent; other fields and its tools stay."""
         return self._transport.send(
@@ -581,6 +584,7 @@ class ControlAgents:
                     principals=listed(principals),
                     is_enabled=is_enabled,
                     network=listed(network),
+                    presets=listed(presets),
                 ),
             )
         )

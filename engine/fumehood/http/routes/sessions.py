@@ -187,7 +187,7 @@ async def create_session(engine: Engine, body: NewSession, caller: Principal) ->
 
     Every field is optional. Calls use it with the option `session_id`.
     """
-    return await engine.projects.create(caller, **body.model_dump())
+    return await engine.projects.create(caller, **body.model_dump(exclude_unset=True))
 
 
 @endpoint(

@@ -336,6 +336,7 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     facts = [
         ("Runs in", where), ("Limits", limits_in_words(binding.get("limits") or {})),
         ("Network", binding.get("network")),
+        ("Variables of its session", ", ".join(binding.get("session_env") or ())),
         ("Costs up to", money(binding.get("cost_ceiling") or "0")),
     ]  # fmt: skip
     return [(name, str(value)) for name, value in facts if value]
