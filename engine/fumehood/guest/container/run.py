@@ -62,6 +62,15 @@ class Keep:
     wait_s: float
 
 
+@dataclass(frozen=True)
+class ProcessRequest:
+    """The host asks something of the registered processes, or of one."""
+
+    id: int
+    do: str
+    arguments: dict[str, Any]
+
+
 @dataclass
 class Run:
     """A call being run. `killed_for` is the supervisor's reason for a kill and has precedence."""
