@@ -80,10 +80,6 @@ class Chain:
     def _waiting(self) -> set[int]:
         return {pid for pid in (self._first, self._behind) if pid is not None}
 
-    def threads(self) -> int:
-        """Number of threads of all of them, as the kernel counts processes."""
-        return sum(processes.threads_of(pid) for pid in self.pids)
-
     def begin(self, *descriptors: int) -> int | None:
         """Pass a call to the first process. Returns its id, or None without a chain."""
         self._used_ns.clear()

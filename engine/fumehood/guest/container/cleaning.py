@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,40 +75,64 @@ class Cleaner:
 
         In a session, a relay of the next host may have come that is not held yet.
         """
+        return self._is_count_right(self._chain.pids)
+
+    def kill_briefly(self, spared: Collection[int]) -> int:
+        """Kill all programs' processes but these and registered ones. Returns how many there were.
+
+        Registered ones that come and go would be counted for ever, so one that is gone is not.
+        """
         if not self._registered.pids:
-            return self._is_counted_alone(0)
-        # Their number changes at any time, so that counting alone is no evidence: those that the
-        # count has for more are looked at, too. After a change it is counted once more.
-        for _ in range(2):
-            threads = self._trees.threads()
-            is_counted = self._is_counted_alone(threads)
-            if self._trees.strangers(self._chain.pids):
+            return processes.kill_all(spared)
+        return 0 if self._is_count_right(spared) else self._trees.living(spared)
+
+    def _is_count_right(self, spared: Collection[int]) -> bool:
+        """Whether the kernel counts exactly the guest, these processes, and registered ones."""
+        if not self._registered.pids:
+            return self._fits(self._counters.read("processes"), spared, 0)
+        # The second time with those that have come since the last look. If their number changes
+        # meanwhile, the count is no evidence without a look.
+        for looks in (False, True):
+            fits, is_certain = self._count(spared, looks=looks)
+            if fits and is_certain:
+                return True
+            if self._trees.strangers(spared):
                 return False
-            if is_counted:
+            if fits:
                 return True
         return False
 
-    def _is_counted_alone(self, registered: int) -> bool:
-        """The same, with so many threads of registered processes, by the kernel's count alone."""
-        counted, relays = self._counters.read("processes"), self._relays()
+    def _count(self, spared: Collection[int], *, looks: bool) -> tuple[bool, bool]:
+        """Whether the kernel's count fits, and whether it is certain that it did at one moment."""
+        counted = self._counters.read("processes")
+        threads, is_certain = self._trees.count()
+        return self._fits(counted, spared, threads, looks=looks), is_certain
+
+    def _fits(
+        self, counted: int | None, spared: Collection[int], registered: int, *, looks: bool = True
+    ) -> bool:
+        """Whether the kernel's count is that of the guest, of these processes, and of so many
+        threads of registered ones. `looks` is whether to look for others that may be there.
+        """
+        relays = self._relays()
         if counted is None or not self._pools.is_settled:
             return False
         own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids, *self._registered.pids}
-        more = counted - len(own) - self._chain.threads() - registered
-        if more == (relays or 0):
-            return True
-        if self._chain.pids:
-            more -= processes.dead_children(self._chain.pids)
+        more = counted - len(own) - registered - sum(map(processes.threads_of, spared))
+        if more == (relays or 0) or not looks:
+            return more == (relays or 0)
+        if spared:
+            more -= processes.dead_children(spared)
         if relays is not None:
             return more == processes.visitors(own)
         return more == 0
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""
-        if self.is_alone():
-            return True
         if not self._registered.pids:
-            return self._kill_the_rest(KILL_DEADLINE_S)
+            return self.is_alone() or self._kill_the_rest(KILL_DEADLINE_S)
+        if all(self._count(self._chain.pids, looks=False)):
+            return True
         if self._kill_the_rest(CALM_S):
             return True
         with self._trees.frozen(self._chain.pids) as freeze:

@@ -107,6 +107,13 @@ def is_dead_child(pid: int, parents: Collection[int]) -> bool:
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
 
+def waited_cpu_ns(pid: int) -> int:
+    """CPU time of all descendants of a process that were reaped, in the kernel's ticks. *Source*:
+    proc_pid_stat(5), cutime and cstime.
+    """
+    return sum(map(int, _stat(pid)[13:15])) * (10**9 // os.sysconf("SC_CLK_TCK"))
+
+
 def has_terminal(pid: int) -> bool:
     """Whether a process has a controlling terminal: at its end the kernel sends SIGCONT."""
     return _stat(pid)[4] != b"0"

@@ -55,10 +55,15 @@ class Ring:
         """Return the text from a byte on, or from the first that is still there. `is_over` says
         that nothing will be appended. A character is never cut in two.
         """
-        end = self._get(_WRITTEN)
-        start = min(max(after, end - RING_BYTES, 0), end)
-        data = self._copy(start, min(end - start, most_bytes))
-        lost = min(max(0, self._get(_ANNOUNCED) - RING_BYTES - start), len(data))
+        kept_bytes = RING_BYTES
+        while True:
+            end = self._get(_WRITTEN)
+            start = min(max(after, end - kept_bytes, 0), end)
+            data = self._copy(start, min(end - start, most_bytes))
+            lost = min(max(0, self._get(_ANNOUNCED) - RING_BYTES - start), len(data))
+            if lost < len(data) or not data or kept_bytes <= most_bytes:
+                break
+            kept_bytes //= 4  # it is overwritten faster than read
         if start + lost > after:  # the first character may have begun before
             rest = data[lost : lost + 3]
             lost += len(rest) - len(rest.lstrip(_CONTINUATION))

@@ -23,7 +23,6 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Collection
 from functools import partial
 from typing import Any, NoReturn
 
@@ -142,9 +141,10 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: end())
         self._trees = Trees(
             lambda: self._registered.pids,
+            lambda: (os.getpid(), *self._pools.zygote_pids, *self._pools.pids),
             cached=self._counters.read("processes") is not None,
         )
-        self._chain = Chain(self._reap, self._kill_briefly)
+        self._chain = Chain(self._reap, lambda spared: self._cleaner.kill_briefly(spared))
         self._pools = PreforkPools(
             self._pool(thin, max(1, config["spares"])),
             None if fat is None else self._pool(fat, FAT_SPARES),
@@ -153,7 +153,11 @@ class Supervisor:
         self._registered = Registered(
             self._host, self._selector, partial(self._limits, config), self._standby.end
         )
-        self._meter = Meter(self._counters, lambda: (*self._pools.zygote_pids, *self._pools.pids))
+        self._meter = Meter(
+            self._counters,
+            lambda: (*self._pools.zygote_pids, *self._pools.pids),
+            self._pids_of,
+        )
         self._cleaner = Cleaner(
             self._pools, self._chain, self._counters, self._mounts, self._reap, self._relays,
             self._registered, self._trees,
@@ -206,15 +210,8 @@ class Supervisor:
 
     def _on_host(self) -> None:
         for request in self._host.read():
-            if isinstance(request, Keep):
-                self._keep(request)
-                continue
-            if isinstance(request, ProcessRequest):
-                self._registered.on_request(request)
-                continue
-            if isinstance(request, framing.ConnectionFrame):
-                is_port = request.run_id == framing.PORTS_RUN
-                (self._ports if is_port else self._relay).on_frame(request)
+            if isinstance(request, Keep | ProcessRequest | framing.ConnectionFrame):
+                self._on_beside(request)
                 continue
             if isinstance(request, Run):
                 if self._run is not None:
@@ -231,6 +228,19 @@ class Supervisor:
                 _pause(run, is_paused=request.is_paused)
             else:
                 self._stop(run, "cancelled")
+
+    def _on_beside(self, request: Keep | ProcessRequest | framing.ConnectionFrame) -> None:
+        """Handle what does not belong to a run, or not to its first process."""
+        if isinstance(request, Keep):
+            self._keep(request)
+        elif isinstance(request, ProcessRequest):
+            self._registered.on_request(request)
+            if self._run is not None and self._registered.pids:
+                self._run.is_beside = True
+        elif request.run_id == framing.PORTS_RUN:
+            self._ports.on_frame(request)
+        else:
+            self._relay.on_frame(request)
 
     def _keep(self, request: Keep) -> None:
         """Be a session's container, which another engine may take over."""
@@ -304,6 +314,9 @@ class Supervisor:
             self._relay.begin(run.id, run.trust)
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._meter.read()
+        if self._registered.pids:
+            run.is_beside = True
+            run.waited_cpu_ns = processes.waited_cpu_ns(child.pid)
         run.deadline = time.monotonic() + run.limits.wall_s
         run.since_ns = time.clock_gettime_ns(FILE_CLOCK)
         for descriptor, handler in (
@@ -644,13 +657,12 @@ class Supervisor:
             limits.append((resource.RLIMIT_NPROC, self._max_processes))
         return limits
 
-    def _kill_briefly(self, spared: Collection[int]) -> int:
-        """Kill all programs' processes but these and registered ones. Returns their number.
-
-        Registered ones that come and go would be counted for ever, so one that is gone is not.
-        """
-        has_any = bool(self._registered.pids)
-        return self._trees.living(spared) if has_any else processes.kill_all(spared)
+    def _pids_of(self, run: Run) -> list[int]:
+        """The processes of a run beside registered ones."""
+        child = run.child.pid if run.child is not None else 0
+        if run.is_over:  # it was cleaned up
+            return [child] if run.stayed else []
+        return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None, now: float) -> None:
         """Give up keepers that do not answer, and kill what those that are gone have left: nothing
@@ -705,8 +717,7 @@ class Supervisor:
         if run is not None and run.child is not None and run.killed_for is None:
             times += [run.deadline, now + MEMORY_LOOK_S]
             if _has_cpu_limit(run):
-                left_s = run.limits.cpu_s - (self._meter.cpu_ms(run) or 0.0) / 1e3
-                times.append(now + max(left_s, 0.001))
+                times.append(now + max(self._meter.left_cpu_s(run), 0.001))
         return max(0.0, min(times) - now)
 
     def _waits_until(self) -> float:
@@ -743,7 +754,7 @@ class Supervisor:
             self._stop(run, "memory")
         elif now >= run.deadline:
             self._stop(run, "wall_time")
-        elif _has_cpu_limit(run) and (self._meter.cpu_ms(run) or 0.0) >= run.limits.cpu_s * 1e3:
+        elif _has_cpu_limit(run) and self._meter.left_cpu_s(run) <= 0:
             self._stop(run, "cpu_time")
 
 

@@ -17,8 +17,10 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from fumehood.guest.container import processes
+from fumehood.guest.core import kernel
 from fumehood.guest.core.children import field, status
 
 MAX_CLIMB = 4096
@@ -35,27 +37,57 @@ MAX_LOOKS = 200
 """
 
 
-class Trees:
-    """All processes below the keepers, whose process ids `keepers` returns."""
+@dataclass(eq=False)
+class _Known:
+    """A process that was found below a keeper."""
 
-    def __init__(self, keepers: Callable[[], Collection[int]], *, cached: bool) -> None:
+    descriptor: int
+    """Its open status file."""
+    threads: int = 0
+    cpu_ns: int | None = None
+    """CPU time at the last count, of one with several threads."""
+
+
+class Trees:
+    """All processes below the keepers, whose process ids `keepers` returns; `own` returns those of
+    the guest's other processes.
+    """
+
+    def __init__(
+        self,
+        keepers: Callable[[], Collection[int]],
+        own: Callable[[], Collection[int]],
+        *,
+        cached: bool,
+    ) -> None:
         """With `cached`, processes that were found are not looked up again."""
         self._keepers = keepers
+        self._own = own
         self._is_cached = cached
-        self._known: dict[int, int] = {}
-        """Process id → its open status file."""
+        self._known: dict[int, _Known] = {}
 
-    def threads(self) -> int:
-        """Number of threads of the known processes. Those that are gone are forgotten."""
-        count = 0
-        for pid, descriptor in list(self._known.items()):
+    def count(self) -> tuple[int, bool]:
+        """Number of threads of the known processes, and whether it was the same at every moment
+        since the last count. Those that are gone are forgotten.
+
+        A process that is there now was there before; a thread does not come or go while its process
+        uses no CPU time.
+        """
+        count, is_same = 0, True
+        for pid, known in list(self._known.items()):
             try:
-                shown = os.pread(descriptor, STAT_BYTES, 0).rpartition(b")")[2].split()
-                count += int(shown[THREADS_FIELD])
+                shown = os.pread(known.descriptor, STAT_BYTES, 0).rpartition(b")")[2].split()
+                threads = int(shown[THREADS_FIELD])
             except (OSError, IndexError):
-                os.close(descriptor)
+                os.close(known.descriptor)
                 del self._known[pid]
-        return count
+                is_same = False
+                continue
+            cpu_ns = kernel.process_cpu_ns(pid) if threads > 1 else None
+            is_same = is_same and (threads, cpu_ns) == (known.threads, known.cpu_ns)
+            known.threads, known.cpu_ns = threads, cpu_ns
+            count += threads
+        return count, is_same
 
     def strangers(self, spared: Collection[int] = ()) -> list[int]:
         """As `processes.strangers`, without those below a keeper."""
@@ -97,18 +129,19 @@ class Trees:
 
     def forget(self) -> None:
         """Look all processes up again: a keeper is gone, and those below it have no other."""
-        for descriptor in self._known.values():
-            os.close(descriptor)
+        for known in self._known.values():
+            os.close(known.descriptor)
         self._known.clear()
 
     def _look(self, spared: Collection[int]) -> tuple[list[int], list[int]]:
         """Return the strangers, and the processes below keepers."""
-        self.threads()  # a process id counts only while its file says that it is the same process
+        self.count()  # a process id counts only while its file says that it is the same process
         keepers = self._keepers()
         kept = set(self._known)
+        skipped = {*spared, *kept, *keepers, *self._own()}
         strangers = []
         for pid in processes.all_pids():
-            if pid in spared or pid in kept or pid in keepers or not processes.is_stranger(pid):
+            if pid in skipped or not processes.is_stranger(pid):
                 continue
             if self._is_below(pid, keepers, kept):
                 kept.add(pid)
@@ -120,7 +153,7 @@ class Trees:
     def _remember(self, pid: int) -> None:
         if self._is_cached:
             with suppress(OSError):  # it is gone; or there are too many, and it is looked up again
-                self._known[pid] = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+                self._known[pid] = _Known(os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
 
     def _is_below(self, pid: int, keepers: Collection[int], kept: Collection[int]) -> bool:
         current = pid
