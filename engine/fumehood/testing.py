@@ -12,9 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+import anyio.abc
+
 from fumehood.client.golden import Cassette as Cassette
 from fumehood.client.golden import UnexpectedCall as UnexpectedCall
-from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.errors import EndedBy, NetworkError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
@@ -239,6 +241,9 @@ class FakePlace:
     is_paused: bool = False
     is_stopped: bool = False
     is_away: bool = False
+    running: int = 0
+    on_processes: Callable[[JsonObject], JsonObject] = lambda request: {"processes": []}
+    """Answers requests about registered processes; it may raise their errors."""
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -246,6 +251,16 @@ class FakePlace:
     def __post_init__(self) -> None:
         self.may_run.set()
         self.may_go.set()
+
+    async def processes(self, request: JsonObject) -> JsonObject:
+        """Answer a request about registered processes, unless it is paused or stopped."""
+        if self.is_paused or self.is_stopped or self.lost is not None:
+            raise SandboxUnavailable("The fake container does not run.")
+        return self.on_processes(request)
+
+    async def connect(self, port: int) -> anyio.abc.ByteStream:
+        """Refuse: nothing listens in a fake container."""
+        raise NetworkError("Nothing listens on this port.")
 
     async def pause(self) -> None:
         """Be paused until the next `until_free`."""

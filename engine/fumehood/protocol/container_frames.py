@@ -18,7 +18,11 @@ Host to guest:
     {"op": "answer", "id", "text"}      answers a call: its JSON, or the last part of it
     {"op": "pause", "id", "paused"}     stops the program's clock, or starts it again
     {"op": "cancel", "id"}
+    {"op": "keep", "epoch", "wait_s"}   the container is a session's, see the guest's `takeover`
+    {"op": "process", "id", "do", …}    asks something of the registered processes, at any time;
+                                        these ids are not those of runs
 Both ways, for a program with network: frames of its connections (`framing.ConnectionFrame`).
+Guest to host, at any time: one `process` for each such request, and `processes` when one has ended.
 Guest to host: `ready` once (see `messages`), then for each run any number of `output`, `progress`
 and `call`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
 time: the next may be sent when `reset` came and says clean.
@@ -27,9 +31,9 @@ time: the next may be sent when `reset` came and says clean.
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
@@ -54,6 +58,11 @@ OUTPUT_START = b'{"op":"output",'
 slowly."""
 
 MAX_PATH_CHARACTERS = 4096
+
+MAX_FAULT_CHARACTERS = 4200
+
+PROCESS_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+"""The names of registered processes."""
 
 
 class ContainerOutput(StrictFrame):
@@ -130,6 +139,73 @@ class ContainerReset(StrictFrame):
     why: str | None = Field(max_length=200)
 
 
+class ContainerProcess(StrictFrame):
+    """The state of a registered process. Every field is the guest's claim."""
+
+    key: ClassVar[str] = "process"
+    name: str = Field(pattern=PROCESS_NAME)
+    state: Literal["running", "ended"]
+    exit_code: int | None = Field(ge=0, le=255)
+    """Of its first process; others of it may still run."""
+    signal: int | None = Field(ge=1, le=64)
+    lost: bool
+    """Whether it was killed because its guest could not look after it any more."""
+    started_at: float = Field(ge=0, lt=1e11, allow_inf_nan=False)
+
+
+class ContainerPiece(StrictFrame):
+    """A piece of a registered process's output."""
+
+    key: ClassVar[str] = "output"
+    text: str = Field(max_length=framing.OUTPUT_PIECE_BYTES)
+    offset: int = Field(ge=0, lt=1 << 62)
+    skipped: int = Field(ge=0, lt=1 << 62)
+    ended: bool
+
+
+class ContainerFault(StrictFrame):
+    """Why a request was refused."""
+
+    kind: Literal["invalid", "not_found", "unavailable"]
+    message: str = Field(max_length=MAX_FAULT_CHARACTERS)
+
+
+class ContainerAnswer(StrictFrame):
+    """The answer to a request about registered processes: exactly one of the last four."""
+
+    op: Literal["process"]
+    id: int
+    running: int = Field(ge=0, le=framing.MAX_PROCESSES)
+    process: ContainerProcess | None = None
+    processes: tuple[ContainerProcess, ...] | None = Field(
+        default=None, max_length=2 * framing.MAX_PROCESSES, strict=False
+    )
+    output: ContainerPiece | None = None
+    fault: ContainerFault | None = None
+
+    @property
+    def parts(self) -> JsonObject:
+        """What it answers, unless that is a fault."""
+        for part in (self.process, self.output):
+            if part is not None:
+                return {part.key: part.model_dump()}
+        return {"processes": [one.model_dump() for one in self.processes or ()]}
+
+    @model_validator(mode="after")
+    def _has_one_part(self) -> ContainerAnswer:
+        given = (self.process, self.processes, self.output, self.fault)
+        if sum(part is not None for part in given) != 1:
+            raise ValueError("not one answer")
+        return self
+
+
+class ContainerProcesses(StrictFrame):
+    """The number of registered processes that run, because one has ended."""
+
+    op: Literal["processes"]
+    running: int = Field(ge=0, le=framing.MAX_PROCESSES)
+
+
 ContainerMessage = (
     GuestReady
     | ContainerOutput
@@ -139,6 +215,8 @@ ContainerMessage = (
     | ContainerData
     | ContainerEnding
     | ContainerReset
+    | ContainerAnswer
+    | ContainerProcesses
 )
 
 ContainerFrame = ContainerMessage | ConnectionFrame
@@ -152,6 +230,8 @@ _KINDS: dict[str, type[ContainerMessage]] = {
     "data": ContainerData,
     "ended": ContainerEnding,
     "reset": ContainerReset,
+    "process": ContainerAnswer,
+    "processes": ContainerProcesses,
 }
 
 

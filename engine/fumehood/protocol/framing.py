@@ -32,6 +32,18 @@ MAX_REPORT_CHARACTERS = 200
 """Length of the message in a progress report."""
 
 
+MAX_PROCESSES = 16
+"""Registered processes of a session that run at the same time, and ended ones that are kept."""
+
+MAX_INPUT_BYTES = 64 * 1024
+"""Bytes for a registered process's standard input in one request."""
+
+OUTPUT_PIECE_BYTES = 64 * 1024
+"""Bytes of a registered process's output in one answer."""
+
+MAX_GRACE_S = 30.0
+"""Longest time between SIGTERM and SIGKILL when a registered process is stopped, in seconds."""
+
 WINDOW_BYTES = 256 * 1024
 """Bytes of one connection that may be on their way in one direction."""
 
@@ -62,9 +74,16 @@ FED = 0
 FEED_BYTES = 1 << 20
 """Bytes of it that may be on their way."""
 
-OPENED, DATA, TAKEN, FINISHED, CLOSED = range(1, 6)
+PORTS_RUN = 0
+"""The id in place of a run's for the connections to ports of a session, which the host opens."""
+
+MAX_PORT_CONNECTIONS = 64
+"""Concurrent connections to the ports of one session."""
+
+OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
 """Kinds of the frames of a program's connections: a program opened one; its next bytes; so many
-bytes were taken, and as many more may be sent; the sender sends no more; it is gone."""
+bytes were taken, and as many more may be sent; the sender sends no more; it is gone; the host wants
+one to the port in its data, which is answered by `OPENED` or `CLOSED`."""
 
 CONNECTION_START = b"\0"
 """The first byte of a frame of a connection. JSON never begins with it."""
@@ -116,7 +135,7 @@ class ConnectionFrame(NamedTuple):
         if len(body) < CONNECTION.size:
             raise FrameError("a connection's frame is too short")
         kind, run_id, number = CONNECTION.unpack_from(body)
-        if not OPENED <= kind <= CLOSED or len(body) > CONNECTION.size + PIECE_BYTES:
+        if not OPENED <= kind <= OPEN or len(body) > CONNECTION.size + PIECE_BYTES:
             raise FrameError("a connection's frame is of no kind, or too long")
         return cls(kind, run_id, number, body[CONNECTION.size :])
 

@@ -1,26 +1,32 @@
-"""The connections of one program to the gateway, as byte streams.
+"""The connections of one program to the gateway, and those to the ports of a session, as byte
+streams.
 
-Host side, between a container's channel and the gateway. Everything received is untrusted.
-Invariants: at most `WINDOW_BYTES` of one connection are kept in either direction, and a guest that
-sends more, or opens more than `MAX_CONNECTIONS`, breaks the protocol; after `close` every stream is
-broken.
+Host side, above a container's channel. Everything received is untrusted. Invariants: at most
+`WINDOW_BYTES` of one connection are kept in either direction, and a guest that sends more, or opens
+more than `MAX_CONNECTIONS`, breaks the protocol; after `close` every stream is broken.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from fumehood.core.errors import InvalidParams, NetworkError, SandboxUnavailable
 from fumehood.protocol.framing import (
     CLOSED,
     DATA,
     FINISHED,
+    GATEWAY_PORT,
     MAX_CONNECTIONS,
+    MAX_PORT_CONNECTIONS,
+    OPEN,
     OPENED,
     PIECE_BYTES,
+    PORTS_RUN,
     TAKEN,
     WINDOW_BYTES,
     ConnectionFrame,
@@ -165,3 +171,104 @@ class Connections:
         for connection in list(self._open.values()):
             connection.lose()
         self._open.clear()
+
+
+CONNECT_S = 10.0
+"""Seconds to connect to a port. What listens there may not accept for a while."""
+
+MAX_PORT = 65535
+
+
+class PortConnection(Connection):
+    """One connection to a port of a session."""
+
+    async def send_eof(self) -> None:
+        """Let the program read the end of what was sent. It can still answer."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        if not self._is_gone:
+            self._tell(FINISHED)
+
+
+class PortConnections(Connections):
+    """All connections to the ports of one session's container. The host opens and numbers them."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        super().__init__(PORTS_RUN, send, lambda connection: None)
+        self._opening: dict[int, asyncio.Future[PortConnection] | None] = {}
+        """Those that the guest has not answered; None if nobody waits for it any more."""
+
+    async def connect(self, port: int) -> PortConnection:
+        """Connect to a port on the loopback of the container.
+
+        Raises:
+            InvalidParams: it is the gateway's port, or not one at all.
+            NetworkError: nothing listens there.
+            SandboxUnavailable: there are too many connections, or the guest does not answer.
+        """
+        if not 0 < port <= MAX_PORT or port == GATEWAY_PORT:
+            raise InvalidParams(f"A port is from 1 to {MAX_PORT}, and not {GATEWAY_PORT}.")
+        if len(self._open) + len(self._opening) >= MAX_PORT_CONNECTIONS:
+            raise SandboxUnavailable(
+                f"The session has {MAX_PORT_CONNECTIONS} connections already.", retry_after_ms=1000
+            )
+        if self._is_closed:
+            raise _ended()
+        self._last += 1
+        number = self._last
+        waiting: asyncio.Future[PortConnection] = asyncio.get_running_loop().create_future()
+        self._opening[number] = waiting
+        self.send(ConnectionFrame(OPEN, PORTS_RUN, number, port.to_bytes(2, "big")).encode())
+        with anyio.move_on_after(CONNECT_S):
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                self._drop(number)
+                raise
+        raise NetworkError(f"What listens on port {port} does not accept a connection.")
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the guest. Raises FrameError."""
+        if self._is_closed:
+            return
+        if frame.number not in self._opening:
+            if frame.kind == OPENED:
+                raise FrameError("a connection that nobody asked for")
+            super().on_frame(frame)
+            return
+        waiting = self._opening.pop(frame.number)
+        if frame.kind not in (OPENED, CLOSED):
+            raise FrameError("a connection's frame before it was opened")
+        if waiting is None or waiting.done():
+            return
+        if frame.kind == CLOSED:
+            waiting.set_exception(NetworkError("Nothing listens on this port."))
+        else:
+            opened = self._open[frame.number] = PortConnection(self, frame.number)
+            waiting.set_result(opened)
+
+    def drop(self) -> None:
+        """Close all connections."""
+        for number in [*self._opening, *self._open]:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self.send(ConnectionFrame(CLOSED, PORTS_RUN, number).encode())
+        opened = self._open.pop(number, None)
+        if opened is not None:
+            opened.lose()
+        elif number in self._opening:
+            waiting, self._opening[number] = self._opening[number], None  # it is answered later
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(_ended())
+
+    def close(self) -> None:
+        """Break all connections."""
+        super().close()
+        for waiting in self._opening.values():
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(_ended())
+        self._opening.clear()
+
+
+def _ended() -> SandboxUnavailable:
+    return SandboxUnavailable("The session's container has ended.", retry_after_ms=1000)

@@ -453,6 +453,33 @@ class SessionContainer(Protocol):
         """
         ...
 
+    @property
+    def running(self) -> int:
+        """How many registered processes run in it, as it last said."""
+        ...
+
+    async def processes(self, request: JsonObject) -> JsonObject:
+        """Ask something of its registered processes, which run beside calls: `do` is `list`,
+        `start`, `read`, `write` or `stop`. During runs, too. It is neither started nor thawed.
+
+        Raises:
+            InvalidParams: the request is not valid, or cannot be carried out.
+            ResourceNotFound: there is no such process.
+            SandboxUnavailable: it is stopped, paused or lost, or does not answer in time.
+        """
+        ...
+
+    async def connect(self, port: int) -> anyio.abc.ByteStream:
+        """Connect to a port on its loopback. The connection ends with it, and when it is paused. It
+        is neither started nor thawed.
+
+        Raises:
+            InvalidParams: it cannot be a port.
+            NetworkError: nothing listens there.
+            SandboxUnavailable: it is stopped, paused or lost, or does not answer in time.
+        """
+        ...
+
     async def pause(self) -> None:
         """Freeze its processes, once it is clean after the last run. Not to be called during a run.
 

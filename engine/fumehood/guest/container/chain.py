@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
@@ -47,8 +47,10 @@ class Chain:
     `orders_end` and `wake_end` are those processes' ends of the two sockets.
     """
 
-    def __init__(self, reap: Callable[[], None]) -> None:
+    def __init__(self, reap: Callable[[], None], kill: Callable[[Collection[int]], int]) -> None:
+        """`kill` kills all processes of programs but these, and returns their number."""
         self._reap = reap
+        self._kill = kill
         self._orders, self.orders_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._orders.setblocking(False)
@@ -77,10 +79,6 @@ class Chain:
     @property
     def _waiting(self) -> set[int]:
         return {pid for pid in (self._first, self._behind) if pid is not None}
-
-    def threads(self) -> int:
-        """Number of threads of all of them, as the kernel counts processes."""
-        return sum(processes.threads_of(pid) for pid in self.pids)
 
     def begin(self, *descriptors: int) -> int | None:
         """Pass a call to the first process. Returns its id, or None without a chain."""
@@ -326,7 +324,7 @@ class Chain:
         """Kill all others, briefly; the supervisor continues until none is left."""
         give_up = time.monotonic() + END_PATIENCE_S
         kept = self.pids | ({spared} if spared is not None else set())
-        while processes.kill_all(kept) and time.monotonic() < give_up:
+        while self._kill(kept) and time.monotonic() < give_up:
             self._reap()
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
 

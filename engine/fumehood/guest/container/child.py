@@ -108,6 +108,15 @@ def read_image(path: str = IMAGE_PATH) -> Image:
     )
 
 
+def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
+    """The limits of each program, whatever it is asked for."""
+    return [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, int(config["nofile"])),
+        (resource.RLIMIT_FSIZE, int(config["fsize_bytes"])),
+    ]
+
+
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     """Load modules for programs, without the image's in a thin zygote. Returns the function that
     prepares a forked child.
@@ -118,11 +127,6 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     sys.argv[:] = ["main.py"]
     sys.path[:] = [WORKSPACE, *(path for path in sys.path if path not in config["import_paths"])]
     sys.path += image.site_paths
-    limits = (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, int(config["nofile"])),
-        (resource.RLIMIT_FSIZE, int(config["fsize_bytes"])),
-    )
     memory_bytes = int(config["memory_bytes"])
     python.preload(() if thin else image.preload)
     if thin and image.preload:
@@ -138,7 +142,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     _open_streams()
     _rehearse()
     os.umask(0o022)
-    for which, value in limits:
+    for which, value in limits_of(config):
         resource.setrlimit(which, (value, value))
     # Here once, and not in each child: a filter is inherited, and takes a while to install.
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

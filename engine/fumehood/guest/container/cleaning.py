@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,16 @@ from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.prefork_pool import PreforkPools
 from fumehood.guest.container.processes import become_user
+from fumehood.guest.container.registered import Registered
 from fumehood.guest.container.run import Run
+from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing
 
 KILL_DEADLINE_S = 2.0
+CALM_S = 0.03
+"""Seconds until registered processes that come and go all the time are frozen for the cleaning."""
 HOUSEKEEPER_DEADLINE_S = 20.0
 LEFT_OUT_BYTES = 8
 
@@ -54,6 +58,8 @@ class Cleaner:
         mounts: Mounts,
         reap: Callable[[], None],
         relays: Callable[[], int | None],
+        registered: Registered,
+        trees: Trees,
     ) -> None:
         self._pools = pools
         self._relays = relays
@@ -61,31 +67,86 @@ class Cleaner:
         self._counters = counters
         self._mounts = mounts
         self._reap = reap
+        self._registered = registered
+        self._trees = trees
 
     def is_alone(self) -> bool:
         """Whether the kernel counts exactly the processes that should exist now.
 
         In a session, a relay of the next host may have come that is not held yet.
         """
-        counted, relays = self._counters.read("processes"), self._relays()
+        return self._is_count_right(self._chain.pids)
+
+    def kill_briefly(self, spared: Collection[int]) -> int:
+        """Kill all programs' processes but these and registered ones. Returns how many there were.
+
+        Registered ones that come and go would be counted for ever, so one that is gone is not.
+        """
+        if not self._registered.pids:
+            return processes.kill_all(spared)
+        return 0 if self._is_count_right(spared) else self._trees.living(spared)
+
+    def _is_count_right(self, spared: Collection[int]) -> bool:
+        """Whether the kernel counts exactly the guest, these processes, and registered ones."""
+        if not self._registered.pids:
+            return self._fits(self._counters.read("processes"), spared, 0)
+        # The second time with those that have come since the last look. If their number changes
+        # meanwhile, the count is no evidence without a look.
+        for looks in (False, True):
+            fits, is_certain = self._count(spared, looks=looks)
+            if fits and is_certain:
+                return True
+            if self._trees.strangers(spared):
+                return False
+            if fits:
+                return True
+        return False
+
+    def _count(self, spared: Collection[int], *, looks: bool) -> tuple[bool, bool]:
+        """Whether the kernel's count fits, and whether it is certain that it did at one moment."""
+        counted = self._counters.read("processes")
+        threads, is_certain = self._trees.count()
+        return self._fits(counted, spared, threads, looks=looks), is_certain
+
+    def _fits(
+        self, counted: int | None, spared: Collection[int], registered: int, *, looks: bool = True
+    ) -> bool:
+        """Whether the kernel's count is that of the guest, of these processes, and of so many
+        threads of registered ones. `looks` is whether to look for others that may be there.
+        """
+        relays = self._relays()
         if counted is None or not self._pools.is_settled:
             return False
-        own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids}
-        more = counted - len(own) - self._chain.threads()
-        if more == (relays or 0):
-            return True
-        if self._chain.pids:
-            more -= processes.dead_children(self._chain.pids)
+        own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids, *self._registered.pids}
+        more = counted - len(own) - registered - sum(map(processes.threads_of, spared))
+        if more == (relays or 0) or not looks:
+            return more == (relays or 0)
+        if spared:
+            more -= processes.dead_children(spared)
         if relays is not None:
             return more == processes.visitors(own)
         return more == 0
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""
-        if self.is_alone():
+        if not self._registered.pids:
+            return self.is_alone() or self._kill_the_rest(KILL_DEADLINE_S)
+        if all(self._count(self._chain.pids, looks=False)):
             return True
-        give_up = time.monotonic() + KILL_DEADLINE_S
-        while processes.kill_all(self._chain.pids) or self._is_one_unseen():
+        if self._kill_the_rest(CALM_S):
+            return True
+        with self._trees.frozen(self._chain.pids) as freeze:
+            if self._kill_the_rest(KILL_DEADLINE_S, freeze):
+                return True
+        # They cannot be told from the program's, so they end with it.
+        self._registered.kill_all()
+        return self._kill_the_rest(KILL_DEADLINE_S)
+
+    def _kill_the_rest(
+        self, patience_s: float, before_look: Callable[[], None] = lambda: None
+    ) -> bool:
+        give_up = time.monotonic() + patience_s
+        while self._kill_once(before_look) or self._is_one_unseen():
             self._reap()
             self._pools.receive()  # where memory ran out, a spare child may be dead, too
             if time.monotonic() > give_up:
@@ -94,9 +155,25 @@ class Cleaner:
         self._reap()
         return True
 
+    def _kill_once(self, before_look: Callable[[], None]) -> int:
+        before_look()
+        return self._trees.kill_all(self._chain.pids)
+
     def is_left_alone(self) -> bool:
-        """Whether only the guest and a session's waiting processes exist between two calls."""
-        return self.is_alone() or not processes.strangers(self._chain.pids)
+        """Whether only the guest, a session's waiting processes and registered ones exist."""
+        if self.is_alone() or not self._trees.strangers(self._chain.pids):
+            return True
+        if not self._registered.pids:
+            return False
+        # One that vanished during the look may be a registered one.
+        give_up = time.monotonic() + KILL_DEADLINE_S
+        with self._trees.frozen(self._chain.pids) as freeze:
+            while time.monotonic() < give_up:
+                freeze()
+                if not self._trees.strangers(self._chain.pids):
+                    return True
+                time.sleep(0.0005)
+        return False
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
         """Hand over the files of a run whose processes are gone, and put the mounts in order."""
@@ -118,7 +195,7 @@ class Cleaner:
         """The reason why the container is not clean, or None if it is."""
         if housekeeper.fault is not None:
             return housekeeper.fault
-        if not self.is_alone() and processes.strangers(self._chain.pids):
+        if not self.is_left_alone():
             return "a process of the program is left"
         if not run.keep:
             are_clean = self._mounts.are_clean()

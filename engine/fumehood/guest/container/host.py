@@ -22,6 +22,7 @@ from fumehood.guest.container.run import (
     Answer,
     Keep,
     Pause,
+    ProcessRequest,
     Run,
     claimed_exit,
     claimed_limits,
@@ -38,7 +39,7 @@ PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
 
 
-Request = Run | Answer | Pause | Keep | framing.ConnectionFrame | int
+Request = Run | Answer | Pause | Keep | ProcessRequest | framing.ConnectionFrame | int
 
 
 class Host:
@@ -139,6 +140,8 @@ class Host:
                 requests.append(self._answer(message))
             case "keep":
                 requests.append(Keep(int(message["epoch"]), float(message["wait_s"])))
+            case "process":
+                requests.append(ProcessRequest(int(message["id"]), message["do"], message))
             case "pause":
                 requests.append(Pause(int(message["id"]), message["paused"] is True))
 

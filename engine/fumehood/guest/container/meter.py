@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from fumehood.guest.container import processes
 from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.core import kernel
 
@@ -89,11 +90,19 @@ class Counters:
 
 
 class Meter:
-    """Reads the counters before and after a run. `own_pids` returns the guest's other processes."""
+    """Reads the counters before and after a run. `own_pids` returns the guest's other processes,
+    and `run_pids` those of a run.
+    """
 
-    def __init__(self, counters: Counters, own_pids: Callable[[], Iterable[int]]) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        own_pids: Callable[[], Iterable[int]],
+        run_pids: Callable[[Run], Iterable[int]],
+    ) -> None:
         self._counters = counters
         self._own_pids = own_pids
+        self._run_pids = run_pids
 
     def read(self) -> Measures:
         """All counters at this moment."""
@@ -112,7 +121,33 @@ class Meter:
         return before is not None and (self._counters.read("oom_kills") or 0) > before
 
     def cpu_ms(self, run: Run) -> float | None:
-        """CPU time of the program and its descendants: the container's, minus the guest's own."""
+        """CPU time of the program and its descendants: the container's, minus the guest's own.
+
+        Beside registered processes it is that of the program's own processes, because the kernel
+        keeps no sum of what registered ones have used: one that ignores SIGCHLD has children that
+        nobody is told of. The same is true of the program's, so it may hide some of its time then.
+        """
+        used_ms = self._container_cpu_ms(run)
+        if used_ms is None or not run.is_beside:
+            return used_ms
+        return min(used_ms, self._own_cpu_ms(run))
+
+    def left_cpu_s(self, run: Run) -> float:
+        """How much of its CPU time a run has left, at least."""
+        used_ms = self._container_cpu_ms(run) or 0.0
+        if run.is_beside and used_ms >= run.limits.cpu_s * 1e3:
+            used_ms = self.cpu_ms(run) or 0.0  # needs a look at all processes
+        return run.limits.cpu_s - used_ms / 1e3
+
+    def _own_cpu_ms(self, run: Run) -> float:
+        used_ns = run.reaped_cpu_ns
+        for pid in self._run_pids(run):
+            used_ns += (kernel.process_cpu_ns(pid) or 0) + processes.waited_cpu_ns(pid)
+            if run.child is not None and run.child.pid == pid:
+                used_ns -= run.child_cpu_ns + run.waited_cpu_ns
+        return max(0, used_ns) / 1e6
+
+    def _container_cpu_ms(self, run: Run) -> float | None:
         before = run.before
         if before is None:
             return None

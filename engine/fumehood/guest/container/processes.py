@@ -30,32 +30,37 @@ def strangers(spared: Collection[int] = ()) -> list[int]:
     A process that forks and exits again and again is always dead or gone when it is checked, while
     its child did not exist yet when the list was made.
     """
-    found = [pid for pid in _all() if pid not in spared and is_stranger(pid)]
-    return [pid for pid in found if not _is_dead_child(pid, spared)] if spared else found
+    found = [pid for pid in all_pids() if pid not in spared and is_stranger(pid)]
+    return [pid for pid in found if not is_dead_child(pid, spared)] if spared else found
 
 
 def dead_children(parents: Collection[int]) -> int:
     """Number of processes that have ended and wait for one of these parents to reap them."""
-    return sum(_is_dead_child(pid, parents) for pid in _all())
+    return sum(is_dead_child(pid, parents) for pid in all_pids())
 
 
 def visitors(own: Collection[int]) -> int:
     """Number of threads of root's processes that are not these: Docker began them."""
-    return sum(threads_of(pid) for pid in _all() if pid not in own and not is_stranger(pid))
+    return sum(threads_of(pid) for pid in all_pids() if pid not in own and not is_stranger(pid))
 
 
 def kill_all(spared: Collection[int] = ()) -> int:
     """Send SIGKILL to each of them once. Returns their number."""
-    found = strangers(spared)
-    for pid in found:
+    return kill(strangers(spared))
+
+
+def kill(pids: Collection[int]) -> int:
+    """Send SIGKILL to processes. Returns their number, including those that are gone already."""
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    return len(found)
+    return len(pids)
 
 
-def _all() -> list[int]:
+def all_pids() -> list[int]:
+    """The ids of all processes, in order."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -95,11 +100,18 @@ def is_stranger(pid: int) -> bool:
     return uids is None or set(uids.split()) != {b"0"}
 
 
-def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
+def is_dead_child(pid: int, parents: Collection[int]) -> bool:
     """Whether a child of these has ended with all its threads, not only the first."""
     parent = field(status(pid), b"PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
+
+
+def waited_cpu_ns(pid: int) -> int:
+    """CPU time of all descendants of a process that were reaped, in the kernel's ticks. *Source*:
+    proc_pid_stat(5), cutime and cstime.
+    """
+    return sum(map(int, _stat(pid)[13:15])) * (10**9 // os.sysconf("SC_CLK_TCK"))
 
 
 def has_terminal(pid: int) -> bool:

@@ -1,15 +1,17 @@
-"""The relay: a program's connections to the gateway, over the channel.
+"""Connections over the channel: those of programs to the gateway, and the host's to ports.
 
-Guest side, used by the supervisor and by a server's front. Programs find it as an HTTP proxy on
-loopback, but nothing here reads what they say: the host does. Invariants: bytes pass only during a
-run with network, and a connection outside one is closed at once; of one connection at most
-`WINDOW_BYTES` are on their way in each direction, so no program fills this process or the channel;
-after the run no connection of it is left.
+Guest side, used by the supervisor and by a server's front. Programs find the relay as an HTTP proxy
+on loopback, but nothing here reads what they say: the host does. Invariants: bytes to the gateway
+pass only during a run with network, and a connection outside one is closed at once; of one
+connection at most `WINDOW_BYTES` are on their way in each direction, so no program fills this
+process or the channel; after the run no connection of it is left. The host's connections reach
+loopback only, and end with the channel.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -22,8 +24,11 @@ from fumehood.protocol.framing import (
     FINISHED,
     GATEWAY_PORT,
     MAX_CONNECTIONS,
+    MAX_PORT_CONNECTIONS,
+    OPEN,
     OPENED,
     PIECE_BYTES,
+    PORTS_RUN,
     TAKEN,
     TRUST_FILE,
     WINDOW_BYTES,
@@ -44,20 +49,133 @@ class _Connection:
     """Bytes that the host has not taken yet."""
     is_finished: bool = False
     """Whether the program sends no more."""
+    is_ending: bool = False
+    """Whether the program is to read an end as soon as nothing is unsent."""
     is_closing: bool = False
     """Whether it is closed as soon as nothing is unsent."""
     events: int = 0
 
 
-class Relay:
-    """Accepts connections of programs, and passes their bytes on."""
+class _Streams:
+    """Connections of one id, whose bytes are passed on while there is such an id."""
 
     def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
         self._host = host
         self._selector = selector
         self._run_id: int | None = None
-        self._numbers = 0
         self._open: dict[int, _Connection] = {}
+
+    def end(self) -> None:
+        """Close all connections."""
+        for connection in list(self._open.values()):
+            self._drop(connection)
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the host. Frames of connections that are gone are dropped."""
+        connection = self._open.get(frame.number)
+        if frame.run_id != self._run_id or connection is None:
+            return
+        if frame.kind == DATA:
+            connection.unsent += frame.data
+            self._write(connection)
+        elif frame.kind == TAKEN:
+            connection.unread -= frame.taken_bytes
+            self._watch(connection)
+        elif frame.kind == FINISHED:
+            connection.is_ending = True
+            self._write(connection)
+        elif frame.kind == CLOSED:
+            connection.is_closing = True
+            self._write(connection)
+
+    def _add(self, number: int, end: socket.socket) -> None:
+        end.setblocking(False)
+        connection = self._open[number] = _Connection(number, end, bytearray())
+        self._tell(OPENED, number)
+        self._watch(connection)
+
+    def _on_event(self, connection: _Connection) -> None:
+        """Read and write what goes without waiting: the selector does not say which it was."""
+        if connection.number in self._open and not connection.is_finished:
+            self._read(connection)
+        if connection.number in self._open:
+            self._write(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        if connection.unread >= WINDOW_BYTES:
+            return
+        try:
+            data = connection.socket.recv(min(PIECE_BYTES, WINDOW_BYTES - connection.unread))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._tell(CLOSED, connection.number)
+            self._drop(connection)
+            return
+        if data:
+            connection.unread += len(data)
+            self._tell(DATA, connection.number, data)
+        else:
+            connection.is_finished = True
+            self._tell(FINISHED, connection.number)
+        self._watch(connection)
+
+    def _write(self, connection: _Connection) -> None:
+        unsent = connection.unsent
+        try:
+            count = connection.socket.send(unsent) if unsent else 0
+        except BlockingIOError:
+            count = 0
+        except OSError:  # the program has closed it
+            self._tell(CLOSED, connection.number)
+            self._drop(connection)
+            return
+        if count and self._run_id is not None:
+            self._host.send_bytes(taken(self._run_id, connection.number, count))
+        if unsent:
+            del unsent[:count]
+        if connection.is_ending and not unsent:
+            connection.is_ending = False
+            with contextlib.suppress(OSError):  # the program has closed it
+                connection.socket.shutdown(socket.SHUT_WR)
+        if connection.is_closing and not unsent:
+            self._drop(connection)
+        else:
+            self._watch(connection)
+
+    def _watch(self, connection: _Connection) -> None:
+        events = 0
+        if not connection.is_finished and connection.unread < WINDOW_BYTES:
+            events |= selectors.EVENT_READ
+        if connection.unsent:
+            events |= selectors.EVENT_WRITE
+        if events == connection.events:
+            return
+        if connection.events:
+            self._selector.unregister(connection.socket)
+        if events:
+            self._selector.register(connection.socket, events, lambda: self._on_event(connection))
+        connection.events = events
+
+    def _tell(self, kind: int, number: int, data: bytes = b"") -> None:
+        if self._run_id is not None:
+            frame = ConnectionFrame(kind, self._run_id, number, data)
+            self._host.send_bytes(frame.encode())
+
+    def _drop(self, connection: _Connection) -> None:
+        del self._open[connection.number]
+        if connection.events:
+            self._selector.unregister(connection.socket)
+        with contextlib.suppress(OSError):
+            connection.socket.close()
+
+
+class Relay(_Streams):
+    """Accepts connections of programs to the gateway."""
+
+    def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
+        super().__init__(host, selector)
+        self._numbers = 0
         self._trust = ""
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -78,8 +196,7 @@ class Relay:
     def end(self) -> None:
         """Close all connections, and pass nothing on until `begin`."""
         self._run_id = None
-        for connection in list(self._open.values()):
-            self._drop(connection)
+        super().end()
 
     def turn_away(self) -> None:
         """Close the connections that wait: they are of an earlier program."""
@@ -91,28 +208,8 @@ class Relay:
 
     def open(self, end: socket.socket) -> None:
         """Pass the bytes of a socket on, as a connection of the program."""
-        end.setblocking(False)
         self._numbers += 1
-        connection = self._open[self._numbers] = _Connection(self._numbers, end, bytearray())
-        self._tell(OPENED, connection)
-        self._watch(connection)
-
-    def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the host. Frames of connections that are gone are dropped."""
-        connection = self._open.get(frame.number)
-        if frame.run_id != self._run_id or connection is None:
-            return
-        if frame.kind == DATA:
-            connection.unsent += frame.data
-            self._write(connection)
-        elif frame.kind == TAKEN:
-            connection.unread -= frame.taken_bytes
-            self._watch(connection)
-        elif frame.kind == CLOSED:
-            connection.is_closing = True
-            self._write(connection)
-
-    # -- inside ------------------------------------------------------------------------------
+        self._add(self._numbers, end)
 
     def _on_connection(self) -> None:
         accepted = self._accepted()
@@ -130,73 +227,79 @@ class Relay:
         except OSError:
             return None
 
-    def _on_event(self, connection: _Connection) -> None:
-        """Read and write what goes without waiting: the selector does not say which it was."""
-        if connection.number in self._open and not connection.is_finished:
-            self._read(connection)
-        if connection.number in self._open:
-            self._write(connection)
 
-    def _read(self, connection: _Connection) -> None:
-        if connection.unread >= WINDOW_BYTES:
-            return
-        try:
-            data = connection.socket.recv(min(PIECE_BYTES, WINDOW_BYTES - connection.unread))
-        except BlockingIOError:
-            return
-        except OSError:
-            self._tell(CLOSED, connection)
-            self._drop(connection)
-            return
-        if data:
-            connection.unread += len(data)
-            self._tell(DATA, connection, data)
+LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+class Ports(_Streams):
+    """Connects to what listens on loopback, as the host wants."""
+
+    def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
+        super().__init__(host, selector)
+        self._run_id = PORTS_RUN
+        self._opening: dict[int, socket.socket] = {}
+
+    def end(self) -> None:
+        """Close all connections."""
+        for number in list(self._opening):
+            self._give_up(number)
+        super().end()
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the host. Each `OPEN` is answered once."""
+        if frame.kind == OPEN:
+            port = int.from_bytes(frame.data, "big")
+            are_many = len(self._open) + len(self._opening) >= MAX_PORT_CONNECTIONS
+            is_refused = port in (0, GATEWAY_PORT) or are_many or self._host.keep is None
+            self._connect(frame.number, port, [] if is_refused else list(LOOPBACK))
+        elif frame.kind == CLOSED and frame.number in self._opening:
+            self._give_up(frame.number)
+            self._tell(CLOSED, frame.number)
         else:
-            connection.is_finished = True
-            self._tell(FINISHED, connection)
-        self._watch(connection)
+            super().on_frame(frame)
 
-    def _write(self, connection: _Connection) -> None:
-        unsent = connection.unsent
-        try:
-            count = connection.socket.send(unsent) if unsent else 0
-        except BlockingIOError:
-            count = 0
-        except OSError:  # the program has closed it
-            self._tell(CLOSED, connection)
-            self._drop(connection)
+    def _connect(
+        self, number: int, port: int, places: list[tuple[socket.AddressFamily, str]]
+    ) -> None:
+        """Connect to the first of these places that accepts, without waiting for it."""
+        while places:
+            family, address = places.pop(0)
+            try:
+                end = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                continue
+            end.setblocking(False)
+            code = end.connect_ex((address, port))
+            if code == errno.EINPROGRESS:
+                self._opening[number] = end
+                self._selector.register(
+                    end,
+                    selectors.EVENT_WRITE,
+                    lambda: self._on_connected(number, port, places),
+                )
+                return
+            if code == 0:
+                self._begin(number, end)
+                return
+            end.close()
+        self._tell(CLOSED, number)
+
+    def _on_connected(
+        self, number: int, port: int, places: list[tuple[socket.AddressFamily, str]]
+    ) -> None:
+        end = self._opening.pop(number)
+        self._selector.unregister(end)
+        if end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+            self._begin(number, end)
             return
-        if count and self._run_id is not None:
-            self._host.send_bytes(taken(self._run_id, connection.number, count))
-        if unsent:
-            del unsent[:count]
-        if connection.is_closing and not unsent:
-            self._drop(connection)
-        else:
-            self._watch(connection)
+        end.close()
+        self._connect(number, port, places)
 
-    def _watch(self, connection: _Connection) -> None:
-        events = 0
-        if not connection.is_finished and connection.unread < WINDOW_BYTES:
-            events |= selectors.EVENT_READ
-        if connection.unsent:
-            events |= selectors.EVENT_WRITE
-        if events == connection.events:
-            return
-        if connection.events:
-            self._selector.unregister(connection.socket)
-        if events:
-            self._selector.register(connection.socket, events, lambda: self._on_event(connection))
-        connection.events = events
+    def _begin(self, number: int, end: socket.socket) -> None:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._add(number, end)
 
-    def _tell(self, kind: int, connection: _Connection, data: bytes = b"") -> None:
-        if self._run_id is not None:
-            frame = ConnectionFrame(kind, self._run_id, connection.number, data)
-            self._host.send_bytes(frame.encode())
-
-    def _drop(self, connection: _Connection) -> None:
-        del self._open[connection.number]
-        if connection.events:
-            self._selector.unregister(connection.socket)
-        with contextlib.suppress(OSError):
-            connection.socket.close()
+    def _give_up(self, number: int) -> None:
+        end = self._opening.pop(number)
+        self._selector.unregister(end)
+        end.close()

@@ -61,10 +61,14 @@ def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     stdin = memory_file("stdin", given) if given else os.open("/dev/null", os.O_RDONLY)
     os.dup2(stdin, 0)
     os.close(stdin)
-    return _surround(arguments)
+    return surround(arguments)
 
 
-def _surround(arguments: dict[str, Any]) -> Callable[[], None]:
+def surround(arguments: dict[str, Any]) -> Callable[[], None]:
+    """Set arguments, environment and working directory. Returns a function that restores them.
+
+    Raises SetUpFailed.
+    """
     restoring = ExitStack()
     path, argv = arguments.get("working_directory"), arguments.get("argv")
     if path is not None:

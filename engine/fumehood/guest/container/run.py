@@ -62,6 +62,15 @@ class Keep:
     wait_s: float
 
 
+@dataclass(frozen=True)
+class ProcessRequest:
+    """The host asks something of the registered processes, or of one."""
+
+    id: int
+    do: str
+    arguments: dict[str, Any]
+
+
 @dataclass
 class Run:
     """A call being run. `killed_for` is the supervisor's reason for a kill and has precedence."""
@@ -115,6 +124,10 @@ class Run:
     status: int | None = None
     child_cpu_ns: int = 0
     """CPU time of the child before its program began."""
+    waited_cpu_ns: int = 0
+    """CPU time of the processes that the child had reaped before."""
+    is_beside: bool = False
+    """Whether registered processes ran at any time during it."""
     reaped_cpu_ns: int = 0
     largest_bytes: int = 0
     limits_hit: set[str] = field(default_factory=set)

@@ -25,11 +25,12 @@ import selectors
 import signal
 import socket
 import time
+from functools import partial
 from typing import Any, NoReturn
 
 from fumehood.guest.container import processes, selfcheck
 from fumehood.guest.container.chain import WATCH_S, Chain
-from fumehood.guest.container.child import read_image
+from fumehood.guest.container.child import limits_of, read_image
 from fumehood.guest.container.cleaning import KILL_DEADLINE_S, NOTHING_DONE, Cleaner
 from fumehood.guest.container.host import Host, Reporter, end
 from fumehood.guest.container.meter import Counters, Meter
@@ -44,9 +45,11 @@ from fumehood.guest.container.prefork_pool import (
     Zygote,
     make_child,
 )
-from fumehood.guest.container.relay import Relay
-from fumehood.guest.container.run import Answer, Keep, Pause, Run, stays
+from fumehood.guest.container.registered import Registered
+from fumehood.guest.container.relay import Ports, Relay
+from fumehood.guest.container.run import Answer, Keep, Pause, ProcessRequest, Run, stays
 from fumehood.guest.container.takeover import Takeover
+from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
@@ -138,17 +141,31 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wakeup = children.watch()
         signal.signal(signal.SIGTERM, lambda *_: end())
-        self._chain = Chain(self._reap)
+        self._trees = Trees(
+            lambda: self._registered.pids,
+            lambda: (os.getpid(), *self._pools.zygote_pids, *self._pools.pids),
+            cached=self._counters.read("processes") is not None,
+        )
+        self._chain = Chain(self._reap, lambda spared: self._cleaner.kill_briefly(spared))
         self._pools = PreforkPools(
             self._pool(thin, max(1, config["spares"])),
             None if fat is None else self._pool(fat, FAT_SPARES),
         )
         self._standby = Standby(self._pools.thin.take, self._limit_node)
-        self._meter = Meter(self._counters, lambda: (*self._pools.zygote_pids, *self._pools.pids))
-        self._cleaner = Cleaner(
-            self._pools, self._chain, self._counters, self._mounts, self._reap, self._relays
+        self._registered = Registered(
+            self._host, self._selector, partial(self._limits, config), self._standby.end
         )
+        self._meter = Meter(
+            self._counters,
+            lambda: (*self._pools.zygote_pids, *self._pools.pids),
+            self._pids_of,
+        )
+        self._cleaner = Cleaner(
+            self._pools, self._chain, self._counters, self._mounts, self._reap, self._relays,
+            self._registered, self._trees,
+        )  # fmt: skip
         self._relay = Relay(self._host, self._selector)
+        self._ports = Ports(self._host, self._selector)
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
@@ -195,14 +212,8 @@ class Supervisor:
 
     def _on_host(self) -> None:
         for request in self._host.read():
-            if isinstance(request, Keep):
-                self._keep(request)
-                continue
-            if isinstance(request, framing.ConnectionFrame):
-                if request.number == framing.FED:
-                    self._feed(request)
-                else:
-                    self._relay.on_frame(request)
+            if isinstance(request, Keep | ProcessRequest | framing.ConnectionFrame):
+                self._on_beside(request)
                 continue
             if isinstance(request, Run):
                 if self._run is not None:
@@ -219,6 +230,21 @@ class Supervisor:
                 _pause(run, is_paused=request.is_paused)
             else:
                 self._stop(run, "cancelled")
+
+    def _on_beside(self, request: Keep | ProcessRequest | framing.ConnectionFrame) -> None:
+        """Handle what does not belong to a run, or not to its first process."""
+        if isinstance(request, Keep):
+            self._keep(request)
+        elif isinstance(request, ProcessRequest):
+            self._registered.on_request(request)
+            if self._run is not None and self._registered.pids:
+                self._run.is_beside = True
+        elif request.run_id == framing.PORTS_RUN:
+            self._ports.on_frame(request)
+        elif request.number == framing.FED:
+            self._feed(request)
+        else:
+            self._relay.on_frame(request)
 
     def _keep(self, request: Keep) -> None:
         """Be a session's container, which another engine may take over."""
@@ -238,6 +264,8 @@ class Supervisor:
         self._left_at = time.monotonic()
         self._unwatch(0)
         self._relay.end()
+        self._ports.end()
+        self._registered.leave()
         self._chain.drop()  # the next engine knows nothing of trials
         if self._run is not None:
             self._run.is_left, self._run.live = True, False
@@ -261,6 +289,7 @@ class Supervisor:
 
     def _greet(self) -> None:
         self._host.send({"op": "ready", "enforces": self._enforces, "faults": []})
+        self._registered.tell()
 
     def _answer(self, run: Run, answer: Answer) -> None:
         """Forward the answer to a program's tool call."""
@@ -301,6 +330,9 @@ class Supervisor:
             self._host.send_bytes(framing.taken(run.id, framing.FED, framing.FEED_BYTES))
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._meter.read()
+        if self._registered.pids:
+            run.is_beside = True
+            run.waited_cpu_ns = processes.waited_cpu_ns(child.pid)
         run.deadline = time.monotonic() + run.limits.wall_s
         run.since_ns = time.clock_gettime_ns(FILE_CLOCK)
         for descriptor, handler in (
@@ -519,7 +551,10 @@ class Supervisor:
         for ended in children.reap():
             if ended.pid in self._pools.zygote_pids:
                 raise PreforkFailed("the zygote is gone")
-            self._on_orphan(ended)
+            if self._registered.on_reaped(ended.pid):
+                self._trees.forget()
+            else:
+                self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
         """Count a dead process whose parent is gone; in a session it may be the first one."""
@@ -581,7 +616,7 @@ class Supervisor:
 
     def _prepare_standby(self) -> None:
         """Prepare a standby if no process of the programs' user and none of a session is left."""
-        if not self._chain.pids:
+        if not self._chain.pids and not self._registered.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
@@ -630,6 +665,41 @@ class Supervisor:
         if descriptor >= 0 and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
 
+    # -- registered processes ----------------------------------------------------------
+
+    def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
+        """The limits of a registered process: those of a program that runs for ever."""
+        limits = limits_of(config)
+        if self._counters.memory_limit is None:
+            preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
+            limits.append((resource.RLIMIT_AS, preloaded_bytes + int(config["memory_bytes"])))
+        if self._counters.process_limit is None:
+            limits.append((resource.RLIMIT_NPROC, self._max_processes))
+        return limits
+
+    def _pids_of(self, run: Run) -> list[int]:
+        """The processes of a run beside registered ones."""
+        child = run.child.pid if run.child is not None else 0
+        if run.is_over:  # it was cleaned up
+            return [child] if run.stayed else []
+        return self._trees.strangers(self._chain.pids - {child})
+
+    def _look_after_registered(self, run: Run | None, now: float) -> None:
+        """Give up keepers that do not answer, and kill what those that are gone have left: nothing
+        tells it from the processes of a call now. Only lack of memory kills a keeper, unless the
+        supervisor did.
+        """
+        self._registered.look(now)
+        if not self._registered.has_lost:
+            return
+        was_surprised, self._registered.was_surprised = self._registered.was_surprised, False
+        self._registered.has_lost = False
+        if run is not None:
+            if was_surprised:
+                self._stop(run, "memory")
+        elif not self._cleaner.end_the_rest():
+            end()
+
     # -- a session's processes that wait ---------------------------------------------
 
     @staticmethod
@@ -653,6 +723,8 @@ class Supervisor:
     def _until_next_timer(self) -> float:
         now = time.monotonic()
         times = [self._ends_at, self._waits_until()]
+        if self._registered.next_look is not None:
+            times.append(self._registered.next_look)
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
         if not self._pools.is_fat_loaded and self._run is None:
@@ -665,8 +737,7 @@ class Supervisor:
         if run is not None and run.child is not None and run.killed_for is None:
             times += [run.deadline, now + MEMORY_LOOK_S]
             if _has_cpu_limit(run):
-                left_s = run.limits.cpu_s - (self._meter.cpu_ms(run) or 0.0) / 1e3
-                times.append(now + max(left_s, 0.001))
+                times.append(now + max(self._meter.left_cpu_s(run), 0.001))
         return max(0.0, min(times) - now)
 
     def _waits_until(self) -> float:
@@ -684,6 +755,7 @@ class Supervisor:
 
     def _check_time(self, now: float) -> None:
         run = self._run
+        self._look_after_registered(run, now)
         if run is None:
             self._check_idle_time(now)
         self._watch_chain(run, now)
@@ -702,7 +774,7 @@ class Supervisor:
             self._stop(run, "memory")
         elif now >= run.deadline:
             self._stop(run, "wall_time")
-        elif _has_cpu_limit(run) and (self._meter.cpu_ms(run) or 0.0) >= run.limits.cpu_s * 1e3:
+        elif _has_cpu_limit(run) and self._meter.left_cpu_s(run) <= 0:
             self._stop(run, "cpu_time")
 
 

@@ -217,7 +217,10 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
             open_directories.pop()
             continue
         name = names.pop()
-        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        try:
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:  # a registered process has removed it
+            continue
         below = -1
         if stat.S_ISDIR(found.st_mode) and len(open_directories) < MAX_DEPTH:
             with suppress(OSError):

@@ -79,6 +79,8 @@ class HeldState:
     lost: str | None
     is_paused: bool
     is_stopped: bool
+    running: int = 0
+    """Registered processes that run."""
 
 
 @dataclass(frozen=True, slots=True)

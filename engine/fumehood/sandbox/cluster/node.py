@@ -95,7 +95,9 @@ MAX_IMAGE_BYTES = 16 << 30
 MAX_NODES = 64
 """Maximum number of nodes on one machine, each with a directory of its own."""
 
-SESSION_OPERATIONS = ("until_free", "pause", "stop", "restore", "facts", "until_gone")
+SESSION_OPERATIONS = (
+    "until_free", "pause", "stop", "restore", "facts", "until_gone", "processes",
+)  # fmt: skip
 
 MakeWall = Callable[[WallSettings, Path, OnEvent], ContainerWall]
 """Makes an engine's wall; its state is in the directory."""
@@ -256,6 +258,8 @@ class _Joined:
     """Runs that were cancelled before they came."""
     holding: dict[str, object] = field(default_factory=dict)
     """Session id → the command that takes a container for it, while somebody waits for that."""
+    ports: dict[str, dict[int, anyio.abc.ByteStream]] = field(default_factory=dict)
+    """Session id → its connections to ports, by their numbers."""
     transfers: dict[str, IO[bytes]] = field(default_factory=dict)
     """Images on their way from or to another node."""
     number: int = 0
@@ -267,6 +271,11 @@ class _Joined:
     def running(self) -> int:
         """The number of runs that have not ended."""
         return sum(run.ended is None for run in self.runs.values())
+
+    def hold(self, session_id: str, held: HeldContainer) -> None:
+        """Know the container of a session, and report its changes."""
+        self.held[session_id] = held
+        held.on_processes = lambda: self.on_change(session_id)
 
     def forget_old(self) -> None:
         """Forget the runs whose events nobody fetches any more."""
@@ -572,6 +581,22 @@ class Node:
         run.dialled[number] = stream
         return number
 
+    async def connect(self, ticket: Ticket, session_id: str, port: int) -> int:
+        """Connect to a port of a session, and return the connection's number. The methods for the
+        connections of runs take the session's id for it. Raises as the wall's.
+        """
+        stream = await self._held(ticket, session_id).connect(port)
+        number = next(self._numbers)
+        self._of(ticket).ports.setdefault(session_id, {})[number] = stream
+        return number
+
+    async def finish_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
+        """Send the end of a connection's bytes. Raises NetworkError."""
+        try:
+            await self._dialled(ticket, run_id, number).send_eof()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise NetworkError("The connection broke off.") from None
+
     async def read_dialled(self, ticket: Ticket, run_id: str, number: int) -> bytes:
         """Return the next bytes of a connection, or none at its end. Raises NetworkError."""
         try:
@@ -590,16 +615,21 @@ class Node:
 
     def close_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
         """Close a connection."""
-        with suppress(NetworkError):
-            self._close_soon(self._dialled(ticket, run_id, number))
-            del self._of(ticket).runs[run_id].dialled[number]
+        stream = self._connections(ticket, run_id).pop(number, None)
+        if stream is not None:
+            self._close_soon(stream)
 
     def _dialled(self, ticket: Ticket, run_id: str, number: int) -> anyio.abc.ByteStream:
-        run = self._of(ticket).runs.get(run_id)
-        stream = run.dialled.get(number) if run is not None else None
+        stream = self._connections(ticket, run_id).get(number)
         if stream is None:
             raise NetworkError("The connection is closed.")
         return stream
+
+    def _connections(self, ticket: Ticket, owner_id: str) -> dict[int, anyio.abc.ByteStream]:
+        """The connections of a run, or those to ports of a session."""
+        joined = self._of(ticket)
+        run = joined.runs.get(owner_id)
+        return run.dialled if run is not None else joined.ports.get(owner_id, {})
 
     def _close_soon(self, stream: anyio.abc.ByteStream) -> None:
         task = asyncio.ensure_future(stream.aclose())
@@ -635,7 +665,7 @@ class Node:
         if not is_wanted:  # nobody waits for it any more
             held.end("nobody waits for it")
             return _state_of(held)
-        joined.held[session_id] = held
+        joined.hold(session_id, held)
         return _state_of(held)
 
     async def drop(self, ticket: Ticket, session_id: str, why: str) -> None:
@@ -651,7 +681,7 @@ class Node:
         """Take an earlier session's container over, soon, and before its first use."""
         joined = self._of(ticket)
         held = joined.wall.resume(record, home, lambda: joined.on_change(record.id))
-        joined.held[record.id] = held
+        joined.hold(record.id, held)
         return _state_of(held)
 
     async def in_session(
@@ -666,6 +696,7 @@ class Node:
             joined = self._of(ticket)
             if joined.held.get(session_id) is held:  # it may have been restored here meanwhile
                 del joined.held[session_id]
+                joined.ports.pop(session_id, None)
                 joined.changes.pop(session_id, None)
         return result, _state_of(held)
 
@@ -811,5 +842,6 @@ def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
 
 def _state_of(held: HeldContainer) -> HeldState:
     return HeldState(
-        held.name, held.languages, held.lock, held.lost, held.is_paused, held.is_stopped
-    )
+        held.name, held.languages, held.lock, held.lost, held.is_paused, held.is_stopped,
+        held.running,
+    )  # fmt: skip

@@ -1062,6 +1062,19 @@ class RemoteContainer:
         facts: JsonObject = await self._do("facts")
         return facts
 
+    @property
+    def running(self) -> int:
+        return self._state.running
+
+    async def processes(self, request: JsonObject) -> JsonObject:
+        answer: JsonObject = await self._do("processes", request)
+        return answer
+
+    async def connect(self, port: int) -> anyio.abc.ByteStream:
+        await self._wall.until_known(self)
+        number = await self._wall.ask(self.node, "connect", self.session_id, port)
+        return _DialledPort(_PortEnd(self._wall, self.node, self.session_id), number)
+
     async def pause(self) -> None:
         await self._do("pause")
 
@@ -1213,12 +1226,39 @@ class _Receiver:
         return RunEnding(EndedBy.SANDBOX_LOST, isolation, node=node, is_node_lost=True)
 
 
+class _DialledEnd(Protocol):
+    """Asks the node of a connection for its bytes."""
+
+    async def ask_node(self, method: str, *arguments: Any) -> Any:
+        """Ask the node something about a connection. Raises NodeGone, EngineError."""
+        ...
+
+    def hang_up(self, number: int) -> None:
+        """Close a connection from the node."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PortEnd:
+    """Asks for the bytes of connections to ports of a session."""
+
+    wall: ClusterWall
+    node: str
+    session_id: str
+
+    async def ask_node(self, method: str, *arguments: Any) -> Any:
+        return await self.wall.ask(self.node, method, self.session_id, *arguments)
+
+    def hang_up(self, number: int) -> None:
+        self.wall.tell(self.node, "close_dialled", self.session_id, number)
+
+
 class _Dialled(anyio.abc.ByteStream):
     """A connection from a node's machine. Its bytes cross Ray; the node sees no more of them than
     any network does.
     """
 
-    def __init__(self, run: _Receiver, number: int) -> None:
+    def __init__(self, run: _DialledEnd, number: int) -> None:
         self._run = run
         self._number = number
         self._unread = b""
@@ -1258,6 +1298,17 @@ class _Dialled(anyio.abc.ByteStream):
             self._next.cancel()
         self._run.hang_up(self._number)
         await anyio.lowlevel.checkpoint()
+
+
+class _DialledPort(_Dialled):
+    """A connection to a port of a session on a node."""
+
+    async def send_eof(self) -> None:
+        """Let the program read the end of what was sent. Raises as anyio's streams do."""
+        try:
+            await self._run.ask_node("finish_dialled", self._number)
+        except (NodeGone, EngineError):
+            raise anyio.BrokenResourceError from None
 
 
 _SINK = {

@@ -34,19 +34,23 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
+    ContainerAnswer,
     ContainerCall,
     ContainerData,
     ContainerEnding,
     ContainerFile,
     ContainerFrame,
     ContainerOutput,
+    ContainerProcesses,
     ContainerReset,
     answer_frames,
     parse_container_body,
     run_frames,
 )
-from fumehood.protocol.framing import ConnectionFrame, FrameError
+from fumehood.protocol.framing import PORTS_RUN, ConnectionFrame, FrameError
 from fumehood.protocol.messages import GuestProgress, GuestReady
+from fumehood.sandbox.connections import PortConnections
+from fumehood.sandbox.container.controls import ProcessRequests
 from fumehood.sandbox.container.received import ReceivedRun
 from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
 
@@ -151,6 +155,13 @@ class Channel(asyncio.Protocol):
         """Id of the run whose cleanup the guest has not yet reported, or None."""
         self._overdue: asyncio.TimerHandle | None = None
         self._paused_at: float | None = None
+        self._is_kept = False
+        """Whether this is a session's container."""
+        self.on_processes: Callable[[], None] = lambda: None
+        """Called when the number of running registered processes has changed."""
+        self.processes = ProcessRequests(self._send, lambda: self.on_processes())
+        """Requests about the registered processes of a session, which are of no run."""
+        self.ports = PortConnections(self._send)
 
     @property
     def complaint(self) -> str:
@@ -245,6 +256,8 @@ class Channel(asyncio.Protocol):
         self._expect_nothing()
         if self._transport is not None:
             self._transport.abort()
+        self.processes.close()
+        self.ports.close()
         if self._run is not None and self._answer is not None and not self._answer.done():
             self._answer.set_exception(Lost(self._run))
         if self.listener is not None:
@@ -285,6 +298,14 @@ class Channel(asyncio.Protocol):
                 raise FrameError("it was ready before")
             self.enforced, self.faults = frame.enforced, frame.faults
             self.ready.set()
+        elif isinstance(frame, ContainerAnswer):
+            self.processes.on_answer(frame)
+        elif isinstance(frame, ContainerProcesses):
+            if not self._is_kept:
+                raise FrameError("only sessions have processes")
+            self.processes.on_count(frame)
+        elif isinstance(frame, ConnectionFrame) and frame.run_id == PORTS_RUN:
+            self.ports.on_frame(frame)
         elif self._run is not None:
             self._on_run_frame(self._run, frame)
         elif self._resetting is not None:
@@ -320,9 +341,12 @@ class Channel(asyncio.Protocol):
 
     def keep(self, epoch: int, wait_s: float) -> None:
         """Let the guest wait so long for an engine with a higher epoch, if this one is gone."""
+        self._is_kept = True
+        self._send(framing.encode({"op": "keep", "epoch": epoch, "wait_s": wait_s}))
+
+    def _send(self, frame: bytes) -> None:
         if self._transport is not None:
-            frame = {"op": "keep", "epoch": epoch, "wait_s": wait_s}
-            self._transport.write(framing.encode(frame))
+            self._transport.write(frame)
 
     def send_answer(self, run_id: int, answer: bytes) -> None:
         """Send the answer to a call of this run's program, if it still runs."""

@@ -129,6 +129,7 @@ class Container(Channel):
         """
         container = cls(docker, spec)
         container._id = spec.name
+        container._is_kept = True  # its guest tells at once how many processes run
         try:
             stream = await docker.launch_in(spec.name, relay_command(epoch))
             await container._connect(stream, required, START_DEADLINE_S)

@@ -377,9 +377,13 @@ class ContainerWall(HasImages):
         if not self._pool.let_go(entry, held):
             raise try_later("The container was lost as it was taken. Repeat the call.")
         self._held[held.name] = held
-        if self.keeps_sessions:
-            held.container.keep(FIRST_EPOCH, self._orphan_s)
+        held.listen_to(held.container)
+        self._keep(held.container, FIRST_EPOCH)
         return held
+
+    def _keep(self, container: Container, epoch: int) -> None:
+        """Tell a guest that it is a session's, and how long it may wait for another engine."""
+        container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
     async def _hold_with_disk(
         self, disk: str, disk_mb: int, kind: Kind, image: Image, on_lost: Callable[[], None]
@@ -415,8 +419,7 @@ class ContainerWall(HasImages):
         """Give a session the container that was made for its disk."""
         assert held.disk is not None
         self._held[container.name] = held
-        if self.keeps_sessions:
-            container.keep(held.disk.epoch, self._orphan_s)
+        self._keep(container, held.disk.epoch)
         held.use(container)
 
     async def restart(self, held: HeldContainer) -> None:
@@ -758,6 +761,8 @@ class HeldContainer:
         """Set when the container of a stopped session is removed."""
         self.removed.set()
         self._has_changed = asyncio.Event()
+        self.on_processes: Callable[[], None] = lambda: None
+        """Called when the number of running registered processes has changed."""
         self._take_over = take_over
         self._changing = anyio.Lock()
         """Held while it is taken over, frozen, or let continue."""
@@ -784,6 +789,8 @@ class HeldContainer:
                 await self._until_settled()
                 if self.lost is None and not self.is_stopped:
                     self.is_paused = True  # from here on no run begins before `unpause`
+                    if self.container is not None:
+                        self.container.ports.drop()
                     await self._supply.pause(self.name)
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
@@ -877,7 +884,7 @@ class HeldContainer:
         """Use a container that was made for its disk."""
         self.is_stopped = False
         self.name, self.container = container.name, container
-        container.listen(self)
+        self.listen_to(container)
         if container.is_dead:
             self.on_end(STREAM_ENDED)
 
@@ -889,7 +896,13 @@ class HeldContainer:
         elif self.lost is not None:
             container.end(self.why)
         else:
-            container.listen(self)
+            self.listen_to(container)
+
+    def listen_to(self, container: Container) -> None:
+        """Receive the events of its container."""
+        container.listen(self)
+        container.on_processes = lambda: self.on_processes()
+        self.on_processes()
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
@@ -898,6 +911,28 @@ class HeldContainer:
         if self.container is None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
+
+    @property
+    def running(self) -> int:
+        """How many registered processes run, as the guest last said."""
+        return (self.container.processes.running or 0) if self.container is not None else 0
+
+    async def processes(self, request: JsonObject) -> JsonObject:
+        """Ask something of the registered processes. A stopped session has none."""
+        if self.is_stopped and self.lost is None and request.get("do") == "list":
+            return {"processes": []}
+        return await self._reachable().processes.ask(request)
+
+    async def connect(self, port: int) -> anyio.abc.ByteStream:
+        """Connect to a port on the loopback of the container."""
+        return await self._reachable().ports.connect(port)
+
+    def _reachable(self) -> Container:
+        """Return the container. Raises SandboxUnavailable if it does not run now."""
+        if self.container is None or self.lost is not None or self.is_paused:
+            state = "paused" if self.is_paused else "stopped" if self.is_stopped else "not running"
+            raise try_later(f"The session is {state}. Resume it, and repeat the request.")
+        return self.container
 
     def leave(self) -> None:
         """Leave the container to the next engine, and its events to nobody."""

@@ -1,0 +1,320 @@
+"""A keeper: the parent of one registered process, which runs beside the calls of a session.
+
+Guest side, forked by the supervisor, one for each registered process. It is root's, so no program
+can touch it, and it is a subreaper: whatever the process leaves below itself becomes the keeper's
+child, and never anybody else's. So the kernel knows at any time what belongs to the registered
+process (see `trees`). The keeper reads its output into a ring, writes its input, and ends it. On
+gVisor only the first process can be a subreaper, so there orphans of a registered process are
+nobody's, and end with the next call.
+
+Invariants: a keeper ends when nothing is left below it; it reports only what the kernel told it; it
+keeps no more than `RING_BYTES` of output and `MAX_WAITING_BYTES` of input.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gc
+import math
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from fumehood.guest.container import trees
+from fumehood.guest.container.child import ENVIRONMENT, NICENESS, read_image
+from fumehood.guest.container.filter import build_container_filter
+from fumehood.guest.container.processes import REQUEST_FAILED, USER_ID, become_user
+from fumehood.guest.container.request import SetUpFailed, surround
+from fumehood.guest.container.ring import RING_BYTES, Ring
+from fumehood.guest.container.walk import WORKSPACE
+from fumehood.guest.core import children, kernel, seccomp
+from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
+from fumehood.guest.languages import shell
+from fumehood.protocol import framing
+
+MAX_WAITING_BYTES = 1 << 20
+"""Bytes of input that a registered process has not read yet."""
+
+KEEPER_NICENESS = NICENESS + 5
+"""Scheduling priority of keepers: below that of programs, because output may come without end."""
+
+MAX_FAULT_BYTES = 4096
+END_PATIENCE_S = 1.0
+
+FAILED = b"F"
+"""First byte of the report of a child that could not become its program."""
+
+the_filter = functools.cache(build_container_filter)
+"""The programs' filter, which takes a while to build."""
+
+
+def run_keeper(
+    supervisor: socket.socket, ring: Ring, config: dict[str, Any], request: dict[str, Any]
+) -> NoReturn:
+    """Be a keeper until nothing is left below it. `request` says what to start."""
+    status = 1
+    try:
+        _leave_the_supervisor(supervisor, ring)
+        Keeper(supervisor, ring, gets_orphans=_become_subreaper()).serve(config, request)
+        status = 0
+    except BaseException as fault:
+        os.write(2, f"keeper: {type(fault).__name__}: {fault}\n".encode()[:400])
+    finally:
+        os._exit(status)
+
+
+def _leave_the_supervisor(supervisor: socket.socket, ring: Ring) -> None:
+    """Give up all that this process has in common with the supervisor, first of all the channel."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(null, descriptor)
+    kept = sorted((2, supervisor.fileno(), ring.descriptor))
+    for low, high in zip(kept, [*kept[1:], descriptor_limit()], strict=True):
+        os.closerange(low + 1, high)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    gc.disable()  # it would write to pages that are the supervisor's, too
+
+
+def _become_subreaper() -> bool:
+    """Become the parent of all orphans below this process. False if the kernel refuses."""
+    try:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    except OSError:  # gVisor lets only the first process
+        return False
+    return True
+
+
+def descriptor_limit() -> int:
+    """One more than the highest descriptor that this process can have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class Keeper:
+    """The keeper's event loop and its state."""
+
+    def __init__(self, supervisor: socket.socket, ring: Ring, *, gets_orphans: bool) -> None:
+        self._gets_orphans = gets_orphans
+        self._supervisor = supervisor
+        self._ring = ring
+        self._selector = selectors.DefaultSelector()
+        self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
+        self._wakeup = children.watch()
+        self._first = 0
+        """The registered process itself."""
+        self._output = -1
+        self._input = -1
+        self._waiting = bytearray()
+        self._is_closing = False
+        """Whether the input ends after what waits."""
+        self._kill_at = math.inf
+
+    def serve(self, config: dict[str, Any], request: dict[str, Any]) -> None:
+        """Start the process, and serve the supervisor until nothing is left of it."""
+        fault = self._start(config, request)
+        if fault is not None:
+            self._tell({"failed": fault})
+            return
+        # Not earlier: its child could not have a higher priority again.
+        os.setpriority(os.PRIO_PROCESS, 0, KEEPER_NICENESS)
+        self._tell({"started": True})
+        self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_supervisor)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
+        self._selector.register(self._output, selectors.EVENT_READ, self._on_output)
+        while self._has_children():
+            left_s = None if self._kill_at == math.inf else self._kill_at - time.monotonic()
+            for key, _ in self._selector.select(left_s):
+                key.data()
+            if time.monotonic() >= self._kill_at:
+                while not trees.end_below(os.getpid(), END_PATIENCE_S, self._reap):
+                    pass
+        self._read_the_rest()
+        self._tell({"over": True, "has_all": self._gets_orphans})
+
+    # -- the process -----------------------------------------------------------------------
+
+    def _start(self, config: dict[str, Any], request: dict[str, Any]) -> str | None:
+        """Start it. Returns why that failed, or None."""
+        with kernel.files_made_as(USER_ID):  # so that it can open /dev/stdout
+            stdin_read, self._input = os.pipe()
+            self._output, stdout_write = os.pipe()
+        report_read, report_write = os.pipe()
+        self._first = os.fork()
+        if self._first == 0:
+            _become_program(config, request, stdin_read, stdout_write, report_write)
+        for descriptor in (stdin_read, stdout_write, report_write):
+            os.close(descriptor)
+        for descriptor in (self._input, self._output):
+            os.set_blocking(descriptor, False)
+        report = os.read(report_read, MAX_FAULT_BYTES)  # ends as the program begins
+        os.close(report_read)
+        return report[1:].decode("utf-8", "replace") if report.startswith(FAILED) else None
+
+    def _on_sigchld(self) -> None:
+        children.drain(self._wakeup)
+        self._reap()
+
+    def _reap(self) -> None:
+        for ended in children.reap():
+            if ended.pid == self._first:
+                exit_code, signal_number = children.decode_status(ended.status)
+                self._tell({"first": {"exit_code": exit_code, "signal": signal_number}})
+
+    @staticmethod
+    def _has_children() -> bool:
+        """Whether anything is left: an orphan below this process becomes its child."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def _stop(self, grace_s: float) -> None:
+        """Ask all processes to end, and kill them later."""
+        if self._kill_at == math.inf:
+            for pid in trees.below(os.getpid()):
+                for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped one would not see it
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+
+    # -- its streams -----------------------------------------------------------------------
+
+    def _on_output(self) -> None:
+        if not self._read():
+            self._selector.unregister(self._output)
+
+    def _read(self) -> bool:
+        """Read some output. False if there will be no more of it."""
+        try:
+            data = os.read(self._output, CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        if data:
+            self._ring.append(data)
+        return bool(data)
+
+    def _read_the_rest(self) -> None:
+        """Read what a dead process left, which is little; others may have its stream, too."""
+        for _ in range(RING_BYTES // CHUNK_BYTES):
+            if kernel.unread_bytes(self._output) == 0 or not self._read():
+                return
+
+    def _write(self, data: bytes, *, close: bool) -> str | None:
+        """Write to its standard input, now or later. Returns why that is not possible, or None."""
+        if self._input < 0 or self._is_closing:
+            return "Its standard input is closed."
+        if len(self._waiting) + len(data) > MAX_WAITING_BYTES:
+            return f"It has not read {len(self._waiting)} bytes of its standard input yet."
+        self._waiting += data
+        self._is_closing = close
+        self._flush()
+        return None
+
+    def _flush(self) -> None:
+        is_over = False
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._input, self._waiting[:CHUNK_BYTES])]
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads it any more
+            is_over = True
+        is_watched = self._input in self._selector.get_map()
+        if self._waiting and not is_over:
+            if not is_watched:
+                self._selector.register(self._input, selectors.EVENT_WRITE, self._flush)
+            return
+        if is_watched:
+            self._selector.unregister(self._input)
+        if is_over or self._is_closing:
+            os.close(self._input)
+            self._input = -1
+            self._waiting.clear()
+
+    # -- the supervisor --------------------------------------------------------------------
+
+    def _on_supervisor(self) -> None:
+        data = self._supervisor.recv(CHUNK_BYTES)
+        if not data:  # it is gone, and so is the container
+            os._exit(0)
+        for order in self._decoder.feed(data):
+            if order["do"] == "stop":
+                self._stop(order["grace_s"])
+            else:
+                fault = self._write(base64.b64decode(order["data"]), close=order["close"])
+                self._tell({"id": order["id"], "fault": fault})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        write_all(self._supervisor.fileno(), framing.encode(message))
+
+
+def _become_program(
+    config: dict[str, Any], request: dict[str, Any], stdin: int, stdout: int, report: int
+) -> NoReturn:
+    """Become the registered process, or report why not."""
+    try:
+        _seal(config, stdin, stdout, report)
+        surround({"env": request.get("env"), "working_directory": request.get("working_directory")})
+        if request.get("argv"):
+            _become_first_of(request["argv"])
+        shell.become_bash(request["command"])
+    except SetUpFailed as fault:
+        why = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
+    except OSError as error:
+        why = f"It cannot be started: {error.strerror}."
+    except BaseException as fault:
+        why = f"It cannot be started: {type(fault).__name__}."
+    with suppress(OSError):
+        write_all(report, FAILED + why.encode("utf-8", "replace")[: MAX_FAULT_BYTES - 1])
+    os._exit(REQUEST_FAILED)
+
+
+def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
+    """Become as limited as a call's program. Raises OSError."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stdout, 2)
+    os.closerange(3, report)
+    os.closerange(report + 1, descriptor_limit())
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT | read_image().environment)
+    os.chdir(WORKSPACE)
+    for which, value in config["limits"]:
+        resource.setrlimit(which, (value, value))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(the_filter())
+    kernel.volunteer_for_oom()
+    become_user()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _become_first_of(argv: Sequence[str]) -> NoReturn:
+    """Become a program with its arguments, from the first directory of PATH that has it.
+
+    Raises OSError: there is none, or it cannot be executed.
+    """
+    name = argv[0]
+    places = [""] if "/" in name else os.get_exec_path()
+    fault: OSError = FileNotFoundError(2, "There is no such program")
+    for place in places:
+        try:
+            shell.become(os.path.join(place, name), list(argv))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            fault = error
+    raise fault

@@ -1,0 +1,342 @@
+"""Registered processes as the supervisor sees them: their keepers, and what the host asks of them.
+
+Guest side. The supervisor forks a keeper for each, passes requests on, and never waits: an answer
+comes later, or the keeper is given up. Invariants: each request gets one answer, from whoever asked
+for nothing else; at most `MAX_PROCESSES` run, and as many ended ones are kept; a keeper that does
+not answer ends with all that is below it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fumehood.guest.container import trees
+from fumehood.guest.container.host import Host
+from fumehood.guest.container.keeper import run_keeper, the_filter
+from fumehood.guest.container.ring import Ring
+from fumehood.guest.container.run import ProcessRequest
+from fumehood.guest.core.pipes import CHUNK_BYTES
+from fumehood.protocol import framing
+from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
+
+LOOK_S = 0.25
+"""Seconds between looks for keepers that do not answer."""
+
+PATIENCE_S = 5.0
+"""Time that a keeper has for an answer. Only looks count, because a frozen container has none. A
+program that takes all processors leaves little to keepers, so it is not shorter.
+"""
+
+
+class Refused(Exception):
+    """The request is refused. `kind` is a fixed word, the message one sentence."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(eq=False)
+class _Process:
+    name: str
+    keeper_pid: int
+    orders: socket.socket
+    """The socket to its keeper."""
+    ring: Ring
+    started_at: float
+    state: str = "starting"
+    exit_code: int | None = None
+    signal: int | None = None
+    is_lost: bool = False
+    """Whether its keeper was killed, and it with that."""
+    waiting: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Request id → what it asks for, and the seconds left for its answer."""
+    decoder: framing.Decoder = field(
+        default_factory=lambda: framing.Decoder(framing.MAX_REQUEST_BYTES)
+    )
+    unsent: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it runs, or ran."""
+        return self.state != "starting"
+
+    def shown(self) -> dict[str, Any]:
+        """What the host gets of it."""
+        return {
+            "name": self.name, "state": self.state, "exit_code": self.exit_code,
+            "signal": self.signal, "lost": self.is_lost, "started_at": self.started_at,
+        }  # fmt: skip
+
+
+class Registered:
+    """The registered processes of a session."""
+
+    def __init__(
+        self,
+        host: Host,
+        selector: selectors.BaseSelector,
+        limits: Callable[[], list[tuple[int, int]]],
+        before_start: Callable[[], None],
+    ) -> None:
+        """`limits` are those of a program's process; `before_start` is called before each start."""
+        self._host = host
+        self._selector = selector
+        self._limits = limits
+        self._before_start = before_start
+        self._all: dict[str, _Process] = {}
+        """By name, in the order of their starts."""
+        self._keepers: dict[int, _Process] = {}
+        """Keepers that exist, by process id."""
+        self._look_at = 0.0
+        self._told = 0
+        self.has_lost = False
+        """Whether something of a tree may be left that has no keeper: that was killed, or gets no
+        orphans.
+        """
+        self.was_surprised = False
+        """Whether that was not done by this process."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of all keepers, until they are reaped."""
+        return set(self._keepers)
+
+    @property
+    def running(self) -> int:
+        """The number of processes that have not ended."""
+        return sum(one.state == "running" for one in self._all.values())
+
+    def on_request(self, request: ProcessRequest) -> None:
+        """Handle a request of the host, and answer it now or later."""
+        try:
+            answer = self._handle(request)
+        except Refused as refused:
+            answer = _fault(refused.kind, str(refused))
+        if answer is not None:
+            self._answer(request.id, answer)
+
+    def on_reaped(self, pid: int) -> bool:
+        """Handle the end of a process that was reaped. Returns whether it was a keeper."""
+        process = self._keepers.get(pid)
+        if process is None:
+            return False
+        while self._read(process):
+            pass
+        del self._keepers[pid]
+        self._unwatch(process)
+        process.orders.close()
+        if process.state != "ended":
+            self.has_lost = True
+            self.was_surprised = self.was_surprised or not process.is_lost
+            process.is_lost = True
+            self._on_over(process)
+        return True
+
+    def kill_all(self) -> None:
+        """Kill all keepers. What is below them then belongs to nobody."""
+        for process in self._keepers.values():
+            process.is_lost = True
+            os.kill(process.keeper_pid, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """Answer no request of this host any more: it is gone."""
+        for process in self._all.values():
+            process.waiting.clear()
+
+    def tell(self) -> None:
+        """Tell a new host how many run."""
+        self._told = self.running
+        self._host.send({"op": "processes", "running": self._told})
+
+    @property
+    def next_look(self) -> float | None:
+        """When `look` is due, or None."""
+        return self._look_at if any(one.waiting for one in self._keepers.values()) else None
+
+    def look(self, now: float) -> None:
+        """Give up keepers that do not answer."""
+        if self.next_look is None or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        for process in list(self._keepers.values()):
+            for number, (do, left_s) in process.waiting.items():
+                process.waiting[number] = do, left_s - LOOK_S
+                if left_s <= 0:
+                    process.is_lost = True
+                    trees.kill_below(process.keeper_pid)
+                    os.kill(process.keeper_pid, signal.SIGKILL)
+                    break
+
+    # -- requests --------------------------------------------------------------------------
+
+    def _handle(self, request: ProcessRequest) -> dict[str, Any] | None:
+        """Return the answer, or None if it comes later. Raises Refused."""
+        arguments = request.arguments
+        if self._host.keep is None:
+            raise Refused("unavailable", "Only the container of a session has processes.")
+        if request.do == "list":
+            return {"processes": [one.shown() for one in self._all.values() if one.is_begun]}
+        if request.do == "start":
+            self._start(request)
+            return None
+        process = self._all.get(arguments["name"])
+        if process is None:
+            raise Refused("not_found", "There is no process of this name.")
+        if request.do == "read":
+            piece = process.ring.read(
+                arguments["after"], OUTPUT_PIECE_BYTES, is_over=process.state == "ended"
+            )
+            return {
+                "output": {
+                    "text": piece.text, "offset": piece.offset, "skipped": piece.skipped,
+                    "ended": piece.is_last,
+                }
+            }  # fmt: skip
+        if request.do == "stop":
+            if process.state == "ended":
+                return {"process": process.shown()}
+            grace_s = arguments["grace_s"]
+            self._order(process, request, {"grace_s": grace_s}, PATIENCE_S + grace_s)
+            return None
+        if process.state == "ended":
+            raise Refused("invalid", "The process has ended.")
+        order = {"data": arguments["data"], "close": arguments["close"]}
+        self._order(process, request, order, PATIENCE_S)
+        return None
+
+    def _start(self, request: ProcessRequest) -> None:
+        name = request.arguments["name"]
+        before = self._all.get(name)
+        if before is not None and before.state != "ended":
+            raise Refused("invalid", "A process of this name runs already.")
+        if sum(one.state != "ended" for one in self._all.values()) >= MAX_PROCESSES:
+            raise Refused("invalid", f"{MAX_PROCESSES} processes of this session run already.")
+        self._before_start()
+        the_filter()  # built once, and not in each keeper
+        ours, theirs = socket.socketpair()
+        ring = Ring()
+        config = {"limits": self._limits()}
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for one in (ring, ours, theirs):
+                one.close()
+            raise Refused("unavailable", f"It cannot be started: {error.strerror}.") from None
+        if pid == 0:
+            run_keeper(theirs, ring, config, request.arguments)
+        theirs.close()
+        ours.setblocking(False)
+        self._forget(name)
+        process = _Process(name, pid, ours, ring, time.time())
+        self._all[name] = self._keepers[pid] = process
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._on_event(process))
+        self._expect(process, request.id, "start", PATIENCE_S)
+
+    def _order(
+        self, process: _Process, request: ProcessRequest, order: dict[str, Any], patience_s: float
+    ) -> None:
+        process.unsent += framing.encode({"id": request.id, "do": request.do, **order})
+        self._expect(process, request.id, request.do, patience_s)
+        self._send(process)
+
+    def _expect(self, process: _Process, number: int, do: str, patience_s: float) -> None:
+        if self.next_look is None:
+            self._look_at = time.monotonic() + LOOK_S
+        process.waiting[number] = do, patience_s
+
+    def _answer(self, number: int, answer: dict[str, Any]) -> None:
+        self._told = self.running
+        self._host.send({"op": "process", "id": number, "running": self._told, **answer})
+
+    # -- keepers ---------------------------------------------------------------------------
+
+    def _on_event(self, process: _Process) -> None:
+        self._read(process)
+        if process.unsent:
+            self._send(process)
+
+    def _send(self, process: _Process) -> None:
+        try:
+            del process.unsent[: process.orders.send(process.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone, and will be reaped
+            process.unsent.clear()
+        if process.orders in self._selector.get_map():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.unsent else 0)
+            self._selector.modify(process.orders, events, lambda: self._on_event(process))
+
+    def _unwatch(self, process: _Process) -> None:
+        if process.orders in self._selector.get_map():
+            self._selector.unregister(process.orders)
+
+    def _read(self, process: _Process) -> bool:
+        """Handle messages of a keeper. False if there is none now."""
+        try:
+            data = process.orders.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        for message in process.decoder.feed(data):
+            self._on_message(process, message)
+        if not data:
+            self._unwatch(process)  # it is gone, and will be reaped
+        return bool(data)
+
+    def _on_message(self, process: _Process, message: dict[str, Any]) -> None:
+        if "started" in message:
+            process.state = "running"
+            self._settle(process, "start", {"process": process.shown()})
+        elif "failed" in message:
+            self._settle(process, "start", _fault("invalid", message["failed"]))
+            process.state = "ended"
+            self._forget(process.name)
+        elif "first" in message:
+            process.exit_code = message["first"]["exit_code"]
+            process.signal = message["first"]["signal"]
+        elif "over" in message:
+            self.has_lost = self.has_lost or not message["has_all"]
+            self._on_over(process)
+        elif process.waiting.pop(message["id"], None) is not None:
+            fault = message["fault"]
+            self._answer(
+                message["id"],
+                {"process": process.shown()} if fault is None else _fault("invalid", fault),
+            )
+
+    def _on_over(self, process: _Process) -> None:
+        """Note the end of a process, answer who waits for it, and forget the oldest ended one."""
+        process.state = "ended"
+        lost = _fault("unavailable", "It was killed, because its keeper was.")
+        self._settle(process, "stop", lost if process.is_lost else {"process": process.shown()})
+        self._settle(process, "start", lost)
+        self._settle(process, "write", _fault("invalid", "The process has ended."))
+        ended = [one for one in self._all.values() if one.state == "ended"]
+        for one in ended[:-MAX_PROCESSES]:
+            self._forget(one.name)
+        if self.running != self._told:
+            self.tell()
+
+    def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:
+        """Answer all requests of a kind that wait for a process."""
+        for number in [one for one, (kind, _) in process.waiting.items() if kind == do]:
+            del process.waiting[number]
+            self._answer(number, answer)
+
+    def _forget(self, name: str) -> None:
+        process = self._all.pop(name, None)
+        if process is not None:
+            process.ring.close()
+
+
+def _fault(kind: str, message: str) -> dict[str, Any]:
+    return {"fault": {"kind": kind, "message": message}}
