@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import AwareDatetime, BaseModel, ConfigDict, RootModel
 
 from fumehood.approvals.model import Approval, ApprovalPage
 from fumehood.audit.model import AuditRecord
@@ -179,6 +179,30 @@ class ProjectDiff(_Data):
     files: tuple[ProjectFile, ...]
     truncated: bool
     unseen: tuple[str, ...]
+
+
+class SessionProcess(_Data):
+    """A process of a session. `running` as long as anything of it lives; `exit_code` or `signal` is
+    that of its first process. `lost`: it was killed because memory ran out.
+    """
+
+    name: str
+    state: Literal["running", "ended"]
+    exit_code: int | None
+    signal: int | None
+    lost: bool
+    started_at: AwareDatetime
+
+
+class ProcessOutput(_Data):
+    """A piece of a process's output. `offset` is where the next one begins, `skipped` the bytes
+    before `text` that are not kept any more.
+    """
+
+    text: str
+    offset: int
+    skipped: int
+    ended: bool
 
 
 class SessionFileList(_Data):

@@ -17,10 +17,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.answers import ProjectDiff, ProjectFile, UnpackedArchive, WrittenFile
+from fumehood.answers import (
+    ProjectDiff,
+    ProjectFile,
+    SessionProcess,
+    UnpackedArchive,
+    WrittenFile,
+)
 from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
-from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
 from fumehood.cli.options import (
     AsJson,
     Env,
@@ -32,7 +38,7 @@ from fumehood.cli.options import (
     pairs_of,
 )
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
-from fumehood.cli.reach import call_once, calling, session_id_of
+from fumehood.cli.reach import call_once, caller_token, calling, find_socket, session_id_of
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.cli.show import Field, show_envelope, show_json, show_table, wants_json
 from fumehood.client import Client
@@ -44,6 +50,9 @@ from fumehood.core.session import SessionRecord, Snapshot
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
 )
+
+FOLLOW_S = 20.0
+"""Seconds that one request waits for more output."""
 
 SessionId = Annotated[
     str, typer.Argument(metavar="SESSION", help="The session's id, sess_…, or its name.")
@@ -61,6 +70,10 @@ def _reference(session: SessionRecord) -> str:
 
 def _age(session: SessionRecord | Snapshot) -> str:
     return age(session.created_at, datetime.now(UTC))
+
+
+def _process_age(process: SessionProcess) -> str:
+    return age(process.started_at, datetime.now(UTC))
 
 
 def _end(session: SessionRecord) -> str:
@@ -337,6 +350,134 @@ def apply_changes(
             say(file_line(ProjectFile.model_validate(one)))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
+
+
+PROCESS = SESSION | {
+    "process": Annotated[str, typer.Argument(metavar="NAME", help="The process's name.")]
+}
+
+
+@sessions.command("start", context_settings={"ignore_unknown_options": True})
+def start_process(
+    session: SessionId,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")
+    ],
+    name: Annotated[str, typer.Option(help="A name for it.")] = "main",
+    env: Env = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start it again when the session was stopped.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Start a program that runs beside the calls of a session, by a call of start_process."""
+    arguments: JsonObject = {"name": name, "argv": command}
+    if env:
+        pairs = pairs_of(env).items()
+        arguments["env"] = [{"name": key, "value": value} for key, value in pairs]
+    if restart:
+        arguments["restart"] = True
+    options: JsonObject = {"session_id": session_id_of(session, socket, as_json=as_json)}
+    answer = call_once("start_process", arguments, options, socket, as_json=as_json)
+    if as_json or not answer["success"]:
+        show_envelope(answer, as_json=as_json)
+    say_how_to_approve(answer)
+    raise typer.Exit(exit_code_of(answer))
+
+
+def _process_end(process: SessionProcess) -> str:
+    if process.lost:
+        return "lost"
+    if process.signal is not None:
+        return f"signal {process.signal}"
+    return "" if process.exit_code is None else f"exit {process.exit_code}"
+
+
+plain(
+    sessions,
+    "processes",
+    "List the processes that run in a session beside its calls, and the last ended ones.",
+    as_table(
+        Column("process", lambda process: process.name, whole=True),
+        Column("state", lambda process: process.state),
+        Column("ended by", _process_end),
+        Column("age", _process_age, drop=1),
+    ),
+    arguments=SESSION,
+    scope=None,
+    name="ps",
+)
+
+
+@sessions.command("logs")
+def show_output(
+    session: SessionId,
+    process: Annotated[str, typer.Argument(metavar="NAME", help="The process's name.")] = "main",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until it ends, or Ctrl-C.")
+    ] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Show what a process of a session has printed: the last megabyte is kept."""
+    after = 0
+    with calling(socket, is_payload=True) as client:
+        while True:
+            wait_s = FOLLOW_S if follow and after else 0
+            piece = client.process_output(session, process, after=after, wait_seconds=wait_s)
+            if piece.skipped and piece.text:
+                say(f"… {piece.skipped} bytes before this are gone", to_stderr=True)
+            write(sys.stdout, piece.text)
+            sys.stdout.flush()
+            is_over = piece.ended if follow else not piece.text
+            if is_over and not piece.text:
+                return
+            after = piece.offset or after
+
+
+plain(
+    sessions,
+    "stop_process",
+    "End a process of a session and everything that it has started.",
+    as_fields,
+    arguments=PROCESS,
+    scope=None,
+    name="stop-process",
+)
+
+
+@sessions.command("port")
+def forward_port(
+    session: SessionId,
+    port: Annotated[int, typer.Argument(min=1, max=65535, help="The port in the session.")],
+    local: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port here; default: any that is free.")
+    ] = 0,
+    tcp: Annotated[
+        bool, typer.Option("--tcp", help="For any protocol and program, not by a link.")
+    ] = False,
+    seconds: Annotated[float, typer.Option("--for", help="For how many seconds.")] = 3600,
+    socket: SocketPath = None,
+) -> None:
+    """Reach a server in a session from here, until Ctrl-C: by a link for a browser."""
+    import anyio
+
+    from fumehood.cli.port import Forwarding
+
+    with calling(socket, is_payload=True) as client:
+        found = client.session(session)
+    if found.state.is_over:
+        fail(found.why or "The session is over.", ExitCode.TOOL_FAILED)
+    forwarding = Forwarding(
+        find_socket(socket), caller_token(), found.id, port, tcp,
+        lambda words: say(visible(words), to_stderr=True),
+    )  # fmt: skip
+    try:
+        anyio.run(forwarding.serve, local, seconds, say)
+    except OSError as error:
+        fail(f"The port cannot be forwarded: {error.strerror}.", ExitCode.UNAVAILABLE)
+    except KeyboardInterrupt:
+        pass
 
 
 @sessions.command("files")

@@ -356,8 +356,74 @@ class DeleteArguments(Arguments):
     )
 
 
-class ProjectArguments(Arguments):
-    """None: the whole project."""
+class NoArguments(Arguments):
+    """None."""
+
+
+ProcessName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
+_NAME = Field(description="The process's name in its session.")
+
+
+class StartArguments(Arguments):
+    one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("command", "argv"),)
+
+    name: ProcessName = Field(description="A name for it, such as 'server'.")
+    command: Source | None = Field(None, description="What bash is to run.")
+    argv: list[Word] | None = Field(
+        None,
+        max_length=MAX_WORDS,
+        description="Or a program and its arguments, which run without a shell; one of the two.",
+        json_schema_extra=_FOR_CLIENTS,
+    )
+    env: list[Variable] | None = Field(
+        None, max_length=MAX_VARIABLES, description="Environment variables to set for it."
+    )
+    working_directory: PathOrRoot | None = Field(
+        None, description="A directory of the working directory to start it in."
+    )
+    restart: bool | None = Field(
+        None,
+        description="Whether to start it again when the session was stopped in between; absent: "
+        "false.",
+    )
+
+    def further_faults(self) -> Iterator[tuple[str, str]]:
+        if (self.command is None) == (self.argv is None):
+            yield "command", "or argv is needed, one of the two"
+        if self.argv is not None and not (self.argv and self.argv[0]):
+            yield "argv", "names no program"
+
+
+class ReadProcessArguments(Arguments):
+    name: ProcessName = _NAME
+    after: int | None = Field(
+        None, ge=0, description="The offset of the previous answer; absent: from the beginning."
+    )
+
+
+class WriteProcessArguments(Arguments):
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("text", "text_base64"),)
+
+    name: ProcessName = _NAME
+    text: Text | None = Field(None, description="What it reads next from standard input.")
+    text_base64: Base64 | None = Field(
+        None, description="Or the input as base64.", json_schema_extra=_FOR_CLIENTS
+    )
+    close: bool | None = Field(
+        None, description="Whether its standard input ends there; absent: false."
+    )
+
+    def further_faults(self) -> Iterator[tuple[str, str]]:
+        if self.text is not None and self.text_base64 is not None:
+            yield "text", "and text_base64 cannot both be given"
+
+
+class StopProcessArguments(Arguments):
+    name: ProcessName = _NAME
+    grace_s: float | None = Field(
+        None, ge=0, le=30, description="Seconds that it has to end by itself; absent: 5."
+    )
 
 
 _BY_SOURCE: Mapping[str, type[ProgramArguments]] = {
@@ -374,8 +440,13 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "workspace:write": WriteArguments,
         "workspace:list": ListArguments,
         "workspace:delete": DeleteArguments,
-        "workspace:diff": ProjectArguments,
-        "workspace:apply": ProjectArguments,
+        "workspace:diff": NoArguments,
+        "workspace:apply": NoArguments,
+        "process:start": StartArguments,
+        "process:list": NoArguments,
+        "process:read": ReadProcessArguments,
+        "process:write": WriteProcessArguments,
+        "process:stop": StopProcessArguments,
     }
 )
 """Executor → its arguments. A tool's schema may narrow these but name no others."""

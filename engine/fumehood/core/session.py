@@ -15,6 +15,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from fumehood.core.arguments import MAX_VARIABLES, VariableName, Word
 from fumehood.core.call import Id, Packages
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
     MAX_CPUS,
@@ -182,6 +183,8 @@ class SessionHome:
     in_trial: bool = False
     """Whether its files are those of a trial, and not as they were saved."""
     project: ProjectHome | None = None
+    processes: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
+    """Name → the request to start it, of processes that start again with the session."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The environment variables of its programs. The values may be secret."""
 

@@ -41,7 +41,7 @@ SEMVER_PATTERN = (
 )
 EXECUTOR_PATTERN = (
     r"^(expression|restricted_python|code:[a-z][a-z0-9_+-]*|function"
-    r"|workspace(:(read|write|list|delete|diff|apply))?|http(:fetch)?|mcp)$"
+    r"|workspace(:(read|write|list|delete|diff|apply))?|process:(start|list|read|write|stop)|http(:fetch)?|mcp)$"
 )
 
 

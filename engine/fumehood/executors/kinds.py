@@ -16,6 +16,7 @@ from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.mcp import McpExecutor
 from fumehood.executors.net import NetExecutor
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.process import ProcessExecutor
 from fumehood.executors.program import ProgramExecutor
 from fumehood.executors.project import ProjectApplyExecutor, ProjectDiffExecutor
 from fumehood.executors.rest import RestExecutor
@@ -52,6 +53,10 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         "workspace:delete": WorkspaceExecutor("delete"),
         "workspace:diff": ProjectDiffExecutor(),
         "workspace:apply": ProjectApplyExecutor(),
+        **{
+            f"process:{action}": ProcessExecutor(action)
+            for action in ("start", "list", "read", "write", "stop")
+        },
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )

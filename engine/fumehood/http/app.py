@@ -36,12 +36,14 @@ from fumehood.http.caller import refusal_over_tcp
 from fumehood.http.endpoint import Needs, Operation, Respond
 from fumehood.http.mcp import MCP_PATH, McpEndpoint
 from fumehood.http.peer import Face
+from fumehood.http.ports import PortRequest, port_request
 from fumehood.http.routes import (
     about,
     approvals,
     authority,
     calls,
     overview,
+    processes,
     sessions,
     stream,
     tools,
@@ -57,6 +59,7 @@ OPERATIONS = [
     *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *sessions.OPERATIONS,
+    *processes.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the callers' socket."""
@@ -75,6 +78,7 @@ class Faces:
     """One ASGI application that passes each request to its socket's own, or to `/mcp`."""
 
     def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self._engine = Application(engine, "fumehood", OPERATIONS)
         self._mcp = McpEndpoint(engine)
         self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
@@ -99,6 +103,15 @@ class Faces:
             if refusal is not None:
                 return envelope_response(app.engine.refusal(refusal))(scope, receive, send)
         return app(scope, receive, send)
+
+    def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
+        """Return what a request to a port of a session asks for. Raises EngineError."""
+        request.scope["app"] = self._engine
+        if request.scope["state"]["face"] is Face.TCP:
+            refusal = refusal_over_tcp(request)
+            if refusal is not None:
+                raise refusal
+        return port_request(self.engine, request, upgrade)
 
 
 class Application:

@@ -15,16 +15,25 @@ import select
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
 
+import anyio
+import anyio.abc
 import h11
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fumehood.core.errors import EngineError, InvalidParams, RateLimited
 from fumehood.core.identity import OVERFLOW_UID, Peer
+from fumehood.http.ports import PIECE_BYTES, PortRequest, is_for_port, pass_bytes
+
+if TYPE_CHECKING:
+    from fumehood.engine import Engine
 
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
@@ -45,6 +54,16 @@ MAX_HELD_BYTES = 128 << 20
 RETRY_AFTER_MS = 1000
 
 RefusalBody = Callable[[EngineError], bytes]
+
+
+class Faces(Protocol):
+    """The application of a server, as far as it decides about ports of sessions."""
+
+    engine: Engine
+
+    def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
+        """Return what a request to a port asks for. Raises EngineError."""
+        ...
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -177,6 +196,8 @@ class PeerProtocol(H11Protocol):
     """HTTP/1.1 that adds the peer and the `Face` to each request, in `scope["state"]`."""
 
     refusal_body: RefusalBody
+    port_request: Callable[[Request, bytes | None], PortRequest]
+    pass_bytes: Callable[[PortRequest, anyio.abc.ByteStream, bytes], Awaitable[None]]
     control_path: str
     shares: Shares
     _half_closed = False
@@ -255,8 +276,39 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Return False, because no other protocol is supported."""
-        return False
+        """Whether the connection is to be handed over, for a port of a session."""
+        return self._face is not Face.CONTROL and is_for_port(self.scope["raw_path"])
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over: it serves no other request."""
+        upgrade: bytes | None = self._get_upgrade()
+        request = Request(dict(self.scope))
+        try:
+            asked = type(self).port_request(request, upgrade)
+        except EngineError as refusal:
+            self._refuse(refusal, HTTPStatus(refusal.http_status).phrase.encode())
+            return
+        self.connections.discard(self)
+        self._unset_keepalive_if_required()
+        task = self.loop.create_task(self._hand_over(asked))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    async def _hand_over(self, asked: PortRequest) -> None:
+        first = bytes(self.conn.trailing_data[0])
+        transport = self.transport._transport  # type: ignore[attr-defined]  # of `_Joining`
+        caller = CallerStream(transport)
+        try:
+            await type(self).pass_bytes(asked, caller, first)
+        except EngineError as refusal:
+            self._refuse(refusal, HTTPStatus(refusal.http_status).phrase.encode())
+        finally:
+            transport.close()
+            if self._share is not None:
+                self._share.leave(self._face)
+                self._share = None
+            if self._look is not None:
+                self._look.cancel()
 
     def eof_received(self) -> Any:
         """Return True while a response is pending, which keeps the connection open."""
@@ -305,8 +357,46 @@ class PeerProtocol(H11Protocol):
         self.transport.close()
 
 
+class CallerStream(anyio.abc.ByteStream):
+    """The connection of a caller, once it is handed over."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        loop = asyncio.get_running_loop()
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+        transport.resume_reading()
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """Return the next bytes. Raises as anyio's streams do."""
+        try:
+            data = await self._reader.read(max_bytes)
+        except OSError:
+            raise anyio.BrokenResourceError from None
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes, as far as the caller reads them. Raises as anyio's streams do."""
+        try:
+            self._writer.write(item)
+            await self._writer.drain()
+        except OSError:
+            raise anyio.BrokenResourceError from None
+
+    async def send_eof(self) -> None:
+        """Do nothing: the end of the connection tells it."""
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+
+
 def make_protocol(
-    refusal_body: RefusalBody, control_path: str, shares: Shares
+    faces: Faces, refusal_body: RefusalBody, control_path: str, shares: Shares
 ) -> type[PeerProtocol]:
     """Make the protocol class for one server.
 
@@ -314,6 +404,8 @@ def make_protocol(
     """
     bound = {
         "refusal_body": staticmethod(refusal_body),
+        "port_request": staticmethod(faces.port_request),
+        "pass_bytes": staticmethod(partial(pass_bytes, faces.engine)),
         "control_path": control_path,
         "shares": shares,
     }

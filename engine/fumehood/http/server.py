@@ -27,6 +27,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import uvicorn
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -40,6 +41,7 @@ from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
 from fumehood.http.listen import CountingListener, Listeners, listening, listening_on_tcp
 from fumehood.http.peer import MAX_HEADER_BYTES, Shares, make_protocol, most_connections
+from fumehood.http.ports import PortRequest
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
 from fumehood.observe.tracing import close_provider, otlp_provider
@@ -243,10 +245,17 @@ class _StandbyApp:
             ready = Readiness(status="standby", walls={}, state=state)
             response = JSONResponse(ready.model_dump(mode="json"), status_code=503)
         else:
-            why = "This engine stands by: another one is active on the state. Call that one."
-            refusal = ShuttingDown(why, retry_after_ms=STANDBY_RETRY_MS)
-            response = envelope_response(self.engine.refusal(refusal))
+            response = envelope_response(self.engine.refusal(_stands_by()))
         return response(scope, receive, send)
+
+    def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
+        """Refuse it."""
+        raise _stands_by()
+
+
+def _stands_by() -> ShuttingDown:
+    why = "This engine stands by: another one is active on the state. Call that one."
+    return ShuttingDown(why, retry_after_ms=STANDBY_RETRY_MS)
 
 
 # -- logs -----------------------------------------------------------------------------------
@@ -388,7 +397,7 @@ def _uvicorn_config(
         app,
         interface="asgi3",
         loop="asyncio",
-        http=make_protocol(refusal_body, listeners.control_path, Shares(most_connections())),
+        http=make_protocol(app, refusal_body, listeners.control_path, Shares(most_connections())),
         ws="none",
         lifespan="off",
         log_config=None,

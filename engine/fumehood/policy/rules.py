@@ -11,9 +11,10 @@ compared by code points, unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 from fumehood.core.arguments import ARGUMENTS
@@ -161,9 +162,18 @@ def _of_tool(rule: Rule, environment: str) -> Iterable[OfTool]:
         yield OfTool(f"cost_over {cost}", lambda tool: tool.cost_per_use > cost)
 
 
+ALSO: Mapping[str, str] = MappingProxyType({"start_process": "run_shell"})
+"""Tool → another one whose rules hold for it, too. To start a process is to run a command."""
+
+
 def _any_tool(patterns: tuple[str, ...]) -> Callable[[ToolDefinition], bool]:
     tests = tuple(map(compile_tool, patterns))
-    return lambda tool: any(test(tool.name, tool.version) for test in tests)
+
+    def is_one(tool: ToolDefinition) -> bool:
+        names = (tool.name, ALSO.get(tool.name, tool.name))
+        return any(test(name, tool.version) for name in names for test in tests)
+
+    return is_one
 
 
 def _has_flag(name: str, *, wanted: bool) -> Callable[[ToolDefinition], bool]:

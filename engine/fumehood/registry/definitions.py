@@ -177,7 +177,7 @@ def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
 def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
     faults = []
     where, least_mb = "the interpreter", MIN_INTERPRETER_MB
-    if executor.startswith(("code:", "workspace:")):
+    if executor.startswith(("code:", "workspace:", "process:")):
         where, least_mb = "a container", MIN_CONTAINER_MB
     memory_mb = document.get("memory_limit_mb")
     if isinstance(memory_mb, int) and memory_mb < least_mb:

@@ -121,6 +121,10 @@ class Session:
     """Why it was stopped, as a sentence, until its next call."""
     has_place: bool = True
     """Whether it counts as one that runs."""
+    kept_processes: Mapping[str, JsonObject] = field(default_factory=dict)
+    """Name → the request to start it, of processes that start again with its container."""
+    visits: int = 0
+    """Requests of its processes and to its ports, beside its calls."""
     users: int = 0
     """Calls that use the session or wait for it."""
     is_pausing: bool = False
@@ -158,11 +162,13 @@ class Session:
 
     def is_unused(self, now: float) -> bool:
         """Whether it was not used for its idle time."""
-        return not self.users and now - self.last_used >= self.idle_s
+        return not (self.users or self.visits) and now - self.last_used >= self.idle_s
 
     def is_idle(self, now: float, pause_s: float) -> bool:
         """Whether the session is to be paused now."""
-        return not (self.users or self.is_pausing) and now - self.last_used >= pause_s
+        return (
+            not (self.users or self.visits or self.is_pausing) and now - self.last_used >= pause_s
+        )
 
     def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
         """Return the arguments of a run with the session's environment variables."""
@@ -190,10 +196,14 @@ class Session:
     def leave_turn(self, now: float, now_at: datetime) -> None:
         """Pass the turn to the next call."""
         self.users -= 1
+        self.note_use(now, now_at)
+        self._turn.release()
+
+    def note_use(self, now: float, now_at: datetime) -> None:
+        """Note that it was used until now."""
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
         self.is_pausing = self.container.is_paused or self.is_stopped
-        self._turn.release()
 
     def kept(self) -> KeptSession:
         """Return its current record, with its owner."""
@@ -231,7 +241,7 @@ class Session:
         home = SessionHome(
             place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.in_trial, self.project, self.env,
+            self.in_trial, self.project, self.kept_processes, self.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
@@ -441,6 +451,8 @@ class SessionLease:
     """Set for a session whose files are saved."""
     project: Project | None = None
     """Set for a session that was made from a project directory."""
+    processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
+    """Asks something of its registered processes."""
 
     async def run(
         self,

@@ -25,6 +25,7 @@ from fumehood.sandbox.session import (
     Session,
     source_of,
 )
+from fumehood.sandbox.session_processes import require_none
 from fumehood.sandbox.wall import RunEnding, RunSinks, try_later
 
 MAX_TRIALS = 4
@@ -65,6 +66,7 @@ class SessionTrials:
                 retry_after_ms=1000,
             )
         await self._until_ready()
+        require_none(session)
         await self._require_copy()
         token = secrets.token_hex(8)
         sinks = replace(sinks, trial=("hold", token))

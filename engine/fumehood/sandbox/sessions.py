@@ -73,6 +73,7 @@ from fumehood.sandbox.session import (
     workspace_mb,
 )
 from fumehood.sandbox.session_places import SessionPlaces
+from fumehood.sandbox.session_processes import SessionProcesses, start_again
 from fumehood.sandbox.session_trials import SessionTrials
 from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
@@ -475,7 +476,7 @@ class SessionKeeper:
                         )  # fmt: skip
                         home = replace(
                             source.home, container=place, epoch=FIRST_EPOCH, copy=None,
-                            restored_at=None, project=None,
+                            restored_at=None, project=None, processes={},
                         )  # fmt: skip
                         forks.append(KeptSession(principal_id, fork, home=home))
                     await self._store(forks)
@@ -693,6 +694,7 @@ class SessionKeeper:
             snapshots=record.snapshots,
             copy=home.copy,
             project=home.project,
+            kept_processes=home.processes,
             restored_at=record.restored_at,
         )
         self._live[session.id] = session
@@ -794,7 +796,7 @@ class SessionKeeper:
             unused = [
                 one
                 for one in self._live.values()
-                if one.disk_mb is not None and not one.users and not one.is_stopped
+                if one.disk_mb is not None and not (one.users or one.visits or one.is_stopped)
                 and one.id not in spared
                 and (missing.lack is Lack.TOTAL or one.principal_id == principal_id)
             ]  # fmt: skip
@@ -869,6 +871,10 @@ class SessionKeeper:
                 session.is_moved = False
             else:
                 await self._write_changes()
+            await start_again(session, partial(self._tell_lost_process, session))
+
+    def _tell_lost_process(self, session: Session, name: str, why: str) -> None:
+        self._tell("session.process_not_started", session, process=name, why=why)
 
     async def _restore_copy(self, session: Session) -> None:
         """Give a durable session a new container with its saved files. If some are missing, the
@@ -975,7 +981,7 @@ class SessionKeeper:
 
     async def _stop_unused(self, session: Session, why: str) -> None:
         try:
-            await self._stop(session, why, unless=lambda: session.users > 0)
+            await self._stop(session, why, unless=lambda: session.users + session.visits > 0)
         finally:
             session.is_stopping = False
 
@@ -1006,8 +1012,10 @@ class SessionKeeper:
                 waited_ms = (time.monotonic() - asked) * 1e3
                 save = partial(self._save_after, session)
                 trials = self._trials_of(session, until_ready)
-                project = self._project_of(session)
-                yield SessionLease(session, until_ready, save, waited_ms, is_call, trials, project)
+                project, ask = self._project_of(session), self._processes_of(session).ask
+                yield SessionLease(
+                    session, until_ready, save, waited_ms, is_call, trials, project, ask
+                )
             finally:
                 session.calls += is_call
 
@@ -1023,6 +1031,36 @@ class SessionKeeper:
 
         save = partial(self._save, session)
         return SessionTrials(session, self._saver, until_ready, save, write)
+
+    def processes(self, principal: Principal, session_id: str) -> SessionProcesses:
+        """Return the processes and ports of a principal's session.
+
+        Raises:
+            ResourceNotFound: this principal has no such session, or it is over.
+        """
+        return self._processes_of(self._usable(principal.id, self._id_of(principal.id, session_id)))
+
+    def _processes_of(self, session: Session) -> SessionProcesses:
+        async def write() -> None:
+            self._history.note(session.kept())
+            await self._history.write()
+
+        return SessionProcesses(session, partial(self._visit, session), write)
+
+    @asynccontextmanager
+    async def _visit(self, session: Session) -> AsyncIterator[None]:
+        """Use a session beside its calls, without a turn unless it has to be started or thawed."""
+        self._usable(session.principal_id, session.id)
+        session.visits += 1
+        try:
+            place = session.container
+            if place.is_paused or session.is_stopped or session.needs_copy:
+                async with self._lease(session.principal_id, session.id, is_call=False):
+                    pass
+            yield
+        finally:
+            session.visits -= 1
+            session.note_use(self._clock.monotonic(), self._clock.now())
 
     def _project_of(self, session: Session) -> Project | None:
         if session.project is None or self._open_project is None:
@@ -1093,7 +1131,7 @@ class SessionKeeper:
             )
 
     async def _pause_idle(self, session: Session) -> None:
-        if session.users or session.finished is not None:
+        if session.users or session.visits or session.finished is not None:
             return
         try:
             await session.container.pause()

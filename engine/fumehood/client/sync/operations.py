@@ -12,8 +12,10 @@ from fumehood.answers import (
     CallList,
     CancelledCall,
     Deleted,
+    ProcessOutput,
     ProjectDiff,
     SessionFileList,
+    SessionProcess,
     ToolDetails,
 )
 from fumehood.approvals.model import Approval, ApprovalPage
@@ -395,6 +397,79 @@ class CallerOperations:
                 "files",
                 *path.split("/"),
                 query={"recursive": recursive},
+                work_s=60.0,
+            )
+        )
+
+    def processes(self, session_id: str) -> tuple[SessionProcess, ...]:
+        """List the processes that run in a session beside its calls, and the last ended ones.
+
+        A stopped session has none.
+        """
+        return self._transport.send(
+            ask(
+                "GET",
+                field_of("items", tuple[SessionProcess, ...]),
+                "sessions",
+                session_id,
+                "processes",
+                work_s=60.0,
+            )
+        )
+
+    def process(self, session_id: str, process: str) -> SessionProcess:
+        """Show one process of a session."""
+        return self._transport.send(
+            ask(
+                "GET",
+                field_of("process", SessionProcess),
+                "sessions",
+                session_id,
+                "processes",
+                process,
+                work_s=60.0,
+            )
+        )
+
+    def process_output(
+        self,
+        session_id: str,
+        process: str,
+        after: int | None = None,
+        *,
+        wait_seconds: float | None = None,
+    ) -> ProcessOutput:
+        """Read what a process has printed, both streams together, at most 64 KB.
+
+        To follow it, ask again with the answer's `offset`, and wait.
+        """
+        return self._transport.send(
+            ask(
+                "GET",
+                data_of(ProcessOutput),
+                "sessions",
+                session_id,
+                "processes",
+                process,
+                "output",
+                query={"after": after, "wait_seconds": wait_seconds},
+                work_s=90.0,
+            )
+        )
+
+    def stop_process(
+        self, session_id: str, process: str, grace_s: float | None = None
+    ) -> SessionProcess:
+        """End a process and everything that it has started. Its output can still be read."""
+        return self._transport.send(
+            ask(
+                "DELETE",
+                field_of("process", SessionProcess),
+                "sessions",
+                session_id,
+                "processes",
+                process,
+                query={"grace_s": grace_s},
                 work_s=60.0,
             )
         )

@@ -1,0 +1,166 @@
+"""`fumehood sessions port`: a port of a session on this machine, for a browser or any protocol.
+
+For a browser it answers on an origin of its own: a host name below `localhost` that nobody can
+guess. So the session's pages share no cookies, storage or workers with anything else here, and no
+page that does not know the name reaches them. Invariant: without `tcp`, a connection whose first
+request does not name that host gets nothing of the session.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import h11
+
+from fumehood.client.api_request import address
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_S = 30.0
+"""Seconds for the first request of a connection."""
+
+PIECE_BYTES = 64 * 1024
+NOT_HERE = "This is not the link that fumehood has printed, or it is too old.\n"
+
+
+class NotForwarded(Exception):
+    """The engine did not open the port. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """Which port of which session to forward, and how."""
+
+    engine: Path
+    """The callers' socket."""
+    credential: str | None
+    session: str
+    port: int
+    is_tcp: bool
+    """Pass any bytes, instead of only those for the link."""
+    tell: Callable[[str], None]
+    """Gets what went wrong with one connection."""
+
+    async def serve(self, local_port: int, for_s: float, on_ready: Callable[[str], None]) -> None:
+        """Forward connections for so many seconds. `on_ready` gets the address or link.
+
+        Raises:
+            OSError: the local port cannot be used.
+        """
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=local_port)
+        bound = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610
+        host = f"{secrets.token_hex(8)}.localhost:{bound}"
+        async with listener:
+            on_ready(f"127.0.0.1:{bound}" if self.is_tcp else f"http://{host}/")
+            with anyio.move_on_after(for_s):
+                await listener.serve(lambda caller: self._forward(caller, host))
+
+    async def _forward(self, caller: anyio.abc.SocketStream, host: str) -> None:
+        async with caller:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                head = b"" if self.is_tcp else await self._head(caller, host)
+                if head is None:
+                    await caller.send(_refusal(NOT_HERE))
+                    return
+                try:
+                    session, first = await self._connect()
+                    async with session:
+                        await session.send(head)
+                        await caller.send(first)
+                        await splice(caller, session)
+                except NotForwarded as error:
+                    self.tell(str(error))
+                    if not self.is_tcp:
+                        await caller.send(_refusal(f"{error}\n", b"502 Bad Gateway"))
+
+    async def _head(self, caller: anyio.abc.ByteStream, host: str) -> bytes | None:
+        """Return what came first, once it is a whole head that names the host; else None."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        first = b""
+        with anyio.move_on_after(HEAD_S):
+            while True:
+                try:
+                    piece = await caller.receive(PIECE_BYTES)
+                    parser.receive_data(piece)
+                    event = parser.next_event()
+                except (anyio.EndOfStream, h11.RemoteProtocolError):
+                    return None
+                first += piece
+                if isinstance(event, h11.Request):
+                    names = [value for name, value in event.headers if name == b"host"]
+                    return first if names == [host.encode()] else None
+                if event is not h11.NEED_DATA:
+                    return None
+        return None
+
+    async def _connect(self) -> tuple[anyio.abc.ByteStream, bytes]:
+        """Connect to the port, through the engine. Return the stream, and what it has sent already.
+        Raises NotForwarded, OSError.
+        """
+        stream = await anyio.connect_unix(self.engine)
+        try:
+            path = address("sessions", self.session, "ports", str(self.port))
+            lines = [f"POST {path} HTTP/1.1", "host: fumehood", "connection: Upgrade"]
+            lines.append("upgrade: tcp")
+            if self.credential is not None:
+                lines.append(f"authorization: Bearer {self.credential}")
+            await stream.send("\r\n".join([*lines, "", ""]).encode())
+            head, first = await _until_head_ends(stream)
+        except BaseException:
+            await stream.aclose()
+            raise
+        if not head.startswith(b"HTTP/1.1 101 "):
+            await stream.aclose()
+            raise NotForwarded(_reason(first))
+        return stream, first
+
+
+async def splice(caller: anyio.abc.SocketStream, session: anyio.abc.ByteStream) -> None:
+    """Pass bytes both ways, until the session's side is done."""
+
+    async def up() -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for piece in caller:
+                await session.send(piece)
+            await session.send_eof()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(up)
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for piece in session:
+                await caller.send(piece)
+        group.cancel_scope.cancel()
+
+
+async def _until_head_ends(stream: anyio.abc.ByteStream) -> tuple[bytes, bytes]:
+    """Return the head of the engine's answer, and what came after it."""
+    received = b""
+    while b"\r\n\r\n" not in received and len(received) < MAX_HEAD_BYTES:
+        try:
+            received += await stream.receive(PIECE_BYTES)
+        except anyio.EndOfStream:
+            break
+    head, _, rest = received.partition(b"\r\n\r\n")
+    return head, rest
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of the engine's refusal."""
+    from fumehood.protocol.strict_json import StrictJsonError, loads
+
+    try:
+        refusal = loads(body)
+        return str(refusal["error"]["message"])
+    except (StrictJsonError, ValueError, TypeError, KeyError):
+        return "The engine did not open the port."
+
+
+def _refusal(words: str, status: bytes = b"403 Forbidden") -> bytes:
+    body = words.encode()
+    head = b"HTTP/1.1 %s\r\ncontent-type: text/plain; charset=utf-8\r\n" % status
+    return head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body

@@ -1,0 +1,141 @@
+"""Ports of sessions: `ANY /v1/sessions/{id}/ports/{port}/{path}`, for the session's owner.
+
+Host side. The server's protocol hands the whole connection over: the head of the request is sent
+on, without the address's beginning and the caller's credential, and after it the bytes of both
+sides pass as they are. So HTTP, event streams and WebSocket work, and nothing here reads what the
+session says. With `Upgrade: tcp` only bytes pass, for any protocol. Invariant: a connection that
+was handed over carries no other request of the API.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+from starlette.requests import Request
+
+from fumehood.core.errors import InvalidParams, ResourceNotFound, ShuttingDown
+from fumehood.engine import Engine
+from fumehood.http.caller import require_principal
+from fumehood.sandbox.session_processes import SessionProcesses
+
+ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
+
+PIECE_BYTES = 64 * 1024
+LOOK_S = 0.5
+"""Seconds between looks whether the engine stops."""
+
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n"
+
+_OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b"te"})
+"""Headers that are not sent on as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortRequest:
+    """A request to a port of a session that the caller owns."""
+
+    processes: SessionProcesses
+    port: int
+    head: bytes
+    """The head for the session's server; empty with `Upgrade: tcp`."""
+
+
+def is_for_port(path: bytes) -> bool:
+    """Whether this is the address of a port of a session."""
+    return path.startswith(b"/v1/sessions/") and ADDRESS.fullmatch(path) is not None
+
+
+def port_request(engine: Engine, request: Request, upgrade: bytes | None) -> PortRequest:
+    """Return what a request to a port asks for. `upgrade` is the protocol that it wants to change
+    to, in lower case.
+
+    Raises:
+        Unauthorized, PermissionDenied: the caller is unknown, or may not call tools.
+        ResourceNotFound: the caller has no such session.
+        InvalidParams: it cannot be a port.
+        ShuttingDown: the engine stops.
+    """
+    caller = require_principal(request)
+    if engine.is_draining:
+        raise ShuttingDown("The engine is stopping. Retry when it runs again.")
+    found = ADDRESS.fullmatch(request.scope["raw_path"])
+    if found is None:
+        raise ResourceNotFound("This address does not exist. See /v1/openapi.json.")
+    port = int(found[2])
+    if not 0 < port < 1 << 16:
+        raise InvalidParams("A port is a number from 1 to 65535.", fields=["port"])
+    reference = found[1].decode("ascii", "replace")
+    processes = engine.sessions.processes(caller, reference)
+    if upgrade == b"tcp":
+        return PortRequest(processes, port, b"")
+    query = request.scope["query_string"]
+    target = (found[3] or b"/") + (b"?" + query if query else b"")
+    head = [request.method.encode(), b" ", target, b" HTTP/1.1\r\n"]
+    for name, value in _sent_on(request.scope["headers"], upgrade):
+        head += [name, b": ", value, b"\r\n"]
+    return PortRequest(processes, port, b"".join([*head, b"\r\n"]))
+
+
+def _sent_on(
+    headers: Iterable[tuple[bytes, bytes]], upgrade: bytes | None
+) -> Iterable[tuple[bytes, bytes]]:
+    for name, value in headers:
+        if name not in _OURS:
+            yield name, value
+    if upgrade is None:
+        yield b"connection", b"close"  # what follows an answer would not be for this address
+    else:
+        yield from ((b"connection", b"Upgrade"), (b"upgrade", upgrade))
+
+
+@asynccontextmanager
+async def _until_stop(engine: Engine) -> AsyncIterator[None]:
+    """Cancel the block when the engine begins to stop."""
+
+    async def watch() -> None:
+        while not engine.is_draining:  # noqa: ASYNC110 - nothing tells it
+            await anyio.sleep(LOOK_S)
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def pass_bytes(
+    engine: Engine, asked: PortRequest, caller: anyio.abc.ByteStream, first: bytes
+) -> None:
+    """Connect to the port, and pass bytes until one side is done. `first` came after the head.
+
+    Raises:
+        EngineError: there is no connection; nothing was sent.
+    """
+    async with asked.processes.connect(asked.port) as port, _until_stop(engine):
+        if not asked.head:
+            await caller.send(SWITCHED)
+        with suppress(anyio.BrokenResourceError):
+            await port.send(asked.head + first)
+        await splice(caller, port)
+
+
+async def splice(caller: anyio.abc.ByteStream, port: anyio.abc.ByteStream) -> None:
+    """Pass bytes both ways, until the port's side is done."""
+
+    async def up() -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for piece in caller:
+                await port.send(piece)
+            await port.send_eof()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(up)
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for piece in port:
+                await caller.send(piece)
+        group.cancel_scope.cancel()
