@@ -125,7 +125,7 @@ class Keeper:
             return
         # Not earlier: its child could not have a higher priority again.
         os.setpriority(os.PRIO_PROCESS, 0, KEEPER_NICENESS)
-        self._tell({"started": True})
+        self._tell({"started": True, "gets_orphans": self._gets_orphans})
         self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_supervisor)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
         self._selector.register(self._output, selectors.EVENT_READ, self._on_output)
@@ -137,7 +137,7 @@ class Keeper:
                 while not trees.end_below(os.getpid(), END_PATIENCE_S, self._reap):
                     pass
         self._read_the_rest()
-        self._tell({"over": True, "has_all": self._gets_orphans})
+        self._tell({"over": True})
 
     # -- the process -----------------------------------------------------------------------
 

@@ -101,6 +101,8 @@ class Registered:
         """Whether something of a tree may be left that has no keeper: that was killed, or gets no
         orphans.
         """
+        self.get_orphans = True
+        """Whether keepers get the orphans below them."""
         self.was_surprised = False
         """Whether that was not done by this process."""
 
@@ -295,6 +297,7 @@ class Registered:
     def _on_message(self, process: _Process, message: dict[str, Any]) -> None:
         if "started" in message:
             process.state = "running"
+            self.get_orphans = message["gets_orphans"]
             self._settle(process, "start", {"process": process.shown()})
         elif "failed" in message:
             self._settle(process, "start", _fault("invalid", message["failed"]))
@@ -304,7 +307,7 @@ class Registered:
             process.exit_code = message["first"]["exit_code"]
             process.signal = message["first"]["signal"]
         elif "over" in message:
-            self.has_lost = self.has_lost or not message["has_all"]
+            self.has_lost = self.has_lost or not self.get_orphans
             self._on_over(process)
         elif process.waiting.pop(message["id"], None) is not None:
             fault = message["fault"]
