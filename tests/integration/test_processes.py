@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 
 import anyio
-import anyio.abc
-import anyio.lowlevel
 import pytest
 
+from fumehood import Config, Engine
 from fumehood.core.errors import InvalidParams, NetworkError, ResourceNotFound, SandboxUnavailable
-from fumehood.protocol.framing import MAX_PROCESSES
+from fumehood.core.session import SessionRecord
+from fumehood.protocol.framing import MAX_INPUT_BYTES, MAX_PROCESSES
+from fumehood.sandbox.connections import PortConnection
+from fumehood.sandbox.container.wall import HeldContainer
 from fumehood.sandbox.images.catalog import Image
+from fumehood.storage.database import open_database
 from support.one_container import OneContainer, one_container, taken_over, value_of
 from support.processes_beside import (
     WAIT_S,
     ask,
     count_of,
+    in_container,
     start,
     state_of,
     until_ended,
     until_printed,
 )
+from support.weakened import weak_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
+
+MAX_WAITING_BYTES = 1 << 20
 
 RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
 SERVER = "exec python3 -m http.server 8000 --bind 127.0.0.1"
@@ -41,16 +50,18 @@ async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncItera
 on_both = pytest.mark.parametrize("box", RUNTIMES, indirect=True)
 
 
-async def fetched(box: OneContainer, request: bytes, port: int = 8000) -> bytes:
-    """All that a server answers to a request that ends, once it listens."""
+async def connected(box: OneContainer, port: int) -> PortConnection:
+    """A connection to a port, once something listens there."""
     with anyio.fail_after(WAIT_S):
         while True:
-            try:
-                stream = await box.container.ports.connect(port)
-                break
-            except NetworkError:
-                await anyio.sleep(0.05)
-    async with stream:
+            with suppress(NetworkError):
+                return await box.container.ports.connect(port)
+            await anyio.sleep(0.05)
+
+
+async def fetched(box: OneContainer, request: bytes, port: int = 8000) -> bytes:
+    """All that a server answers to a request that ends, once it listens."""
+    async with await connected(box, port) as stream:
         await stream.send(request)
         await stream.send_eof()
         return b"".join([piece async for piece in stream])
@@ -102,15 +113,8 @@ async def test_bytes_pass_both_ways_and_a_connection_lives_across_calls(box: One
         "n = 0\nwhile data := c.recv(65536):\n    n += len(data)\n"
         "c.sendall(b'%d' % n + b'y' * 1000000)"
     )
-    assert await ask(box, "start", "count", argv=["python3", "-c", count])
-    await anyio.lowlevel.checkpoint()
-    with anyio.fail_after(WAIT_S):
-        while True:
-            try:
-                stream = await box.container.ports.connect(9000)
-                break
-            except NetworkError:
-                await anyio.sleep(0.05)
+    await ask(box, "start", "count", argv=["python3", "-c", count])
+    stream = await connected(box, 9000)
     await stream.send(b"x" * 700_000)
     await box.python("1")
     await stream.send(b"x" * 700_000)
@@ -205,6 +209,62 @@ async def test_next_engine_finds_the_processes_and_their_output(box: OneContaine
         box._listener.ended = None  # the earlier host's end is the test's own doing
 
 
+async def test_unread_input_is_bounded_and_its_end_is_passed_on(box: OneContainer) -> None:
+    await start(box, "a", "sleep 0.5; wc -c")
+    piece = "x" * MAX_INPUT_BYTES
+    for _ in range(MAX_WAITING_BYTES // MAX_INPUT_BYTES):
+        await ask(box, "write", "a", text=piece)
+    await ask(box, "write", "a", text=piece)  # the pipe holds that much
+    with pytest.raises(InvalidParams, match="has not read"):
+        await ask(box, "write", "a", text=piece)
+    await ask(box, "write", "a", close=True)
+    with pytest.raises(InvalidParams, match="is closed"):
+        await ask(box, "write", "a", text="x")
+    await until_ended(box, "a")
+    count = int((await ask(box, "read", "a"))["text"])
+    assert count == MAX_WAITING_BYTES + MAX_INPUT_BYTES
+
+
+def keeper_of(box: OneContainer, command: str) -> str:
+    """The process id of the keeper above a registered process."""
+    look = (
+        "for one in /proc/[0-9]*; do "
+        f"""[ "$(tr '\\0' ' ' < $one/cmdline)" = "{command} " ] && grep PPid: $one/status; done"""
+    )
+    (_, parent) = in_container(box, look).split()
+    return parent
+
+
+async def test_process_whose_keeper_is_killed_is_lost_with_all_below_it(box: OneContainer) -> None:
+    await start(box, "a", "sleep 1001 & exec sleep 1000")
+    await start(box, "b", "exec sleep 1002")
+    keeper = keeper_of(box, "sleep 1000")
+    async with anyio.create_task_group() as group:
+        group.start_soon(box.python, "while True: pass")
+        await anyio.sleep(0.3)
+        in_container(box, f"kill -9 {keeper}")  # as the kernel does for lack of memory
+    assert (await until_ended(box, "a"))["lost"] is True
+    assert count_of(box, "sleep 1001") == count_of(box, "sleep 1000") == 0
+    in_container(box, f"kill -9 {keeper_of(box, 'sleep 1002')}")
+    assert (await until_ended(box, "b"))["lost"] is True
+    assert count_of(box, "sleep 1002") == 0
+    assert value_of(await box.python("1")) == 1
+
+
+async def test_process_whose_keeper_does_not_answer_is_ended(python_image: Image) -> None:
+    impatient = "from fumehood.guest.container import registered\nregistered.PATIENCE_S = 0.5\n"
+    async with one_container(python_image, command=weak_container(impatient)) as box:
+        box.container.keep(1, 60)
+        await start(box, "a", "sleep 1001 & exec sleep 1000")
+        in_container(box, f"kill -STOP {keeper_of(box, 'sleep 1000')}")
+        assert value_of(await box.python("1")) == 1
+        with pytest.raises(SandboxUnavailable, match="killed"):
+            await ask(box, "stop", "a", grace_s=0)
+        assert (await state_of(box, "a"))["lost"] is True
+        assert count_of(box, "sleep 100") == 0
+        assert box.ended is None
+
+
 async def test_cpu_time_of_a_process_is_not_that_of_a_call(box: OneContainer) -> None:
     await start(box, "busy", "while true; do :; done")
     idle = await box.python("import time; time.sleep(1)")
@@ -216,6 +276,55 @@ async def test_cpu_time_of_a_process_is_not_that_of_a_call(box: OneContainer) ->
     assert spent.cpu_ms is not None
     assert 450 < spent.cpu_ms < 900
     await ask(box, "stop", "busy")
+
+
+def config(home: Path) -> Config:
+    return Config.model_validate(
+        {
+            "home": home,
+            "container": {"images": {"python": "python"}, "pool_min": 0, "memory_mb": 128},
+            "sessions": {"image": "python"},
+        }
+    )
+
+
+def place_of(engine: Engine, session: SessionRecord) -> HeldContainer:
+    place = engine.sessions._live[session.id].container  # type: ignore[attr-defined]
+    assert isinstance(place, HeldContainer)
+    return place
+
+
+async def test_paused_session_freezes_its_processes_and_the_next_engine_finds_them(
+    home: Path, python_image: Image
+) -> None:
+    database = open_database(home / "state.db")
+    async with Engine(config=config(home), database=database) as engine:
+        session = await engine.sessions.create(engine.owner)
+        place = place_of(engine, session)
+        command = "while true; do date +%s%N; sleep 0.01; done"
+        await place.processes({"do": "start", "name": "clock", "command": command})
+        assert place.running == 1
+        with pytest.raises(NetworkError):
+            await place.connect(8000)
+        await engine.sessions.pause(engine.owner, session.id)
+        for refused in (place.processes({"do": "list"}), place.connect(8000)):
+            with pytest.raises(SandboxUnavailable, match="is paused"):
+                await refused
+    async with Engine(config=config(home), database=database) as engine:
+        place = place_of(engine, session)
+        await engine.sessions.resume(engine.owner, session.id)
+        with anyio.fail_after(WAIT_S):
+            while place.running != 1:
+                await anyio.sleep(0.02)
+        before = (await place.processes({"do": "read", "name": "clock"}))["output"]["offset"]
+        await anyio.sleep(0.1)
+        output = (await place.processes({"do": "read", "name": "clock", "after": before}))["output"]
+        assert output["text"]
+        stopped = await place.processes({"do": "stop", "name": "clock"})
+        assert stopped["process"]["state"] == "ended"
+        assert place.running == 0
+        await engine.sessions.end(engine.owner, session.id)
+    database.close()
 
 
 async def test_container_that_is_no_sessions_refuses_processes_and_ports(

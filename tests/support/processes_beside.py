@@ -53,15 +53,15 @@ async def until_printed(box: OneContainer, name: str, text: str) -> str:
 LIST = "for one in /proc/[0-9]*; do tr '\\0' ' ' < $one/cmdline; echo; done"
 
 
-def commands_in(box: OneContainer) -> list[str]:
-    """The command lines of all processes in a container, seen by a process of root in it: Docker
-    itself does not see those of gVisor.
-    """
+def in_container(box: OneContainer, command: str) -> str:
+    """The output of a shell command that root runs in a container, from outside."""
     with closing(open_docker(timeout_s=30)) as client:
-        made = client.exec_create(box.name, ["/bin/sh", "-c", LIST], stderr=False, user="0")
-        return client.exec_start(made["Id"]).decode("utf-8", "replace").splitlines()
+        made = client.exec_create(box.name, ["/bin/sh", "-c", command], stderr=False, user="0")
+        return str(client.exec_start(made["Id"]).decode("utf-8", "replace"))
 
 
 def count_of(box: OneContainer, command: str) -> int:
-    """How many processes of a container have this command line, seen from outside."""
-    return sum(one.startswith(command) for one in commands_in(box))
+    """How many processes of a container have a command line that begins so. They are seen by a
+    process of root in it, because Docker itself does not see those of gVisor.
+    """
+    return sum(one.startswith(command) for one in in_container(box, LIST).splitlines())
