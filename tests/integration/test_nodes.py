@@ -19,7 +19,9 @@ from fumehood.core.errors import (
     EndedBy,
     EngineError,
     InvalidParams,
+    NetworkError,
     PermissionDenied,
+    ResourceNotFound,
     SandboxUnavailable,
 )
 from fumehood.core.identity import TrustDomain
@@ -104,6 +106,38 @@ async def joined(wall: ClusterWall, count: int) -> None:
     await wait_until(
         lambda: sum(state is NodeState.JOINED for state in states(wall).values()) == count
     )
+
+
+async def test_processes_and_ports_of_a_session_are_reached_on_its_node(
+    members: LocalMembership,
+) -> None:
+    members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "s1")
+        server = (
+            "import socket\ns = socket.create_server(('127.0.0.1', 9000))\nprint('on', flush=True)\n"
+            "c, _ = s.accept()\nn = 0\nwhile data := c.recv(65536): n += len(data)\n"
+            "c.sendall(b'%d' % n)"
+        )
+        wanted = {"do": "start", "name": "count", "argv": ["python3", "-c", server]}
+        assert (await place.processes(wanted))["process"]["state"] == "running"
+        assert place.running == 1
+        with anyio.fail_after(30):
+            while not (await place.processes({"do": "read", "name": "count"}))["output"]["text"]:
+                await anyio.sleep(0.02)
+        with pytest.raises(NetworkError):
+            await place.connect(9001)
+        async with await place.connect(9000) as stream:
+            await stream.send(b"x" * 300_000)
+            await stream.send_eof()
+            assert b"".join([piece async for piece in stream]) == b"300000"
+        await wait_until(lambda: place.running == 0)
+        with pytest.raises(ResourceNotFound):
+            await place.processes({"do": "stop", "name": "other"})
+        (node,) = members.found
+        (inside,) = node.node._joined.values()
+        await wait_until(lambda: inside.ports == {"s1": {}})
 
 
 def port_of(members: LocalMembership, name: str | None) -> LocalPort:

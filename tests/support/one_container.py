@@ -17,7 +17,7 @@ from fumehood.core.limits import MB, Limit, Limits
 from fumehood.core.session import FileKind
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError
-from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
@@ -131,7 +131,11 @@ class OneContainer:
 
 @asynccontextmanager
 async def one_container(
-    image: Image, *, runtime: str | None = None, memory_mb: int = 512
+    image: Image,
+    *,
+    runtime: str | None = None,
+    memory_mb: int = 512,
+    command: tuple[str, ...] = GUEST_COMMAND,
 ) -> AsyncIterator[OneContainer]:
     docker = Docker(os.environ)
     name = f"fumehood-test-{secrets.token_hex(8)}"
@@ -142,7 +146,9 @@ async def one_container(
     )  # fmt: skip
     listener = _Listener()
     try:
-        container = await Container.start(docker, spec, required=frozenset(Limit), ready_s=START_S)
+        container = await Container.start(
+            docker, spec, required=frozenset(Limit), command=command, ready_s=START_S
+        )
         container.listen(listener)
         yield OneContainer(container, listener, memory_mb)
         container.end("the test is over")

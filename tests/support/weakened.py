@@ -51,6 +51,13 @@ assert cleaning.keep_house and workspace.Mounts.are_clean and workspace.Mounts.a
 cleaning.keep_house = lambda *arguments, **named: cleaning.NOTHING_DONE
 workspace.Mounts.are_clean = workspace.Mounts.are_empty = lambda self: True
 """
+WITHOUT_ANCESTRY = """
+from fumehood.guest.container import trees
+assert trees.Trees._is_below
+trees.Trees._is_below = lambda self, pid, keepers, kept: True
+"""
+"""Beside a registered process, every process counts as one below a keeper."""
+
 WITHOUT_LANGUAGE_RULES = """
 from fumehood.guest.interpreter import restricted
 assert restricted.nodes.check and restricted.names.check

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import pytest
 
+from fumehood.core.errors import InvalidParams, NetworkError, SandboxUnavailable
 from fumehood.protocol.framing import (
     CLOSED,
     DATA,
     FINISHED,
+    GATEWAY_PORT,
     MAX_CONNECTIONS,
+    MAX_PORT_CONNECTIONS,
+    OPEN,
     OPENED,
     PIECE_BYTES,
+    PORTS_RUN,
     TAKEN,
     WINDOW_BYTES,
     ConnectionFrame,
     Decoder,
     FrameError,
 )
-from fumehood.sandbox.connections import Connection, Connections
+from fumehood.sandbox.connections import (
+    Connection,
+    Connections,
+    PortConnection,
+    PortConnections,
+)
 
 pytestmark = pytest.mark.anyio
 RUN = 7
@@ -140,3 +152,79 @@ async def test_attack_frame_that_breaks_the_protocol_is_noticed(attack) -> None:
 def test_attack_body_that_is_no_frame_is_refused(body: bytes) -> None:
     with pytest.raises(FrameError):
         ConnectionFrame.parse(body)
+
+
+class PortGuest:
+    """The other end of connections to ports."""
+
+    def __init__(self) -> None:
+        self.received: list[ConnectionFrame] = []
+        self.ports = PortConnections(self.take)
+
+    def take(self, frame: bytes) -> None:
+        self.received += map(ConnectionFrame.parse, Decoder(1 << 20).bodies(frame))
+
+    def send(self, kind: int, number: int = 1, data: bytes = b"") -> None:
+        self.ports.on_frame(ConnectionFrame(kind, PORTS_RUN, number, data))
+
+    async def connecting(self, port: int = 8000) -> asyncio.Task[PortConnection]:
+        task = asyncio.ensure_future(self.ports.connect(port))
+        await anyio.wait_all_tasks_blocked()
+        return task
+
+
+async def test_port_is_connected_and_each_direction_ends_by_itself() -> None:
+    guest = PortGuest()
+    task = await guest.connecting()
+    assert guest.received == [ConnectionFrame(OPEN, PORTS_RUN, 1, (8000).to_bytes(2, "big"))]
+    guest.send(OPENED)
+    stream = await task
+    await stream.send(b"GET /")
+    await stream.send_eof()
+    assert [frame.kind for frame in guest.received[1:]] == [DATA, FINISHED]
+    guest.send(DATA, data=b"page")
+    guest.send(FINISHED)
+    assert await stream.receive() == b"page"
+    with pytest.raises(anyio.EndOfStream):
+        await stream.receive()
+
+
+async def test_refused_port_is_a_network_error_and_a_wrong_port_is_never_sent() -> None:
+    guest = PortGuest()
+    task = await guest.connecting()
+    guest.send(CLOSED)
+    with pytest.raises(NetworkError):
+        await task
+    sent = len(guest.received)
+    for port in (0, -1, GATEWAY_PORT, 65536):
+        with pytest.raises(InvalidParams):
+            await guest.ports.connect(port)
+    assert len(guest.received) == sent
+
+
+async def test_answer_to_a_given_up_connection_is_dropped_and_another_one_is_not() -> None:
+    guest = PortGuest()
+    task = await guest.connecting()
+    task.cancel()
+    await anyio.wait_all_tasks_blocked()
+    assert guest.received[-1].kind == CLOSED
+    guest.send(OPENED)
+    guest.send(DATA, data=b"late")
+    with pytest.raises(FrameError):
+        guest.send(OPENED)
+    with pytest.raises(FrameError):
+        guest.send(DATA, number=2)
+
+
+async def test_number_of_port_connections_is_bounded_and_the_end_breaks_all() -> None:
+    guest = PortGuest()
+    tasks = [await guest.connecting() for _ in range(MAX_PORT_CONNECTIONS)]
+    with pytest.raises(SandboxUnavailable):
+        await guest.ports.connect(8000)
+    guest.send(OPENED)
+    stream = await tasks[0]
+    guest.ports.close()
+    with pytest.raises(anyio.BrokenResourceError):
+        await stream.receive()
+    results = await asyncio.gather(*tasks[1:], return_exceptions=True)
+    assert {type(one) for one in results} == {SandboxUnavailable}

@@ -165,6 +165,8 @@ class Cleaner:
             return True
         if not self._registered.pids:
             return False
+        if not self._registered.get_orphans:  # it may be one of theirs
+            return self.end_the_rest()
         # One that vanished during the look may be a registered one.
         give_up = time.monotonic() + KILL_DEADLINE_S
         with self._trees.frozen(self._chain.pids) as freeze:

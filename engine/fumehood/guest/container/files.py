@@ -302,6 +302,8 @@ def _below(
             continue
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:  # a registered process has removed it
+            continue
         except PermissionError:  # the directory's owner has closed it to itself
             unseen.append(prefix + name)
             return

@@ -125,7 +125,7 @@ class Keeper:
             return
         # Not earlier: its child could not have a higher priority again.
         os.setpriority(os.PRIO_PROCESS, 0, KEEPER_NICENESS)
-        self._tell({"started": True})
+        self._tell({"started": True, "gets_orphans": self._gets_orphans})
         self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_supervisor)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
         self._selector.register(self._output, selectors.EVENT_READ, self._on_output)
@@ -137,7 +137,7 @@ class Keeper:
                 while not trees.end_below(os.getpid(), END_PATIENCE_S, self._reap):
                     pass
         self._read_the_rest()
-        self._tell({"over": True, "has_all": self._gets_orphans})
+        self._tell({"over": True})
 
     # -- the process -----------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ def _become_program(
         surround({"env": request.get("env"), "working_directory": request.get("working_directory")})
         if request.get("argv"):
             _become_first_of(request["argv"])
-        shell.become_bash(request["command"])
+        shell.execute(shell.BASH, *shell.arguments_of_bash(request["command"]))
     except SetUpFailed as fault:
         why = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
     except OSError as error:
@@ -298,8 +298,8 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(the_filter())
     kernel.volunteer_for_oom()
+    # From here on it cannot be dumped until it becomes the program: it has the supervisor's memory.
     become_user()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
 def _become_first_of(argv: Sequence[str]) -> NoReturn:
@@ -312,7 +312,7 @@ def _become_first_of(argv: Sequence[str]) -> NoReturn:
     fault: OSError = FileNotFoundError(2, "There is no such program")
     for place in places:
         try:
-            shell.become(os.path.join(place, name), list(argv))
+            shell.execute(os.path.join(place, name), list(argv))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:

@@ -22,6 +22,7 @@ from fumehood.guest.container.host import Host
 from fumehood.guest.container.keeper import run_keeper, the_filter
 from fumehood.guest.container.ring import Ring
 from fumehood.guest.container.run import ProcessRequest
+from fumehood.guest.container.walk import Refused
 from fumehood.guest.core.pipes import CHUNK_BYTES
 from fumehood.protocol import framing
 from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
@@ -33,14 +34,6 @@ PATIENCE_S = 5.0
 """Time that a keeper has for an answer. Only looks count, because a frozen container has none. A
 program that takes all processors leaves little to keepers, so it is not shorter.
 """
-
-
-class Refused(Exception):
-    """The request is refused. `kind` is a fixed word, the message one sentence."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 @dataclass(eq=False)
@@ -101,6 +94,8 @@ class Registered:
         """Whether something of a tree may be left that has no keeper: that was killed, or gets no
         orphans.
         """
+        self.get_orphans = True
+        """Whether keepers get the orphans below them."""
         self.was_surprised = False
         """Whether that was not done by this process."""
 
@@ -295,6 +290,7 @@ class Registered:
     def _on_message(self, process: _Process, message: dict[str, Any]) -> None:
         if "started" in message:
             process.state = "running"
+            self.get_orphans = message["gets_orphans"]
             self._settle(process, "start", {"process": process.shown()})
         elif "failed" in message:
             self._settle(process, "start", _fault("invalid", message["failed"]))
@@ -304,7 +300,7 @@ class Registered:
             process.exit_code = message["first"]["exit_code"]
             process.signal = message["first"]["signal"]
         elif "over" in message:
-            self.has_lost = self.has_lost or not message["has_all"]
+            self.has_lost = self.has_lost or not self.get_orphans
             self._on_over(process)
         elif process.waiting.pop(message["id"], None) is not None:
             fault = message["fault"]
@@ -323,7 +319,7 @@ class Registered:
         ended = [one for one in self._all.values() if one.state == "ended"]
         for one in ended[:-MAX_PROCESSES]:
             self._forget(one.name)
-        if self.running != self._told:
+        if self.running < self._told:
             self.tell()
 
     def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:

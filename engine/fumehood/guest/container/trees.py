@@ -23,8 +23,8 @@ from fumehood.guest.container import processes
 from fumehood.guest.core import kernel
 from fumehood.guest.core.children import field, status
 
-MAX_CLIMB = 4096
-"""Steps from a process up to its keeper; more than there can be processes."""
+MAX_CLIMBS = 5
+"""Tries to climb from a process to its keeper, if its ancestors end meanwhile."""
 
 STAT_BYTES = 1024
 THREADS_FIELD = 17
@@ -156,17 +156,15 @@ class Trees:
                 self._known[pid] = _Known(os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
 
     def _is_below(self, pid: int, keepers: Collection[int], kept: Collection[int]) -> bool:
-        current = pid
-        for _ in range(MAX_CLIMB):
-            parent = parent_of(current)
-            if parent is None and current != pid:
-                current = pid  # an ancestor ended meanwhile, so there is another one now
-            elif parent in keepers or parent in kept:
-                return True
-            elif parent is None or parent <= 1:
+        for _ in range(MAX_CLIMBS):
+            current: int | None = pid
+            while current is not None and current > 1:
+                current = parent_of(current)
+                if current in keepers or current in kept:
+                    return True
+            if current is not None:
                 return False
-            else:
-                current = parent
+            # It is gone, or an ancestor is, so there is another one now.
         return False
 
 

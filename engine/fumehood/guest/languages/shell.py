@@ -31,10 +31,15 @@ def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
     """Run a command, or a program with its arguments. Raises OSError if bash is missing."""
     if command is None:
         become(BASH, ["bash", "-c", RUN_ARGUMENTS, "bash", *(argv or [])])
+    become(BASH, *arguments_of_bash(command))
+
+
+def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
+    """The arguments with which bash runs a command, and the descriptors that it needs for that."""
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
-        become(BASH, ["bash", "-c", "--", command])
+        return ["bash", "-c", "--", command], ()
     script = memory_file("command", command.encode("utf-8"))
-    become(BASH, ["bash", f"/dev/fd/{script}"], keep=(script,))
+    return ["bash", f"/dev/fd/{script}"], (script,)
 
 
 def become(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
@@ -43,10 +48,6 @@ def become(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> No
     Raises:
         OSError: it is not there.
     """
-    for number in _IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
-    for descriptor in keep:
-        os.set_inheritable(descriptor, True)
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         if descriptor > 2 and descriptor not in keep:
@@ -54,6 +55,19 @@ def become(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> No
                 os.set_inheritable(descriptor, False)
             except OSError:  # the one with which the list was read
                 pass
+    execute(program, arguments, keep)
+
+
+def execute(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
+    """Become another program with all descriptors that are inheritable, and `keep`.
+
+    Raises:
+        OSError: it is not there, or cannot be executed.
+    """
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor in keep:
+        os.set_inheritable(descriptor, True)
     os.execv(program, arguments)  # noqa: S606  # the one purpose of this process
     raise AssertionError("unreachable")
 

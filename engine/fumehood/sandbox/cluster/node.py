@@ -260,6 +260,8 @@ class _Joined:
     """Session id → the command that takes a container for it, while somebody waits for that."""
     ports: dict[str, dict[int, anyio.abc.ByteStream]] = field(default_factory=dict)
     """Session id → its connections to ports, by their numbers."""
+    connecting: set[int] = field(default_factory=set)
+    """Numbers of those in the making."""
     transfers: dict[str, IO[bytes]] = field(default_factory=dict)
     """Images on their way from or to another node."""
     number: int = 0
@@ -581,14 +583,20 @@ class Node:
         run.dialled[number] = stream
         return number
 
-    async def connect(self, ticket: Ticket, session_id: str, port: int) -> int:
-        """Connect to a port of a session, and return the connection's number. The methods for the
-        connections of runs take the session's id for it. Raises as the wall's.
+    async def connect(self, ticket: Ticket, session_id: str, number: int, port: int) -> None:
+        """Connect to a port of a session. The methods for the connections of runs take the
+        session's id and this number for it. Raises as the wall's.
         """
-        stream = await self._held(ticket, session_id).connect(port)
-        number = next(self._numbers)
-        self._of(ticket).ports.setdefault(session_id, {})[number] = stream
-        return number
+        joined = self._of(ticket)
+        joined.connecting.add(number)
+        try:
+            stream = await self._held(ticket, session_id).connect(port)
+            if number in joined.connecting:
+                joined.ports.setdefault(session_id, {})[number] = stream
+            else:  # nobody waits for it any more
+                self._close_soon(stream)
+        finally:
+            joined.connecting.discard(number)
 
     async def finish_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
         """Send the end of a connection's bytes. Raises NetworkError."""
@@ -615,6 +623,7 @@ class Node:
 
     def close_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
         """Close a connection."""
+        self._of(ticket).connecting.discard(number)
         stream = self._connections(ticket, run_id).pop(number, None)
         if stream is not None:
             self._close_soon(stream)

@@ -1072,8 +1072,13 @@ class RemoteContainer:
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
         await self._wall.until_known(self)
-        number = await self._wall.ask(self.node, "connect", self.session_id, port)
-        return _DialledPort(_PortEnd(self._wall, self.node, self.session_id), number)
+        end, number = _PortEnd(self._wall, self.node, self.session_id), self._wall.next_number()
+        try:
+            await end.ask_node("connect", number, port)
+        except BaseException:  # the node may still make it
+            end.hang_up(number)
+            raise
+        return _DialledPort(end, number)
 
     async def pause(self) -> None:
         await self._do("pause")

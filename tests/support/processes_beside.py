@@ -1,0 +1,67 @@
+"""Registered processes of one container: requests, and a look from outside at what runs in it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import anyio
+
+from fumehood.sandbox.container.docker_api import open_docker
+from support.one_container import OneContainer
+
+WAIT_S = 30.0
+
+
+async def ask(box: OneContainer, do: str, name: str | None = None, **more: Any) -> Any:
+    """The answer to a request about processes."""
+    request = {"do": do, **({"name": name} if name is not None else {}), **more}
+    answer = await box.container.processes.ask(request)
+    (part,) = answer.values()
+    return part
+
+
+async def start(box: OneContainer, name: str, command: str) -> None:
+    """Start a shell command as a registered process."""
+    assert (await ask(box, "start", name, command=command))["state"] == "running"
+
+
+async def state_of(box: OneContainer, name: str) -> dict[str, Any]:
+    (found,) = [one for one in await ask(box, "list") if one["name"] == name]
+    return dict(found)
+
+
+async def until_ended(box: OneContainer, name: str) -> dict[str, Any]:
+    """The state of a process, once it has ended."""
+    with anyio.fail_after(WAIT_S):
+        while (shown := await state_of(box, name))["state"] != "ended":
+            await anyio.sleep(0.02)
+    return shown
+
+
+async def until_printed(box: OneContainer, name: str, text: str) -> str:
+    """All output of a process, once it contains a text."""
+    printed, offset = "", 0
+    with anyio.fail_after(WAIT_S):
+        while text not in printed:
+            piece = await ask(box, "read", name, after=offset)
+            printed, offset = printed + piece["text"], piece["offset"]
+            await anyio.sleep(0.01)
+    return printed
+
+
+LIST = "for one in /proc/[0-9]*; do tr '\\0' ' ' < $one/cmdline; echo; done"
+
+
+def in_container(box: OneContainer, command: str) -> str:
+    """The output of a shell command that root runs in a container, from outside."""
+    with closing(open_docker(timeout_s=30)) as client:
+        made = client.exec_create(box.name, ["/bin/sh", "-c", command], stderr=False, user="0")
+        return str(client.exec_start(made["Id"]).decode("utf-8", "replace"))
+
+
+def count_of(box: OneContainer, command: str) -> int:
+    """How many processes of a container have a command line that begins so. They are seen by a
+    process of root in it, because Docker itself does not see those of gVisor.
+    """
+    return sum(one.startswith(command) for one in in_container(box, LIST).splitlines())

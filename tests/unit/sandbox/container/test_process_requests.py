@@ -1,0 +1,164 @@
+"""Requests about registered processes, whose guest is hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
+from fumehood.protocol.framing import MAX_INPUT_BYTES
+from fumehood.sandbox.container import controls
+from fumehood.sandbox.container.controls import MAX_OPEN
+from support.scripted_guest import ScriptedGuest
+
+pytestmark = pytest.mark.anyio
+
+SHOWN = {
+    "name": "web", "state": "running", "exit_code": None, "signal": None, "lost": False,
+    "started_at": 1.5,
+}  # fmt: skip
+
+
+def answer(number: int = 1, running: int = 1, **parts: Any) -> dict[str, Any]:
+    return {"op": "process", "id": number, "running": running, **(parts or {"process": SHOWN})}
+
+
+@pytest.fixture
+async def guest() -> ScriptedGuest:
+    guest = ScriptedGuest()
+    guest.channel.keep(1, 60)
+    return guest
+
+
+async def asked(guest: ScriptedGuest, **request: Any) -> asyncio.Task[Any]:
+    task = asyncio.ensure_future(guest.channel.processes.ask(request))
+    await anyio.wait_all_tasks_blocked()
+    return task
+
+
+async def test_answer_reaches_the_one_who_asked_and_tells_how_many_run(
+    guest: ScriptedGuest,
+) -> None:
+    listing = await asked(guest, do="list")
+    starting = await asked(guest, do="start", name="web", argv=["sleep", "9"])
+    guest.says(answer(2, 1))
+    assert await starting == {"process": SHOWN}
+    assert guest.channel.processes.running == 1
+    guest.says(answer(1, 1, processes=[SHOWN]))
+    assert await listing == {"processes": [SHOWN]}
+    guest.says({"op": "processes", "running": 0})
+    assert guest.channel.processes.running == 0
+    assert not guest.channel.is_dead
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("invalid", InvalidParams),
+        ("not_found", ResourceNotFound),
+        ("unavailable", SandboxUnavailable),
+    ],
+)
+async def test_fault_is_an_error_without_control_characters(
+    guest: ScriptedGuest, kind: str, error: type[Exception]
+) -> None:
+    reading = await asked(guest, do="read", name="web", after=0)
+    guest.says(answer(fault={"kind": kind, "message": "no\x1b[31m such"}))
+    with pytest.raises(error, match=r"no\[31m such"):
+        await reading
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        answer(7),
+        answer(running=17),
+        answer(process=SHOWN, output={"text": "", "offset": 0, "skipped": 0, "ended": True}),
+        answer(process={**SHOWN, "name": "A"}),
+        answer(process={**SHOWN, "exit_code": 256}),
+        answer(process={**SHOWN, "started_at": 1e300}),
+        answer(process={**SHOWN, "pid": 1}),
+        answer(processes=[SHOWN] * 33),
+        answer(output={"text": "x" * 65537, "offset": 0, "skipped": 0, "ended": True}),
+        answer(output={"text": "", "offset": -1, "skipped": 0, "ended": True}),
+        answer(fault={"kind": "fatal", "message": ""}),
+        {"op": "processes", "running": -1},
+    ],
+)
+async def test_wrong_answer_ends_the_channel(guest: ScriptedGuest, frame: dict[str, Any]) -> None:
+    asking = await asked(guest, do="list")
+    guest.says(frame)
+    assert guest.channel.is_dead
+    with pytest.raises(SandboxUnavailable):
+        await asking
+
+
+async def test_count_that_does_not_fall_ends_the_channel(guest: ScriptedGuest) -> None:
+    guest.says({"op": "processes", "running": 3}, {"op": "processes", "running": 2})
+    assert not guest.channel.is_dead
+    guest.says({"op": "processes", "running": 2})
+    assert guest.channel.is_dead
+
+
+async def test_container_without_a_session_tells_nothing_of_processes() -> None:
+    guest = ScriptedGuest()
+    guest.says({"op": "processes", "running": 0})
+    assert guest.channel.is_dead
+
+
+async def test_unanswered_request_fails_in_time_and_its_late_answer_is_dropped(
+    guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "ANSWER_S", 0.01)
+    with pytest.raises(SandboxUnavailable, match="in time"):
+        await guest.channel.processes.ask({"do": "list"})
+    guest.says(answer(processes=[]))
+    assert not guest.channel.is_dead
+
+
+async def test_number_of_open_requests_is_bounded(guest: ScriptedGuest) -> None:
+    tasks = [await asked(guest, do="list") for _ in range(MAX_OPEN)]
+    with pytest.raises(SandboxUnavailable, match="Too many"):
+        await guest.channel.processes.ask({"do": "list"})
+    guest.channel.end("it is over")
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(one) for one in results} == {SandboxUnavailable}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"do": "kill", "name": "web"},
+        {"do": "start", "name": "web"},
+        {"do": "start", "name": "web", "command": "a", "argv": ["b"]},
+        {"do": "start", "name": "web", "argv": [""]},
+        {"do": "start", "name": "Web", "command": "a"},
+        {"do": "start", "name": "web\n", "command": "a"},
+        {"do": "start", "name": "web", "command": "a", "working_directory": "../x"},
+        {"do": "start", "name": "web", "command": "x" * (1 << 20)},
+        {"do": "write", "name": "web", "text": "x" * (MAX_INPUT_BYTES + 1)},
+        {"do": "write", "name": "web", "text": "x", "text_base64": "eA=="},
+        {"do": "stop", "name": "web", "grace_s": 31},
+        {"do": "read", "name": "web", "after": -1},
+    ],
+)
+async def test_invalid_request_is_never_sent(
+    guest: ScriptedGuest, request_: dict[str, Any]
+) -> None:
+    sent = len(guest.wire.messages)
+    with pytest.raises(InvalidParams):
+        await guest.channel.processes.ask(request_)
+    assert len(guest.wire.messages) == sent
+
+
+async def test_input_is_sent_as_bytes(guest: ScriptedGuest) -> None:
+    task = await asked(guest, do="write", name="web", text="ñ", close=True)
+    assert base64.b64decode(guest.wire.messages[-1]["data"]) == "ñ".encode()
+    assert guest.wire.messages[-1]["close"] is True
+    guest.channel.end("it is over")
+    with pytest.raises(SandboxUnavailable):
+        await task
