@@ -62,6 +62,19 @@ ATTACKS = [
         "while not os.path.exists('beat'): time.sleep(0.01)\n",
     ),
     Attack(
+        "hops from sibling to sibling, which a zygote reaps",
+        "import ctypes, os, platform, time\n"
+        "clone = 56 if platform.machine() == 'x86_64' else 220\n"
+        "call = ctypes.CDLL(None).syscall\n"
+        "if call(clone, 0x8000 | 17, 0, 0, 0, 0) == 0:\n"
+        "    end = time.monotonic() + 20\n"
+        "    while time.monotonic() < end:\n"
+        "        open('beat', 'w').close()\n"
+        "        if call(clone, 0x8000 | 17, 0, 0, 0, 0): os._exit(0)\n"
+        "    os._exit(0)\n"
+        "while not os.path.exists('beat'): time.sleep(0.01)\n",
+    ),
+    Attack(
         "has the registered one's name, group and terminal",
         "import ctypes, os\n"
         "pids = [int(name) for name in os.listdir('/proc') if name.isdigit()]\n"
@@ -158,7 +171,7 @@ async def test_process_that_forks_for_ever_lets_calls_end_clean(box: OneContaine
     """It comes and goes faster than it can be counted. Stopping it leaves nothing."""
     await box.python("x = 1")
     await start(box, "churn", CHURN)
-    for attack in (ATTACKS[1], ATTACKS[3]):
+    for attack in (ATTACKS[1], ATTACKS[3], ATTACKS[4]):
         await box.python(attack.code, wall_s=5)
         assert box.ended is None
         assert count_of(box, HIDDEN) == 0

@@ -148,6 +148,20 @@ async def test_daemon_stays_listed_without_streams_until_it_is_stopped(box: OneC
     assert count_of(box, "sleep 1001") == 0
 
 
+@pytest.mark.needs("runsc")
+@pytest.mark.parametrize("box", ["runsc"], indirect=True)
+async def test_daemon_ends_where_no_keeper_gets_orphans(box: OneContainer) -> None:
+    """Only the first process of a container can be a subreaper in gVisor."""
+    await start(box, "d", "sleep 1000 & (setsid sleep 1001 &); echo on; wait")
+    await until_printed(box, "d", "on")
+    await box.python("1")
+    assert (count_of(box, "sleep 1000"), count_of(box, "sleep 1001")) == (1, 0)
+    assert (await ask(box, "stop", "d"))["state"] == "ended"
+    await start(box, "e", "setsid sleep 1002 & exit 3")
+    assert (await until_ended(box, "e"))["exit_code"] == 3
+    assert count_of(box, "sleep 1002") == 0
+
+
 async def test_process_that_ignores_sigterm_is_killed_after_the_grace(box: OneContainer) -> None:
     await start(box, "t", "trap '' TERM; echo set; while true; do sleep 0.1; done")
     await until_printed(box, "t", "set")

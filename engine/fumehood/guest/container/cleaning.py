@@ -26,12 +26,16 @@ from fumehood.guest.container.registered import Registered
 from fumehood.guest.container.run import Run
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.workspace import Mounts, message_queues
+from fumehood.guest.core import children
 from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing
 
 KILL_DEADLINE_S = 2.0
 CALM_S = 0.03
 """Seconds until registered processes that come and go all the time are frozen for the cleaning."""
+TELL_S = 0.002
+"""Seconds for a zygote to tell that it has reaped a process."""
+
 HOUSEKEEPER_DEADLINE_S = 20.0
 LEFT_OUT_BYTES = 8
 
@@ -69,6 +73,13 @@ class Cleaner:
         self._reap = reap
         self._registered = registered
         self._trees = trees
+        self._is_counted = counters.read("processes") is not None
+        self._reaped: set[int] = set()
+        """Processes that zygotes have reaped since the last look."""
+
+    def on_reaped(self, pid: int) -> None:
+        """Note a process that a zygote has reaped."""
+        self._reaped.add(pid)
 
     def is_alone(self) -> bool:
         """Whether the kernel counts exactly the processes that should exist now.
@@ -88,6 +99,8 @@ class Cleaner:
 
     def _is_count_right(self, spared: Collection[int]) -> bool:
         """Whether the kernel counts exactly the guest, these processes, and registered ones."""
+        if not self._is_counted:
+            return False
         if not self._registered.pids:
             return self._fits(self._counters.read("processes"), spared, 0)
         # The second time with those that have come since the last look. If their number changes
@@ -129,18 +142,50 @@ class Cleaner:
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""
+        self._reaped.clear()
         if not self._registered.pids:
             return self.is_alone() or self._kill_the_rest(KILL_DEADLINE_S)
-        if all(self._count(self._chain.pids, looks=False)):
+        if self._kill_beside():
             return True
-        if self._kill_the_rest(CALM_S):
-            return True
-        with self._trees.frozen(self._chain.pids) as freeze:
-            if self._kill_the_rest(KILL_DEADLINE_S, freeze):
-                return True
         # They cannot be told from the program's, so they end with it.
         self._registered.kill_all()
         return self._kill_the_rest(KILL_DEADLINE_S)
+
+    def _kill_beside(self) -> bool:
+        """Kill the program's processes beside registered ones. False if they cannot be told apart
+        in time.
+        """
+        if not (self._is_counted and self._registered.get_orphans):
+            return self._kill_uncounted()
+        if all(self._count(self._chain.pids, looks=False)) or self._kill_the_rest(CALM_S):
+            return True
+        with self._trees.frozen(self._chain.pids) as freeze:
+            return self._kill_the_rest(KILL_DEADLINE_S, freeze)
+
+    def _kill_uncounted(self) -> bool:
+        """The same for gVisor, which counts nothing, and hangs up a group that was frozen.
+
+        A process that vanishes during a look may be a registered one, which its parent has reaped.
+        One of the program may hide so only if a zygote reaps it: an orphan is the supervisor's,
+        which reaps none meanwhile, and any other parent is seen itself. Zygotes tell what they
+        reap, a moment later; so two looks must agree.
+        """
+        give_up = time.monotonic() + KILL_DEADLINE_S
+        was_clean = False
+        while time.monotonic() < give_up:
+            found = self._trees.strangers(self._chain.pids)
+            gone = {pid for pid in found if not children.status(pid)}
+            processes.kill([pid for pid in found if pid not in gone])
+            if found:
+                time.sleep(TELL_S)
+                self._pools.receive()
+            is_clean = len(gone) == len(found) and not gone & self._reaped
+            self._reaped.clear()
+            self._reap()
+            if is_clean and (was_clean or not found):
+                return True
+            was_clean = is_clean
+        return False
 
     def _kill_the_rest(
         self, patience_s: float, before_look: Callable[[], None] = lambda: None
@@ -165,8 +210,8 @@ class Cleaner:
             return True
         if not self._registered.pids:
             return False
-        if not self._registered.get_orphans:  # it may be one of theirs
-            return self.end_the_rest()
+        if not (self._is_counted and self._registered.get_orphans):  # it may be one of theirs
+            return self._kill_uncounted()
         # One that vanished during the look may be a registered one.
         give_up = time.monotonic() + KILL_DEADLINE_S
         with self._trees.frozen(self._chain.pids) as freeze:
@@ -211,8 +256,7 @@ class Cleaner:
 
     def _is_one_unseen(self) -> bool:
         """Whether the kernel counts more processes than were found: listing them takes time."""
-        is_counted = self._pools.is_settled and self._counters.read("processes") is not None
-        return is_counted and not self.is_alone()
+        return self._is_counted and self._pools.is_settled and not self.is_alone()
 
 
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:

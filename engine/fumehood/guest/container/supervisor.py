@@ -520,6 +520,7 @@ class Supervisor:
 
     def _on_end(self, ended: Notice) -> None:
         """Handle a child that a zygote reaped: the program's first process, or the standby."""
+        self._cleaner.on_reaped(ended.pid)
         run = self._run
         if self._standby.has_ended(ended.pid) or run is None or run.child is None:
             return
