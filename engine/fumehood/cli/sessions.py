@@ -473,7 +473,7 @@ def forward_port(
         lambda words: say(visible(words), to_stderr=True),
     )  # fmt: skip
     try:
-        anyio.run(forwarding.serve, local, seconds, say)
+        anyio.run(forwarding.serve, local, seconds, lambda link: print(link, flush=True))
     except OSError as error:
         fail(f"The port cannot be forwarded: {error.strerror}.", ExitCode.UNAVAILABLE)
     except KeyboardInterrupt:
