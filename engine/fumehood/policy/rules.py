@@ -166,14 +166,15 @@ ALSO: Mapping[str, str] = MappingProxyType({"start_process": "run_shell"})
 """Tool → another one whose rules hold for it, too. To start a process is to run a command."""
 
 
+def names_for(tool: ToolDefinition) -> tuple[str, ...]:
+    """Return the names by which rules may mean a tool."""
+    return (tool.name, ALSO[tool.name]) if tool.name in ALSO else (tool.name,)
+
+
 def _any_tool(patterns: tuple[str, ...]) -> Callable[[ToolDefinition], bool]:
     tests = tuple(map(compile_tool, patterns))
 
-    def is_one(tool: ToolDefinition) -> bool:
-        names = (tool.name, ALSO.get(tool.name, tool.name))
-        return any(test(name, tool.version) for name in names for test in tests)
-
-    return is_one
+    return lambda tool: any(test(name, tool.version) for name in names_for(tool) for test in tests)
 
 
 def _has_flag(name: str, *, wanted: bool) -> Callable[[ToolDefinition], bool]:

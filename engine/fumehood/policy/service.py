@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.model import CallFacts, Decision, Explanation, Policy, RuleStatus, Verdict
-from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly
+from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly, names_for
 
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"
 HARMLESS_PASSES = "default: harmless tools are allowed"
@@ -70,7 +70,8 @@ class _Rules:
         return made
 
     def _make(self, tool: ToolDefinition) -> _About:
-        positions = sorted(self._of_any + self._by_name.get(tool.name, []))
+        named = {at for name in names_for(tool) for at in self._by_name.get(name, [])}
+        positions = sorted({*self._of_any, *named})
         found = [one for one in (self.all[at] for at in positions) if one.is_about(tool)]
         enforced = [one for one in found if one.rule.is_enforced]
         return _About(
