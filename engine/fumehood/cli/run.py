@@ -19,6 +19,7 @@ import typer
 
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
+from fumehood.cli.on_project import run_on_project
 from fumehood.cli.options import Network, Packages, SocketPath, read_bytes, read_text
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
@@ -52,6 +53,12 @@ CHUNK = 4096
 
 def run(
     program: Annotated[str, typer.Argument(metavar="FILE", help="The program, or - for stdin.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...", help="With --project: FILE and these are the command to run."
+        ),
+    ] = None,
     language: Annotated[
         str | None,
         typer.Option(
@@ -88,8 +95,15 @@ def run(
     session: Annotated[
         str | None, typer.Option(help="The session to run it in, or new for one that stays.")
     ] = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Run a command in a copy of a project, and ask to apply it.",
+        ),
+    ] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The image of --session new.")
+        str | None, typer.Option(metavar="NAME", help="The image of --session new or --project.")
     ] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Ask a human before its effect is put in.")
@@ -106,16 +120,27 @@ def run(
     given too, both streams go to standard error. Figures are saved to a new temporary directory,
     or below the directory of --save, and drawn if the terminal can.
 
+    With --project DIR -- COMMAND, the directory is copied into a new session, the command runs
+    there, and what it changed is shown and written back once an approver has said yes.
+
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    if timeout is not None and not 0 < timeout < float("inf"):
-        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
+    _require_time(timeout)
+    _on_project(
+        project,
+        [program, *(words or ())],
+        {"image": image, "memory_mb": memory, "agent_id": agent},
+        (language, stdin, file, save, receipt, package, network, session, force, preview, stream),
+        timeout,
+        socket,
+        as_json=as_json,
+    )
     if force and save is None and receipt is None:
         fail("--force needs --save or --receipt.", ExitCode.USAGE)
     _require_new(receipt, force=force)
     if image is not None and session != NEW:
-        fail("--image goes with --session new: a session keeps its image.", ExitCode.USAGE)
+        fail("--image goes with --session new or --project.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     chosen = LANGUAGES[_language(program, language)]
@@ -152,6 +177,25 @@ def run(
     say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
+
+
+def _require_time(timeout: float | None) -> None:
+    if timeout is not None and not 0 < timeout < float("inf"):
+        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
+
+
+def _on_project(
+    project: Path | None, command: list[str], wishes: JsonObject, others: tuple[object, ...],
+    timeout: float | None, socket: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Run a command on a project, and exit; return if none is given."""
+    if project is None:
+        if len(command) > 1:
+            fail("Words after the program are for --project DIR -- COMMAND.", ExitCode.USAGE)
+        return
+    if any(others):
+        fail("--project goes with --image, --memory, --timeout and --agent.", ExitCode.USAGE)
+    raise typer.Exit(run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
 
 
 def _require_new(receipt: Path | None, *, force: bool) -> None:

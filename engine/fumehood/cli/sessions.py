@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import errno
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from fumehood.answers import (
-    ProjectDiff,
-    ProjectFile,
     SessionProcess,
     UnpackedArchive,
     WrittenFile,
@@ -38,6 +35,7 @@ from fumehood.cli.options import (
     pairs_of,
 )
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
+from fumehood.cli.project_view import file_line, notes, write_diff
 from fumehood.cli.reach import call_once, caller_token, calling, find_socket, session_id_of
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.cli.show import Field, show_envelope, show_json, show_table, wants_json
@@ -290,42 +288,11 @@ def show_diff(
         return
     if stat:
         for one in found.files:
-            say(file_line(one))
+            say(file_line(one.model_dump()))
     else:
         write_diff(found.diff)
     for line in notes(found):
         say(line, to_stderr=True)
-
-
-def file_line(one: ProjectFile) -> str:
-    """Return one changed file on one line."""
-    source = f"{visible(one.old_path)} → " if one.old_path else ""
-    conflict = f"  CONFLICT: {one.conflict}" if one.conflict else ""
-    return f"{one.change:<9} {source}{visible(one.path)}{conflict}"
-
-
-def write_diff(diff: str) -> None:
-    """Write a diff: in colours on a terminal, where its text is escaped."""
-    if not sys.stdout.isatty():
-        sys.stdout.write(diff)
-        return
-    colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
-    for line in diff.splitlines():
-        colour = colours.get(line[:1], "0")
-        print(f"\x1b[{colour}m{printable(line)}\x1b[0m")
-
-
-def notes(found: ProjectDiff) -> Iterator[str]:
-    """Yield what a diff does not say itself."""
-    if not found.files:
-        yield "Nothing has changed."
-    for one in found.files:
-        if one.conflict:
-            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}"
-    for path in found.unseen:
-        yield f"{visible(path)} is never applied: it is special, or a link out of the project"
-    if found.truncated:
-        yield "The diff is not complete: --stat lists all files. What is applied is complete."
 
 
 @sessions.command("apply")
@@ -347,7 +314,7 @@ def apply_changes(
         show_envelope(answer, as_json=as_json)
     else:
         for one in answer["data"]["files"]:
-            say(file_line(ProjectFile.model_validate(one)))
+            say(file_line(one))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
 

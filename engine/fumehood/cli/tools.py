@@ -332,7 +332,9 @@ def _section(tool: ToolDefinition, option: str) -> str:
     ]
     required = tool.parameters.get("required", ())
     example = tool.input_examples[0] if tool.input_examples else dict.fromkeys(required, "...")
-    session = " --session ID" if (tool.executor or "").startswith("workspace:") else ""
+    session = (
+        " --session ID" if (tool.executor or "").startswith(("workspace:", "process:")) else ""
+    )
     call = f"fumehood call {tool.name} {shlex.quote(json.dumps(example))}{session}{option}"
     parts = [
         f"## {tool.name}\n",

@@ -255,7 +255,10 @@ class McpServer:
             tool.for_models()
             for tool in self._engine.callable_tools(client.principal, client.agent_id)
             if tool.name not in (LIST_TOOLS, RUN_TOOL)
-            and (client.session_id is not None or not tool.executor.startswith("workspace"))
+            and (
+                client.session_id is not None
+                or not tool.executor.startswith(("workspace", "process"))
+            )
         ]
 
     async def _call_tool(

@@ -114,7 +114,7 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
         yield "cacheable: only for a tool that is read_only or idempotent"
     if document.get("dangerous"):
         yield "cacheable: not for a dangerous tool, of which each call is decided by itself"
-    if str(document.get("executor")).startswith("workspace"):
+    if str(document.get("executor")).startswith(("workspace", "process")):
         yield "cacheable: not for a tool that runs in a session, whose files change"
     chosen = document.get("cache_key_params")
     if chosen == () or chosen == []:

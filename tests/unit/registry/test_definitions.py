@@ -33,7 +33,7 @@ def test_streaming_is_refused_for_executors_without_streaming(executor: str) -> 
     with pytest.raises(InvalidDefinition) as caught:
         parse_definition({**document, "colour": "red"})
     said = [fault for fault in caught.value.faults if fault.startswith("streaming:")]
-    is_refused = executor in ("expression", "restricted_python", "mcp") or "workspace" in executor
+    is_refused = executor.startswith(("expression", "restricted", "mcp", "workspace", "process"))
     expected = f"streaming: the executor {executor!r} gives its result whole"
     assert said == ([expected] if is_refused else [])
 
