@@ -47,6 +47,7 @@ from benchmarks.bench_javascript import javascript_lines
 from benchmarks.bench_keys import key_lines
 from benchmarks.bench_mcp import mcp_lines
 from benchmarks.bench_policy import policy_lines
+from benchmarks.bench_projects import project_lines
 from benchmarks.bench_rate_limits import rate_limit_lines
 from benchmarks.bench_registry import registry_lines
 from benchmarks.bench_rest import rest_lines
@@ -109,6 +110,7 @@ def measure() -> Iterator[Line]:
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from small_image_lines(daemon)
     yield from session_lines()
+    yield from project_lines()
     yield from cluster_lines()
     yield from gateway_lines()
     with run_daemon(bench_streams.SETTINGS) as daemon:
