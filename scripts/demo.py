@@ -76,6 +76,32 @@ web.urlopen(asked).status
 """
 KEY = f"key-{secrets.token_hex(8)}"
 
+SHOP = """\
+import http.server
+
+
+def total(prices):
+    return max(prices)
+
+
+class Shop(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"total %d" % total([1, 2]))
+
+
+if __name__ == "__main__":
+    http.server.HTTPServer(("127.0.0.1", 8000), Shop).serve_forever()
+"""
+EDIT = """\
+text = open("shop.py").read().replace("max(", "sum(")
+open("shop.py", "w").write(text)
+total = sum(range(101))
+total
+"""
+CHANGED = ["-return max(prices)", "+return sum(prices)"]
+
 SLOW = "pow(7, 10**4200, 10**4200 + 9)"
 
 
@@ -410,8 +436,6 @@ def call_over_mcp(demo: Demo) -> None:
 def programs(demo: Demo) -> None:
     """Run whole programs, each language in its own image."""
     demo.head("Programs in containers without a network")
-    code = "import statistics\nstatistics.mean([1, 2, 3, 4])"
-    demo.call("run_python", {"code": code}, gives="value 2.5")
     draw(demo)
     demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
     demo.head("A program that calls two other tools; their results stay inside")
@@ -478,70 +502,86 @@ def draw(demo: Demo) -> None:
 
 
 def session(demo: Demo, credential: str) -> None:
-    """Variables and files that outlive the daemon, and a deletion that waits for a yes.
+    """An agent's work on a project: a copy, its variables and its server outlive the daemon, and
+    its changes wait for a yes.
 
     The session has a disk and a package where that is possible: for root, and with an index.
     """
-    demo.head("A session keeps variables and files, and a call that is stopped loses none")
-    made = demo.fumehood("sessions", "new", "--disk", "64", "--package", PACKAGE)
+    demo.head("An agent works on a copy of a project; a call that is stopped loses nothing")
+    shop = KEPT / "shop"
+    shop.mkdir(parents=True, exist_ok=True)
+    (shop / "shop.py").write_text(SHOP, encoding="utf-8")
+    source = "--from", str(shop)
+    made = demo.fumehood("sessions", "new", *source, "--disk", "64", "--package", PACKAGE)
     has_disk = made.status == 0
-    made = made if has_disk else demo.fumehood("sessions", "new")
+    made = made if has_disk else demo.fumehood("sessions", "new", *source)
     identifier = made.output.strip()
     shown = Ran(f"session=$({made.shown})", made.status, made.seconds, identifier, "")
     demo.show(shown, made.status == 0, identifier)
     demo.names[identifier] = "$session"
     here = "--session", identifier
-    write = 'total = sum(range(101))\nopen("old.txt", "w").write("last year")'
-    demo.call("run_python", {"code": write}, *here, gives="value 9")
+    demo.call("run_python", {"code": EDIT}, *here, gives="value 5050")
     demo.call(
         "run_python", {"code": "total = 0\nwhile True: pass"}, *here, "--timeout", "1",
         status=1, ends="wall_time",
     )  # fmt: skip
-    demo.head(
-        "A deletion waits for the approver; killing the daemon loses neither it nor the session"
+    start = demo.fumehood(
+        "sessions", "start", identifier, "--name", "web", "--", "python3", "shop.py"
     )
-    asked = demo.call("delete_files", {"paths": ["old.txt"]}, *here, status=3, ends=None)
+    demo.show(start, start.status == 0, "its server runs beside the session's calls")
+    demo.head("Its changes wait for a yes; killing the daemon loses neither them nor the session")
+    asked = demo.fumehood("sessions", "apply", identifier)
+    told = (asked.envelope or {"error": {}})["error"] or {}
+    demo.show(asked, asked.status == 3, f"{told.get('code')}: nothing is written yet")
     crash(demo)
-    if has_disk:
-        words = f"import {PACKAGE}\n{PACKAGE}.intcomma(total)"
-        demo.call("run_python", {"code": words}, *here, gives='value "5,050"')
-        fork(demo, identifier)
-    else:
-        demo.call("run_python", {"code": "total"}, *here, gives="value 5050")
+    words = f"import {PACKAGE}\n{PACKAGE}.intcomma(total)" if has_disk else "total"
+    gives = 'value "5,050"' if has_disk else "value 5050"
+    demo.call("run_python", {"code": words}, *here, gives=gives)
+    ask_server(demo, identifier)
     if asked.status == 3:
-        approve(demo, asked, credential)
+        approve(demo, asked, credential, shop / "shop.py")
     demo.fumehood("sessions", "end", identifier)
 
 
-def fork(demo: Demo, session: str) -> None:
-    """Make two sessions with the session's files, and look at a file in each of them."""
-    ran = demo.fumehood("sessions", "fork", session, "--count", "2", "--json")
-    forks = [one["id"] for one in json.loads(ran.output or "[]")]
-    read = json.dumps({"code": "open('old.txt').read()"})
-    answers = [demo.fumehood("call", "run_python", read, "--session", one) for one in forks]
-    values = [answer.answer["data"].get("value") for answer in answers if answer.answer]
-    demo.show(ran, values == ["last year"] * 2, "two sessions with its files, each with its own")
-    for one in forks:
-        demo.fumehood("sessions", "end", one)
+def ask_server(demo: Demo, session: str) -> None:
+    """A request to the session's server, through its port."""
+    path = f"/v1/sessions/{session}/ports/8000/"
+    started = time.monotonic()
+    body = b""
+    while not body and time.monotonic() - started < ANSWER_DEADLINE_S:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(demo.home / "engine.sock"))
+            link.sendall(f"GET {path} HTTP/1.1\r\nhost: shop\r\n\r\n".encode())
+            head, _, body = b"".join(iter(lambda: link.recv(4096), b"")).partition(b"\r\n\r\n")
+        if not head.startswith((b"HTTP/1.0 200", b"HTTP/1.1 200")):
+            body = b""
+            time.sleep(LOOK_S)
+    shown = "curl --unix-socket engine.sock http://shop/v1/sessions/$session/ports/8000/"
+    came = body.decode()
+    demo.show(Ran(shown, 0, 0.0, json.dumps(came), ""), came == "total 3", came)
 
 
-def approve(demo: Demo, asked: Ran, credential: str) -> None:
-    """Show the preview, approve, and wait for the answer."""
+def approve(demo: Demo, asked: Ran, credential: str, file: Path) -> None:
+    """Show the diff, approve, and wait for the answer."""
     approval, call = asked.answer["error"]["approval_id"], asked.answer["metadata"]["call_id"]
     demo.names |= {approval: "$approval", call: "$call"}
     line = f"{credential}\n"
     seen = demo.fumehood("approvals", "show", approval, "--credential-stdin", stdin=line)
-    preview = (seen.answer or {}).get("preview") or {"removed": []}
-    removed = [entry["path"] for entry in preview["removed"]]
-    demo.show(seen, removed == ["old.txt"], f"preview: removes {', '.join(removed)}")
+    preview = (seen.answer or {}).get("preview") or {"changed": []}
+    diffs = [entry.get("diff", "") for entry in preview["changed"]]
+    lines = [one.replace("    ", "") for one in "".join(diffs).splitlines() if one[:1] in "+-"]
+    demo.show(seen, lines == CHANGED, f"changes shop.py: {'  '.join(lines)}")
     decided = demo.fumehood(
         "approvals", "approve", approval, "--yes", "--credential-stdin", stdin=line
     )
     demo.show(decided, decided.status == 0, "approved; the engine carries it out once")
+    ran = await_answer(demo, call)
+    is_written = file.read_text(encoding="utf-8") == SHOP.replace("max(", "sum(")
     demo.show_call(
-        await_answer(demo, call),
-        shows=lambda data: f"deleted {', '.join(data['deleted'])}", gives="deleted old.txt",
-    )  # fmt: skip
+        ran,
+        shows=lambda data: f"{data['files'][0]['change']} {file}" if is_written else "nothing",
+        gives=f"modified {file}",
+    )
 
 
 def await_answer(demo: Demo, call: str) -> Ran:

@@ -310,8 +310,8 @@ def apply_changes(
     if wait:
         options["wait_for_approval"] = True
     answer = call_once("apply_workspace", {}, options, socket, as_json=as_json)
-    if as_json or not answer["success"]:
-        show_envelope(answer, as_json=as_json)
+    if wants_json(as_json) or not answer["success"]:
+        show_envelope(answer, as_json=wants_json(as_json))
     else:
         for one in answer["data"]["files"]:
             say(file_line(one))
@@ -347,8 +347,8 @@ def start_process(
         arguments["restart"] = True
     options: JsonObject = {"session_id": session_id_of(session, socket, as_json=as_json)}
     answer = call_once("start_process", arguments, options, socket, as_json=as_json)
-    if as_json or not answer["success"]:
-        show_envelope(answer, as_json=as_json)
+    if wants_json(as_json) or not answer["success"]:
+        show_envelope(answer, as_json=wants_json(as_json))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
 
