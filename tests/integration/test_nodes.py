@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import ssl
 import time
@@ -34,6 +35,8 @@ from fumehood.gateway.service import Gateway
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.observe.log import quiet_logger
 from fumehood.policy.model import Decision, Verdict
+from fumehood.projects.service import feed
+from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.cluster import node as node_module
@@ -42,6 +45,7 @@ from fumehood.sandbox.cluster.model import VERSION, NodeFacts, RunOrder, Terms, 
 from fumehood.sandbox.cluster.node import Fenced, Node
 from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
 from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.session import CopySource
 from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks
 from support.nodes import LocalMembership, LocalPort, make_cluster, wall_settings
 from upstream import Reply, running_upstream
@@ -138,6 +142,28 @@ async def test_processes_and_ports_of_a_session_are_reached_on_its_node(
         (node,) = members.found
         (inside,) = node.node._joined.values()
         await wait_until(lambda: inside.ports == {"s1": {}})
+
+
+async def test_project_is_copied_into_a_session_on_its_node(
+    members: LocalMembership, tmp_path: Path
+) -> None:
+    top = tmp_path / "project"
+    top.mkdir()
+    for number in range(30):
+        (top / f"{number}.bin").write_bytes(os.urandom(100_000))
+    tree: dict[str, Entry] = {}
+    members.add()
+    async with make_cluster(members) as wall:
+        await joined(wall, 1)
+        place = await hold(wall, "s1")
+        with ProjectDirectory(top) as project:
+            found, _ = project.look(everything=False)
+            taken = await feed(CopySource("s1", 256, None, place), project.fed(found, tree))
+        assert (taken.files, taken.size) == (30, 3_000_000)
+        paths = list(tree)
+        limits = Limits(30, 30, 256, 1 << 20)
+        ending = await place.run("files", {"do": "digest", "paths": paths}, limits, NO_SINKS)
+        assert ending.result == {"digests": [tree[path].digest for path in paths]}
 
 
 def port_of(members: LocalMembership, name: str | None) -> LocalPort:

@@ -192,6 +192,30 @@ async def test_diff_tool_shows_the_model_what_would_be_applied(
     assert sorted(answer.data["unseen"]) == ["out", "pipe"]
 
 
+async def test_large_changes_are_cut_where_they_are_shown_and_applied_as_a_whole(
+    engine: Engine, project: Path
+) -> None:
+    session = await session_from(engine, project, disk_mb=256)
+    code = "open('large.txt', 'w').writelines(f'line {n} of many\\n' for n in range(400_000))"
+    answer = await engine.call("run_python", {"code": code}, session_id=session)
+    assert answer.success, answer.error
+    await shell(engine, session, "seq 1 100000 > long.txt; head -c 3000000 /dev/zero > binary")
+    found = await engine.projects.difference(engine.owner, session)
+    assert found["truncated"]
+    assert len(found["diff"]) < 5 << 20
+    sizes = {one["path"]: one["bytes"] for one in found["files"]}
+    assert sizes["large.txt"] > 6_000_000
+    approval, calling = await asked(engine, session)
+    added = {one["path"]: one for one in (approval.preview or {})["added"]}
+    assert added["large.txt"]["too_large"]
+    assert added["long.txt"].get("too_large") or added["long.txt"].get("diff_truncated")
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    assert (await calling).success
+    assert (project / "large.txt").stat().st_size == sizes["large.txt"]
+    assert (project / "long.txt").read_text().count("\n") == 100_000
+    assert (project / "binary").read_bytes() == bytes(3_000_000)
+
+
 # -- what cannot come back -----------------------------------------------------------------
 
 

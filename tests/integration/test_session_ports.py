@@ -329,9 +329,9 @@ def test_model_can_do_all_with_tools(client: Client, session: str) -> None:
 
 
 def test_unknown_process_is_an_error(client: Client, session: str) -> None:
-    with pytest.raises(Refused, match="no such process|no process"):
+    with pytest.raises(Refused, match="process"):
         client.process(session, "nobody")
-    with pytest.raises(Refused, match="no such process|no process"):
+    with pytest.raises(Refused, match="process"):
         client.process_output(session, "nobody")
     answer = client.call("stop_process", {"name": "nobody"}, session_id=session)
     assert answer.error is not None
@@ -372,9 +372,7 @@ def test_session_is_thawed_for_a_request_to_its_port(
 
 def test_rules_about_commands_hold_for_processes(start_daemon: StartDaemon, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
-    policy.write_text(
-        '[[rules]]\nid = "no-shell"\ndecision = "deny"\ntools = ["run_shell"]\n'
-    )
+    policy.write_text('[[rules]]\nid = "no-shell"\ndecision = "deny"\ntools = ["run_shell"]\n')
     images = dict.fromkeys(("container__images__python", "container__images__shell"), "python-data")
     daemon = start_daemon(policy_file=str(policy), **images)
     with Client(daemon.socket) as client:

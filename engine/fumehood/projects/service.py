@@ -386,7 +386,7 @@ class Projects:
         async with turn as lease:
             with ExitStack() as stack:
                 project = stack.enter_context(ProjectDirectory(claim.directory))
-                taken = await _feed(lease, project.fed(found, tree))
+                taken = await feed(lease, project.fed(found, tree))
             if (taken.files, taken.size) != (
                 len(found), sum(max(0, one.size) for one in tree.values())
             ):  # fmt: skip
@@ -423,16 +423,16 @@ def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
         return directory, *project.look(everything=claim.everything)
 
 
-async def _feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
+async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
     """Send a project to the guest while it is read."""
-    feed = Feed()
+    fed = Feed()
     limits = Limits(wall_s=FEED_S, cpu_s=FEED_S, memory_mb=None, output_bytes=MB)
     failed: list[BaseException] = []
 
     async def send() -> None:
         try:
             while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
-                await feed.send(piece)
+                await fed.send(piece)
         except anyio.BrokenResourceError:
             pass  # its run has ended: the guest says why
         except EngineError as error:
@@ -442,8 +442,11 @@ async def _feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
     said: list[Said[Unpacked]] = []
     async with anyio.create_task_group() as group:
         group.start_soon(send)
-        sinks = RunSinks(network=Network(feed.open, ""))
-        said.append(await ask(lease, {"do": "take"}, limits, Unpacked, sinks))
+        sinks = RunSinks(network=Network(fed.open, ""))
+        try:
+            said.append(await ask(lease, {"do": "take"}, limits, Unpacked, sinks))
+        except EngineError as error:
+            failed.append(error)
         group.cancel_scope.cancel()
     if failed:
         raise failed[0]
