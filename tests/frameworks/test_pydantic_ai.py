@@ -130,13 +130,12 @@ async def test_cancelled_command_ends_and_stops_neither_the_next_nor_a_process_b
             results.append(await workspace.run(f"{ALIVE}; echo $?", shell=True))
 
         with anyio.fail_after(20):
-            async with anyio.create_task_group() as group:
-                async with anyio.create_task_group() as cancelled:
-                    cancelled.start_soon(workspace.run, ["sh", "-c", "sleep 3600 & sleep 3600"])
-                    await until_busy(workspace)
-                    group.start_soon(second)  # waits for its turn
-                    await anyio.wait_all_tasks_blocked()
-                    cancelled.cancel_scope.cancel()
+            async with anyio.create_task_group() as group, anyio.create_task_group() as cancelled:
+                cancelled.start_soon(workspace.run, ["sh", "-c", "sleep 3600 & sleep 3600"])
+                await until_busy(workspace)
+                group.start_soon(second)  # waits for its turn
+                await anyio.wait_all_tasks_blocked()
+                cancelled.cancel_scope.cancel()
         assert [one.stdout for one in results] == ["1\n"]
         with pytest.raises(WorkspaceTimeoutError):
             await workspace.run(["sleep", "3600"], timeout=0.2)
