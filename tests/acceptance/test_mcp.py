@@ -537,6 +537,53 @@ async def test_stdio_server_with_a_preset_has_its_session_or_runs_nothing(
     assert states() == [("small", "ended")]
 
 
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+async def test_stdio_server_with_a_project_works_on_a_copy_until_its_changes_are_approved(
+    home: Path, start_daemon: StartDaemon
+) -> None:
+    project = home / "shop"
+    project.mkdir()
+    file = project / "shop.py"
+    file.write_text("total = max\n")
+    credential = make_first_approver(home)
+    presets = {"small": {"memory_mb": 128}}
+    daemon = start_daemon(presets=json.dumps(presets), container__images__shell="python")
+    daemon.credential = credential
+
+    options = ("--project", str(project), "--preset", "small")
+    async with connected(daemon, "stdio", MODES[0], *options) as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"run_shell", "workspace_diff", "apply_workspace", "start_process"} <= names
+        edit = {"command": "sed -i s/max/sum/ shop.py && cat shop.py"}
+        edited = await client.call_tool("run_shell", edit)
+        assert edited.structured_content["stdout"] == "total = sum\n"
+        (record,) = ask(daemon.socket, "GET", "/v1/sessions").body["data"]["items"]
+        assert (record["state"], record["preset"]) == ("active", "small")
+        shown = (await client.call_tool("workspace_diff", {})).structured_content
+        assert "-total = max\n+total = sum\n" in shown["diff"]
+        asked = await client.call_tool("apply_workspace", {})
+        assert words_of(asked).startswith("REQUIRES_HUMAN_APPROVAL: ")
+        assert file.read_text() == "total = max\n"
+        await asyncio.to_thread(decide, daemon, words_of(asked), "approve")
+        applied = await client.call_tool("apply_workspace", {})
+        assert applied.is_error is False, words_of(applied)
+        assert file.read_text() == "total = sum\n"
+    assert [path.name for path in project.iterdir()] == ["shop.py"]
+    for directory, preset, said in (
+        (home / "none", "small", f"{home}/none cannot be used: "),
+        (project, "none", "INVALID_PARAMS: "),
+    ):
+        options = ("--project", str(directory), "--preset", preset)
+        async with connected(daemon, "stdio", MODES[0], *options) as client:
+            refused = await client.call_tool("calculator", {"expression": "1"})
+            assert refused.is_error is True
+            assert words_of(refused).startswith(said)
+    assert [path.name for path in project.iterdir()] == ["shop.py"]
+    items = ask(daemon.socket, "GET", "/v1/sessions").body["data"]["items"]
+    wait_until(lambda: [one["id"] for one in items] == [record["id"]])
+
+
 async def test_refused_session_is_reported_and_skipped_without_containers(
     start_daemon: StartDaemon,
 ) -> None:

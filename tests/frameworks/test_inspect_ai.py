@@ -13,14 +13,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
+from inspect_ai import Task
+from inspect_ai import eval as evaluate
+from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
+from inspect_ai.scorer import includes
 from inspect_ai.tool import ToolCall, ToolCallView
 from inspect_ai.util import (
+    ExecCompleted,
     OutputLimitExceededError,
     SandboxUnavailableError,
     SandboxUserUnsupportedError,
 )
+from inspect_ai.util import ExecRemoteAwaitableOptions as Awaitable
+from inspect_ai.util import ExecRemoteStreamingOptions as Options
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from fumehood import Client, ControlClient
@@ -102,6 +110,117 @@ async def test_output_over_the_limit_is_output_limit_exceeded_error(
     with pytest.raises(OutputLimitExceededError) as long:
         await sandbox_env.exec(["sh", "-c", "yes | head -c 3000000"])
     assert len(long.value.truncated_output or "") > 1 << 20
+
+
+async def events_of(process: Any) -> tuple[str, int | None]:
+    text, code = "", None
+    async for event in process:
+        if isinstance(event, ExecCompleted):
+            code = event.exit_code
+        else:
+            text += event.data
+    return text, code
+
+
+async def shown(sandbox: FumehoodSandbox, process: Any) -> Any:
+    client = await sandbox.session.client()
+    return await client.process(sandbox.session.id, process.name)
+
+
+async def test_remote_process_streams_runs_beside_commands_and_ends_when_killed(
+    sandbox_env: FumehoodSandbox,
+) -> None:
+    server = "trap 'echo bye; exit' TERM; echo up; echo err >&2; while :; do sleep 0.1; done"
+    process = await sandbox_env.exec_remote(["sh", "-c", server])
+    text = ""
+    async for event in process:
+        text += event.data
+        if text == "up\nerr\n":
+            break
+    assert (await sandbox_env.exec(["echo", "beside"])).stdout == "beside\n"
+    assert (await shown(sandbox_env, process)).state == "running"
+    await process.kill()
+    await process.kill()
+    assert (await shown(sandbox_env, process)).state == "ended"
+    rest = [event async for event in aiter_again(process)]
+    assert "".join(one.data for one in rest).endswith("bye\n")
+    with pytest.raises(RuntimeError, match="only be iterated once"):
+        aiter(process)
+
+
+async def aiter_again(process: Any) -> AsyncIterator[Any]:
+    while True:
+        try:
+            yield await anext(process)
+        except StopAsyncIteration:
+            return
+
+
+async def test_remote_process_has_input_directory_environment_and_exit_code(
+    sandbox_env: FumehoodSandbox,
+) -> None:
+    command = ["sh", "-c", 'pwd; echo "$A"; wc -c; exit 3']
+    for given in (None, "", "é" * 100, b"x" * 600_000):
+        options = Awaitable(input=given, cwd="/usr", env={"A": "b c"}, timeout=60)
+        ran = await sandbox_env.exec_remote(command, options, stream=False)
+        size = len(given.encode() if isinstance(given, str) else given or b"")
+        assert (ran.returncode, ran.stdout.split()) == (3, ["/usr", "b", "c", str(size)])
+    assert ".input" not in (await sandbox_env.exec(["ls", "-A"])).stdout
+    left = await sandbox_env.exec_remote(["sh", "-c", "sleep 600 & echo left"])
+    assert await events_of(left) == ("left\n", 0)
+    assert (await shown(sandbox_env, left)).state == "running"
+    client = await sandbox_env.session.client()
+    await client.stop_process(sandbox_env.session.id, left.name)
+    gone = await sandbox_env.exec_remote(["no-such-program"], stream=False)
+    assert gone.returncode == 127
+    ended = await sandbox_env.exec_remote(["sh", "-c", "kill -9 $$"], stream=False)
+    assert ended.returncode == 128 + 9
+
+
+async def test_remote_process_reads_what_is_written_until_its_input_is_closed(
+    sandbox_env: FumehoodSandbox,
+) -> None:
+    process = await sandbox_env.exec_remote(["cat"], Options(input="a\n", stdin_open=True))
+    await process.write_stdin(b"b" * 200_000)
+    await process.close_stdin()
+    assert await events_of(process) == ("a\n" + "b" * 200_000, 0)
+    with pytest.raises(RuntimeError, match="terminated"):
+        await process.write_stdin("c")
+    closed = await sandbox_env.exec_remote(["cat"])
+    with pytest.raises(RuntimeError, match="stdin_open"):
+        await closed.write_stdin("c")
+    assert await events_of(closed) == ("", 0)
+
+
+async def test_remote_process_ends_with_its_timeout_or_caller(sandbox_env: FumehoodSandbox) -> None:
+    client = await sandbox_env.session.client()
+    with pytest.raises(TimeoutError):
+        await sandbox_env.exec_remote(["sleep", "3600"], Awaitable(timeout=1), stream=False)
+    async with anyio.create_task_group() as group:
+        process = await sandbox_env.exec_remote(["sleep", "3600"])
+        group.start_soon(anext, process)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    states = {one.state for one in await client.processes(sandbox_env.session.id)}
+    assert states == {"ended"}
+
+
+async def test_remote_process_that_is_refused_raises_what_inspect_expects(
+    client: Client, sandbox_env: FumehoodSandbox
+) -> None:
+    with pytest.raises(SandboxUserUnsupportedError):
+        await sandbox_env.exec_remote(["id"], Options(user="root"))
+    with pytest.raises(RuntimeError, match="has more than"):
+        await sandbox_env.exec_remote(["echo", "x" * 200_000])
+    made = await FumehoodSandbox.sample_init("t", "python", {})
+    sandbox = made["default"]
+    process = await sandbox.exec_remote(["sleep", "3600"])
+    client.end_session(sandbox.session.id)
+    with pytest.raises(SandboxUnavailableError):
+        await anext(process)
+    with pytest.raises(SandboxUnavailableError):
+        await sandbox.exec_remote(["id"])
+    await process.kill()
 
 
 async def test_refused_call_is_permission_error_and_ended_session_is_sandbox_unavailable(
@@ -193,6 +312,22 @@ def test_howto_page_example_runs_unchanged(
     assert ran.text.split() == ["42", "sandbox"]
     assert "APPROVAL_DENIED" in rejected.error.message
     assert sample.scores["includes"].value == "C"
+
+
+def test_howto_page_starts_a_process_beside_the_commands_of_its_sample(
+    page: Callable[[str], Any], quiet: None, sessions: Any
+) -> None:
+    task = Task(
+        dataset=[Sample(input="Is it up?", target="42")],
+        solver=[page("use-from-inspect")["serve"]()],
+        scorer=includes(),
+        sandbox=("fumehood", "python"),
+    )
+    (log,) = evaluate(task, model=scripted())
+    assert log.status == "success", log.error
+    (sample,) = log.samples
+    assert sample.metadata["server"].startswith("Serving HTTP on 127.0.0.1 port 8000")
+    assert "Directory listing" in sample.metadata["page"]
 
 
 TASK = """

@@ -115,6 +115,39 @@ class TestConformance(WorkspaceBackendSuite):
                 await destroy(backend)
 
 
+async def test_cancelled_command_ends_and_stops_neither_the_next_nor_a_process_beside_it(
+    workspace: FumehoodWorkspace,
+) -> None:
+    await workspace.working_dir()
+    assert workspace.ref is not None
+    session_id = workspace.ref.id
+    async with AsyncClient() as client:
+        watcher = {"name": "watcher", "command": "while read line; do echo got $line; done"}
+        (await client.call("start_process", watcher, session_id=session_id)).raise_for_error()
+        results: list[Any] = []
+
+        async def second() -> None:
+            results.append(await workspace.run(f"{ALIVE}; echo $?", shell=True))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group, anyio.create_task_group() as cancelled:
+                cancelled.start_soon(workspace.run, ["sh", "-c", "sleep 3600 & sleep 3600"])
+                await until_busy(workspace)
+                group.start_soon(second)  # waits for its turn
+                await anyio.wait_all_tasks_blocked()
+                cancelled.cancel_scope.cancel()
+        assert [one.stdout for one in results] == ["1\n"]
+        with pytest.raises(WorkspaceTimeoutError):
+            await workspace.run(["sleep", "3600"], timeout=0.2)
+        (shown,) = await client.processes(session_id)
+        assert (shown.name, shown.state) == ("watcher", "running")
+        line = {"name": "watcher", "text": "a line\n"}
+        (await client.call("write_process", line, session_id=session_id)).raise_for_error()
+        piece = await client.process_output(session_id, "watcher", wait_seconds=20)
+        assert (piece.text, piece.ended) == ("got a line\n", False)
+        assert (await client.stop_process(session_id, "watcher")).state == "ended"
+
+
 async def until_busy(workspace: FumehoodWorkspace) -> None:
     """Wait until the engine reports the session as busy."""
     assert workspace.ref is not None or await workspace.working_dir()

@@ -15,6 +15,7 @@ import shutil
 import signal
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -57,6 +58,12 @@ Preset = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The preset of a session of its own, as with --session new."),
 ]
+Project = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Copy a project into a session of its own, as with --session new."
+    ),
+]
 Wait = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="How long a call waits for approval, if it is needed."),
@@ -69,6 +76,7 @@ def serve(
     agent: Agent = None,
     session: Session = None,
     preset: Preset = None,
+    project: Project = None,
     wait: Wait = None,
     socket: SocketPath = None,
 ) -> None:
@@ -81,7 +89,7 @@ def serve(
         return
     if wait is not None and not 0 < wait < float("inf"):
         fail("--wait takes a number of seconds over 0.", ExitCode.USAGE)
-    session = _session_with(preset, session)
+    session = _session_with(session, {"--preset": preset, "--project": project})
     from fumehood.mcp.stdio import Unavailable
     from fumehood.mcp.stdio import serve as serve_client
 
@@ -97,7 +105,10 @@ def serve(
         named = None if session == NEW else session
         chosen = {"agent_id": agent, "session_id": named, "wait": wait}
         query = {key: str(value) for key, value in chosen.items() if value is not None}
-        serve_client(path, query, has_own_session=session == NEW, preset=preset)
+        serve_client(
+            path, query, has_own_session=session == NEW, preset=preset,
+            project=None if project is None else project.resolve(),
+        )  # fmt: skip
     except Unavailable as error:
         print(f"The session could not be ended: {error}", file=sys.stderr)
 
@@ -108,6 +119,7 @@ def config(
     agent: Agent = None,
     session: Session = NEW,
     preset: Preset = None,
+    project: Project = None,
     wait: Wait = None,
     socket: SocketPath = None,
 ) -> None:
@@ -116,8 +128,12 @@ def config(
         fail(f"--client takes one of: {', '.join(PLACES)}.", ExitCode.USAGE)
     arguments = ["mcp"]
     where = str(find_socket(socket))  # clients pass on hardly any variable that would name it
+    described = {
+        "--preset": preset,
+        "--project": None if project is None else str(project.resolve()),
+    }
     for option, value in (
-        ("--agent", agent), ("--session", _session_with(preset, session)), ("--preset", preset),
+        ("--agent", agent), ("--session", _session_with(session, described)), *described.items(),
         ("--wait", wait), ("--socket", where),
     ):  # fmt: skip
         if value is not None:
@@ -127,10 +143,12 @@ def config(
     say(_snippet(client, _executable(), arguments))
 
 
-def _session_with(preset: str | None, session: str | None) -> str | None:
-    if preset is not None and session not in (None, NEW):
-        fail("--preset makes a session: leave --session out.", ExitCode.USAGE)
-    return NEW if preset is not None else session
+def _session_with(session: str | None, described: Mapping[str, object]) -> str | None:
+    """Return the session that is wanted, with the options that describe one of its own."""
+    given = [option for option, value in described.items() if value is not None]
+    if given and session not in (None, NEW):
+        fail(f"{given[0]} makes a session: leave --session out.", ExitCode.USAGE)
+    return NEW if given else session
 
 
 @mcp.command("add", cls=PlainCommand)

@@ -1,7 +1,8 @@
 """Inspect: a sandbox provider, `sandbox="fumehood"`, and an approver of the same name.
 
 Needs the extra `inspect-ai`. Each sample has its own session. Files are read and written by shell
-commands in the session.
+commands in the session. What `exec_remote` starts is a process of the session, beside them:
+Inspect's own server, which it would install and leave in the background, is not used.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ from __future__ import annotations
 import base64
 import errno
 import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import anyio
 from inspect_ai.approval import Approval, Approver, approver
 from inspect_ai.model import ChatMessage
 from inspect_ai.tool import ToolCall, ToolCallView
 from inspect_ai.util import (
+    ExecCompleted,
+    ExecRemoteProcess,
     ExecResult,
+    ExecStdout,
     OutputLimitExceededError,
     SandboxEnvironment,
     SandboxEnvironmentLimits,
@@ -24,11 +32,13 @@ from inspect_ai.util import (
     SandboxUserUnsupportedError,
     sandboxenv,
 )
+from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+from inspect_ai.util._sandbox.exec_remote import ExecRemoteCommonOptions
 from pydantic import BaseModel
 
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.client.async_session import AsyncSession
-from fumehood.client.finished import Finished
+from fumehood.client.finished import BY_SIGNAL, Finished, program_arguments
 from fumehood.core.decision import DENIALS
 from fumehood.core.envelope import CallFailed
 from fumehood.integrations._gate import denial
@@ -39,7 +49,23 @@ INLINE_BYTES = 512 * 1024
 """Maximum number of bytes that are passed through a program's streams. Larger data is passed in a
 temporary file in the workspace."""
 
-_EXEC = '[ -z "$1" ] || exec < "$1"; cd -- "$2" && shift 2 && exec "$@"'
+STDIN_BYTES = 64 * 1024
+"""Maximum number of bytes of standard input in one call: those that a pipe has room for."""
+
+LOOK_S = 1.0
+"""Seconds between looks whether a process has ended that has left others behind."""
+
+DRAIN_S = 0.5
+"""Seconds for the last output of a process that has ended and has left others behind."""
+
+KILLED = 9
+"""The signal of a process that was killed for lack of memory."""
+
+_EXEC = """
+[ -z "$1" ] || exec < "$1"
+[ ! -f "$1" ] || rm -f -- "$1"
+cd -- "$2" && shift 2 && exec "$@"
+"""
 _WRITE = '[ ! -d "$1" ] || exec cat -- "$1"; mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 _READ = f"""
 [ ! -d "$1" ] || exec cat -- "$1"
@@ -51,6 +77,8 @@ cat > "$3" && exit 98
 _TOO_LARGE, _IN_FILE, _NOT_EXECUTABLE = 99, 98, 126
 """Exit codes: of `_READ` for a file over the limit, and for a file that it copied; and a
 shell's."""
+
+_ONE_USER = "The sandbox has one user; {!r} is none of it."
 
 _ERRORS = (
     ("Is a directory", errno.EISDIR),
@@ -81,6 +109,7 @@ class FumehoodSandbox(SandboxEnvironment):
     def __init__(self, session: AsyncSession) -> None:
         super().__init__()
         self.session = session
+        self._numbers = count(1)
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: Any) -> dict[str, Any]:
@@ -113,11 +142,29 @@ class FumehoodSandbox(SandboxEnvironment):
     ) -> ExecResult[str]:  # fmt: skip
         """Run a program, only once: it is not repeated if it reaches its time limit."""
         if user is not None:
-            raise SandboxUserUnsupportedError(f"The sandbox has one user; {user!r} is none of it.")
+            raise SandboxUserUnsupportedError(_ONE_USER.format(user))
         ran = await self._run(cmd, input, cwd, env, timeout)
         if ran.exit_code == _NOT_EXECUTABLE and "denied" in ran.stderr:
             raise PermissionError(errno.EACCES, ran.stderr.strip(), cmd[0])
         return ExecResult(not ran.exit_code, ran.exit_code, ran.stdout, ran.stderr)
+
+    async def exec_remote(self, cmd: list[str], options: Any = None, *, stream: bool = True) -> Any:
+        """Start a program beside the commands of the session, or wait for its result as well."""
+        process = FumehoodProcess(
+            self, cmd, options or ExecRemoteCommonOptions(), next(self._numbers)
+        )
+        await process._start()
+        if stream:
+            return process
+        output, exit_code = bytearray(), -1
+        with anyio.fail_after(getattr(options, "timeout", None)):
+            async for event in process:
+                if isinstance(event, ExecStdout):
+                    output += event.data.encode()
+                    del output[: -SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE]
+                else:
+                    exit_code = event.exit_code
+        return ExecResult(not exit_code, exit_code, output.decode(errors="replace"), "")
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file, and create its missing parent directories."""
@@ -155,28 +202,178 @@ class FumehoodSandbox(SandboxEnvironment):
     ) -> Finished:
         """Run a program. Raises the exceptions that Inspect expects."""
         stdin = given.encode() if isinstance(given, str) else given
-        name = f".input-{uuid.uuid4().hex}" if stdin and len(stdin) > INLINE_BYTES else ""
-        if name or directory:
-            path = f"{WORKSPACE}/{name}" if name else ""
-            program = ["/bin/sh", "-c", _EXEC, "sh", path, directory or ".", *program]
-        try:
-            if name:
-                await self.session.put(name, stdin or b"")
-                stdin = None
+        path = ""
+        with _as_inspect_expects():
+            if stdin and len(stdin) > INLINE_BYTES:
+                path, stdin = await self._put_input(stdin), None
+            if path or directory:
+                program = _program(program, path, directory)
             ran = await self.session.run(program, env=env, stdin=stdin, timeout_s=timeout_s)
-            if name:
-                await self.session.delete(name)
-        except CallFailed as failed:
-            if failed.code in DENIALS:
-                raise PermissionError(f"{failed.code}: {failed.message}") from failed
-            raise SandboxUnavailableError(str(failed)) from failed
-        except (DaemonUnavailable, Refused) as failed:
-            raise SandboxUnavailableError(str(failed)) from failed
         if ran.is_timeout:
             raise TimeoutError(ran.message)
         if ran.code == "OUTPUT_LIMIT_EXCEEDED":
             raise OutputLimitExceededError("the engine", ran.output)
         return ran
+
+    async def _put_input(self, given: bytes) -> str:
+        """Write standard input into a file, which `_EXEC` deletes once it is open."""
+        name = f".input-{uuid.uuid4().hex}"
+        await self.session.put(name, given)
+        return f"{WORKSPACE}/{name}"
+
+
+class FumehoodProcess(ExecRemoteProcess):
+    """A process of the session that runs beside its commands.
+
+    Its standard error is part of its standard output. `pid` is a number among the processes of the
+    sandbox. It is iterated over once, as Inspect's.
+    """
+
+    def __init__(self, sandbox: FumehoodSandbox, cmd: list[str], options: Any, pid: int) -> None:
+        super().__init__(sandbox, cmd, options, sandbox.default_polling_interval())
+        self.name = f"inspect-{uuid.uuid4().hex}"
+        self._inspect = sandbox
+        self._session = sandbox.session
+        self._session_id = ""
+        self._number = pid
+        self._pid: int | None = None
+        self._offset = 0
+        self._is_killed = False
+        self._is_over = False
+
+    async def _start(self) -> None:
+        options, given = self._options, self._options.input or b""
+        if options.user is not None:
+            raise SandboxUserUnsupportedError(_ONE_USER.format(options.user))
+        data = given.encode() if isinstance(given, str) else given
+        is_open = getattr(options, "stdin_open", False)
+        with _as_inspect_expects():
+            self._session_id = await self._session.start()
+        self._pid = self._number
+        async with self._ended_if_cancelled():
+            with _as_inspect_expects():
+                path = "" if is_open else "/dev/null"
+                if data and not is_open:
+                    path = await self._inspect._put_input(data)
+                program = _program(self._cmd, path, options.cwd)
+                arguments = {"name": self.name, **program_arguments(program, options.env, None)}
+                del arguments["return_files"]
+                await self._session.call_beside("start_process", arguments)
+            if is_open:
+                await self._write(data)
+
+    async def __anext__(self) -> Any:
+        """Return the next output, or the ending. A cancelled caller ends the process."""
+        if self._is_over:
+            raise StopAsyncIteration
+        async with self._ended_if_cancelled():
+            with _as_inspect_expects():
+                text, exit_code = await self._next()
+        if text:
+            return ExecStdout(data=text)
+        self._is_over = True
+        if self._is_killed:
+            raise StopAsyncIteration
+        return ExecCompleted(exit_code=exit_code)
+
+    async def _next(self) -> tuple[str, int]:
+        """Wait for output, or for the exit code if no output follows."""
+        client, session_id = await self._session.client(), self._session_id
+        has_ended = self._is_killed
+        while True:
+            wait_s = DRAIN_S if has_ended else LOOK_S
+            piece = await client.process_output(
+                session_id, self.name, self._offset, wait_seconds=wait_s
+            )
+            self._offset = piece.offset
+            if piece.text:
+                return piece.text, 0
+            shown = await client.process(session_id, self.name)
+            if has_ended or piece.ended:
+                if shown.exit_code is not None:
+                    return "", shown.exit_code
+                return "", BY_SIGNAL + (shown.signal or KILLED)
+            has_ended = self._is_killed or shown.exit_code is not None or shown.signal is not None
+
+    async def write_stdin(self, data: str | bytes) -> None:
+        """Write to the standard input. Raises RuntimeError if it is not open."""
+        self._require_open("write_stdin")
+        if self._is_over or self._is_killed:
+            raise RuntimeError("Cannot write to stdin: process has terminated")
+        await self._write(data.encode() if isinstance(data, str) else data)
+
+    async def close_stdin(self) -> None:
+        """Close the standard input, unless the process has ended."""
+        self._require_open("close_stdin")
+        if not (self._is_over or self._is_killed):
+            await self._send({"close": True})
+
+    async def kill(self) -> None:
+        """End the process and everything that it has started. What it printed can still be read."""
+        if self._pid is None or self._is_over or self._is_killed:
+            return
+        self._is_killed = True
+        with suppress(Refused, DaemonUnavailable):  # its session is over, or cannot be told
+            client = await self._session.client()
+            await client.stop_process(self._session_id, self.name)
+
+    @asynccontextmanager
+    async def _ended_if_cancelled(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self.kill()
+            raise
+
+    def _require_open(self, method: str) -> None:
+        if not getattr(self._options, "stdin_open", False):
+            raise RuntimeError(f"{method}() requires stdin_open=True in ExecRemoteStreamingOptions")
+
+    async def _write(self, data: bytes) -> None:
+        for start in range(0, len(data), STDIN_BYTES):
+            piece = base64.b64encode(data[start : start + STDIN_BYTES]).decode("ascii")
+            await self._send({"text_base64": piece})
+
+    async def _send(self, arguments: dict[str, Any]) -> None:
+        with _as_inspect_expects():
+            await self._session.call_beside("write_process", {"name": self.name, **arguments})
+
+
+_inspects_own = SandboxEnvironmentProxy.exec_remote
+
+
+async def _exec_remote(
+    self: Any, cmd: list[str], options: Any = None, *, stream: bool = True
+) -> Any:
+    """Pass `exec_remote` on to a sandbox of this provider."""
+    if isinstance(self._sandbox, FumehoodSandbox):
+        return await self._sandbox.exec_remote(cmd, options, stream=stream)
+    return await _inspects_own(self, cmd, options, stream=stream)
+
+
+# What `sandbox()` returns passes on every method of a provider but this one.
+SandboxEnvironmentProxy.exec_remote = _exec_remote
+
+
+def _program(program: list[str], path: str, directory: str | None) -> list[str]:
+    """Return the program with its input from a file, if there is one, in a directory."""
+    return ["/bin/sh", "-c", _EXEC, "sh", path, directory or ".", *program]
+
+
+@contextmanager
+def _as_inspect_expects() -> Iterator[None]:
+    """Raise the exceptions that Inspect expects."""
+    try:
+        yield
+    except CallFailed as failed:
+        if failed.code in DENIALS:
+            raise PermissionError(f"{failed.code}: {failed.message}") from failed
+        if failed.code == "INVALID_PARAMS":
+            raise RuntimeError(str(failed)) from failed
+        raise SandboxUnavailableError(str(failed)) from failed
+    except (DaemonUnavailable, Refused) as failed:
+        raise SandboxUnavailableError(str(failed)) from failed
 
 
 @approver(name="fumehood")  # type: ignore[untyped-decorator]  # the library is not here

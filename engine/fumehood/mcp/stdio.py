@@ -46,8 +46,9 @@ RESTART_S = 3.0
 """Seconds that a request waits for a daemon that was reachable before, since it may be
 restarting."""
 
-API_S = 120.0
-"""Seconds to wait for the daemon to create or end a session. All calls wait meanwhile."""
+API_S = 310.0
+"""Seconds to wait for the daemon to create or end a session: those that it has for copying a
+project, and some more. All calls wait meanwhile."""
 
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
@@ -130,6 +131,8 @@ class Bridge:
     """The client's input, unbuffered: a thread could hold a buffer's lock when the process ends."""
     preset: str | None = None
     """The preset of the client's own session."""
+    project: Path | None = None
+    """The directory that is copied into the client's own session, without links in its path."""
 
     _session: str = ""
     """The MCP session's id, from the daemon's answer to `initialize`."""
@@ -291,8 +294,8 @@ class Bridge:
     def _own_session(self) -> str:
         """Return the id of the client's own session, and create the session if there is none.
 
-        The id is empty if the engine has no containers. With a preset that is refused, because
-        calls without a session are not within the preset.
+        The id is empty if the engine has no containers. With a preset or a project that is refused,
+        because calls without a session are not within the preset, and not in the project.
 
         Raises:
             Unavailable: no daemon answers, or it refuses to create a session.
@@ -300,16 +303,34 @@ class Bridge:
         with self._own_lock:
             if not self._own:
                 self._keep(self._connection())  # waits for a daemon that starts again
-                wanted = {"agent_id": self.query.get("agent_id"), "preset": self.preset}
-                body = {name: value for name, value in wanted.items() if value is not None}
-                made = ask_daemon(self.path, "POST", "/v1/sessions", body)
+                made = self._created()
                 error = made["error"]
+                is_described = self.preset is not None or self.project is not None
                 if error is None:
                     self._own = made["data"]["session"]["id"]
-                elif self.preset is not None or error["code"] != "SANDBOX_UNAVAILABLE":
+                elif is_described or error["code"] != "SANDBOX_UNAVAILABLE":
                     raise Unavailable(f"{error['code']}: {error['message']}")
                 # Otherwise each call that needs a container reports it by itself.
             return self._own
+
+    def _created(self) -> JsonObject:
+        """Request a session, and return the answer. Raises Unavailable."""
+        wanted = {"agent_id": self.query.get("agent_id"), "preset": self.preset}
+        body = {name: value for name, value in wanted.items() if value is not None}
+        if self.project is None:
+            return ask_daemon(self.path, "POST", "/v1/sessions", body)
+        claimed = ask_daemon(self.path, "POST", "/v1/projects", {"directory": str(self.project)})
+        if claimed["error"] is not None:
+            return claimed
+        from fumehood.client.files import proof
+
+        project = claimed["data"]["project"]
+        try:
+            with proof(self.project, project["proof"]):
+                body["project"] = project["id"]
+                return ask_daemon(self.path, "POST", "/v1/sessions", body)
+        except OSError as error:
+            raise Unavailable(f"{self.project} cannot be used: {error.strerror}.") from None
 
     def _initialize(self, connection: Connection) -> None:
         """Send the `initialize` that was answered without a daemon."""
@@ -432,9 +453,10 @@ def serve(
     *,
     has_own_session: bool = False,
     preset: str | None = None,
+    project: Path | None = None,
 ) -> None:
-    """Serve the client of this process's standard input and output. `preset` is that of its own
-    session.
+    """Serve the client of this process's standard input and output. `preset` and `project` are
+    those of its own session.
 
     Raises:
         Unavailable: the client's own session could not be ended.
@@ -442,7 +464,7 @@ def serve(
     # Not `sys.stdin`: the interpreter cannot exit cleanly while a thread still reads it.
     reading = BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
     with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
-        bridge = Bridge(path, query, has_own_session, reading, writing, preset)
+        bridge = Bridge(path, query, has_own_session, reading, writing, preset, project)
         try:
             bridge.run()
         finally:

@@ -39,6 +39,18 @@ def test_snippet_names_the_socket_of_this_environment(monkeypatch: pytest.Monkey
     assert servers["fumehood"]["args"] == ["mcp", "--session", "new", "--socket", "/run/mine.sock"]
 
 
+def test_project_is_named_by_its_whole_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (servers,) = snippet("cursor", "--project", ".", "--preset", "small", "--socket", "/s").values()
+    words = ["--session", "new", "--preset", "small", "--project", str(tmp_path), "--socket", "/s"]
+    assert servers["fumehood"]["args"] == ["mcp", *words]
+    done = CliRunner().invoke(app, ["mcp", "--project", ".", "--session", "sess_1"])
+    assert done.exit_code == 2
+    assert "--project makes a session" in done.stderr
+
+
 def test_preset_means_a_session_of_its_own_and_excludes_another_one() -> None:
     (servers,) = snippet("cursor", "--preset", "small", "--socket", "/s").values()
     words = ["--session", "new", "--preset", "small", "--socket", "/s"]

@@ -2,7 +2,8 @@
 """`Session`: one session for a framework's adapter, and the programs that run in it.
 
 Client side. The session is made on first use, and ended by `close` unless it existed before. Calls
-are sent one at a time: an engine runs one at a time in a session.
+are sent one at a time: an engine runs one at a time in a session. Only those for the processes that
+run beside them wait for no other.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Session:
 
     def start(self) -> str:
         """Return the id of the session, which is made on first use."""
+        if self.id is not None:
+            return self.id
         with self._turn:
             return self._started()
 
@@ -118,6 +121,22 @@ class Session:
                 cancel_on_disconnect=True,
                 **self._options,
             )
+
+    def call_beside(self, tool: str, arguments: JsonObject) -> Envelope:
+        """Call a tool that needs no turn, such as `start_process`, also while a program runs.
+
+        Raises:
+            CallFailed: the call did not succeed.
+        """
+        client = self.client()
+        answer = client.call(
+            tool,
+            arguments,
+            session_id=self.start(),
+            cancel_on_disconnect=True,
+            **self._options,
+        )
+        return answer.raise_for_error()
 
     def run(
         self,
