@@ -438,6 +438,25 @@ async def test_next_engine_knows_what_was_copied_in(tmp_path: Path, project: Pat
         await engine.sessions.end(engine.owner, session)
 
 
+async def test_fork_has_the_project_and_only_one_of_two_equal_changes_is_written(
+    engine: Engine, project: Path
+) -> None:
+    first = await session_from(engine, project, disk_mb=64)
+    await shell(engine, first, "echo first >> calc.py")
+    (fork,) = await engine.projects.fork(engine.owner, first)
+    assert fork.project == "project"
+    await shell(engine, fork.id, "echo second >> calc.py; echo x > of-fork")
+    assert await changed(engine, fork.id) == {"calc.py": "modified", "of-fork": "added"}
+    assert (await approved(engine, first)).success
+    answer = await engine.call("apply_workspace", {}, session_id=fork.id)
+    assert answer.error is not None
+    assert answer.error.details is not None
+    assert list(answer.error.details["conflicts"]) == ["calc.py"]
+    await engine.sessions.end(engine.owner, first)
+    assert (await changed(engine, fork.id))["of-fork"] == "added"
+    await engine.sessions.end(engine.owner, fork.id)
+
+
 @pytest.mark.needs("runsc")
 async def test_project_works_on_gvisor(tmp_path: Path, project: Path) -> None:
     home = tmp_path / "home"

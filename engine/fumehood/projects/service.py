@@ -365,6 +365,30 @@ class Projects:
                 await self._sessions.end(principal, record.id, "its project was not brought in")
             raise
 
+    async def fork(
+        self, principal: Principal, session_id: str, **wishes: Any
+    ) -> list[SessionRecord]:
+        """Make sessions with the files of another, and its project. Raises as
+        `SessionKeeper.fork`, and StateUnavailable: what was copied in is not known.
+        """
+        source, home = self._sessions.project_home(principal, session_id)
+        forks = await self._sessions.fork(principal, session_id, **wishes)
+        if home is None:
+            return forks
+        try:
+            baseline = await self._store.baseline(source, home)
+            made = []
+            for one in forks:
+                own = Baseline(baseline.tree, baseline.rules, baseline.everything)
+                copied = await self._store.put(one.id, Path(home.directory), own)
+                made.append(await self._sessions.set_project(one.id, copied))
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(EngineError):
+                for one in forks:
+                    await self._sessions.end(principal, one.id, "its project is not known")
+            raise
+        return made
+
     async def _bring_in(
         self,
         principal: Principal,

@@ -272,6 +272,15 @@ class SessionKeeper:
         self._tell("session.created", session)
         return self._record(session)
 
+    def project_home(self, principal: Principal, session_id: str) -> tuple[str, ProjectHome | None]:
+        """Return the id of a principal's session, also of one that is lost, and where its files
+        came from. Raises ResourceNotFound.
+        """
+        record = self.find(principal, session_id)
+        live = self._live.get(record.id)
+        kept = live.kept() if live else self._history.find(principal.id, record.id)
+        return record.id, kept.home.project if kept is not None and kept.home else None
+
     async def set_project(self, session_id: str, home: ProjectHome) -> SessionRecord:
         """Note where a session's files came from.
 

@@ -329,7 +329,7 @@ async def fork_session(
     They are stopped until they are used. Variables are not copied. Snapshots of a lost session can
     be forked for a day.
     """
-    forks = await engine.sessions.fork(caller, session_id, **body.model_dump())
+    forks = await engine.projects.fork(caller, session_id, **body.model_dump())
     return tuple(forks)
 
 
