@@ -39,6 +39,7 @@ from fumehood.approvals.wording import (
 from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
 from fumehood.core.long_text import cut
+from fumehood.web.changes import changes_in
 from fumehood.web.figures import FILTERS
 
 HERE = Path(__file__).parent
@@ -93,6 +94,7 @@ def make_environment() -> Environment:
         effect_heading=effect_heading,
         ending=ending_in_words,
         preview_words=preview_in_words,
+        changes=changes_in,
         entries=entries_of,
         facts=lambda entry: ", ".join(entry_facts(entry)) or "entry",
         rest_of=rest_of,

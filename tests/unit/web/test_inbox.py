@@ -12,6 +12,7 @@ import pytest
 
 from fumehood.approvals.model import ApprovalState, DecisionRecord
 from fumehood.core.escaping import printable
+from fumehood.web.changes import MAX_DEPTH
 from fumehood.web.text import brief
 from support.approvals import NOW, approval
 from support.web import BOB, make_site, many, refusal
@@ -202,6 +203,68 @@ def test_file_name_cannot_imitate_another() -> None:
     page = make_site(mail(preview={"removed": entries})).browser().get(f"/inbox/{ID}").text
     shown = re.findall(r'aria-label="removed">−</span> <code>([^<]*)</code>', page)
     assert shown == ["a b", "a\\u{0009}b", "a\\u{000a}b", "a ⏎ b"]
+
+
+def changes(*paths: str) -> dict[str, Any]:
+    entries = [
+        {"path": path, "kind": "file", "diff": "@@ -1 +1,2 @@\n-a\n+b\n+c\n"} for path in paths
+    ]
+    return {"changed": entries}
+
+
+def page_of(preview: dict[str, Any]) -> str:
+    return str(make_site(mail(preview=preview)).browser().get(f"/inbox/{ID}").text)
+
+
+def tree_in(page: str) -> str:
+    """The tree of files on a page as text: one line for each name, below its directory."""
+    (tree,) = re.findall(r'<nav class="tree".*?</nav>', page, re.DOTALL)
+    depth, lines = -1, []
+    pieces = re.split(r"<(/?ul|/?li)[^>]*>", tree)
+    for tag, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        depth += {"ul": 1, "/ul": -1}.get(tag, 0)
+        if tag == "li":
+            lines.append(depth * "  " + re.sub("<[^>]+>", "", text).strip())
+    return "\n".join(lines)
+
+
+def test_changed_files_are_a_tree_of_links_with_their_lines() -> None:
+    preview = changes("src/app/main.py", "src/app/util.py", "docs/deep/er/index.md")
+    preview["added"] = [{"path": "new.bin", "kind": "file", "binary": True}]
+    preview["removed"] = [{"path": "src/old.py", "kind": "file"}]
+    page = page_of(preview)
+    assert tree_in(page).splitlines() == [
+        "changed: ~ docs/deep/er/index.md +2 −1", "added: + new.bin", "src/",
+        "  app/", "    changed: ~ main.py +2 −1", "    changed: ~ util.py +2 −1",
+        "  removed: − old.py",
+    ]  # fmt: skip
+    links = re.findall(rf'href="#({ID}-\d)"', page)
+    assert len(links) == 5
+    assert all(page.count(f'id="{one}"') == 1 for one in links)
+    assert page.count('<details class="change changed" open>') == 3
+
+
+def test_single_changed_file_has_no_tree() -> None:
+    assert 'class="tree"' not in page_of(changes("src/app/main.py"))
+
+
+def test_diffs_after_the_first_twenty_are_folded_and_counted() -> None:
+    page = page_of(changes(*(f"file-{n:02}" for n in range(23))))
+    assert page.count('<details class="change changed" open>') == 20
+    assert page.count('<details class="change changed">') == 3
+    assert "3 of these files are folded" in page
+    assert "are folded" not in page_of(changes(*(f"file-{n:02}" for n in range(20))))
+
+
+def test_hostile_paths_stay_text_in_a_tree_of_bounded_depth() -> None:
+    deep = [f"{'d/' * level}f" for level in (*range(40), 2000)]
+    page = page_of(changes(*deep, "x" * 4000, SCRIPT, "a\u202eb/c\x1b[1m", "", "/", "a//b"))
+    lines = tree_in(page).splitlines()
+    assert max(len(line) - len(line.lstrip()) for line in lines) == 2 * MAX_DEPTH
+    assert max(map(len, lines)) < 300
+    assert "changed: ~ a\\u{202e}b/c\\u{001b}[1m +2 −1" in lines
+    inert = Tags(page[page.index('<nav class="tree') :])
+    assert not any(tag in ("script", "img") for tag, _ in inert.seen)
 
 
 def test_download_contains_the_requested_part_of_an_approval() -> None:
