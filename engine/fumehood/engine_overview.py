@@ -35,6 +35,7 @@ from fumehood.core.errors import (
     ToolNotFound,
 )
 from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL
 from fumehood.core.pages import MAX_PAGE
 from fumehood.core.session import KeptSession, OwnedSession
@@ -46,6 +47,7 @@ from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
 from fumehood.protocol.messages import decode_envelope
+from fumehood.sandbox.session_processes import SessionProcesses
 from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import AllCalls, CallGroup
 from fumehood.storage.changes import recorded
@@ -191,15 +193,51 @@ class Overview:
         found = self.session(session_id)
         if not found.state.is_over:
             details = {"principal_id": found.principal_id}
-            await self._made.database.write(
-                recorded(
-                    lambda _: None, at=self._clock.now(), by=by.id, action="session.end",
-                    subject=session_id, details=details,
-                )
-            )  # fmt: skip
+            await self._record(by, "session.end", session_id, details)
             why = "an administrator ended it"
             await self._made.sessions.end(Principal(found.principal_id), session_id, why)
         return self.session(session_id)
+
+    def processes(self, session_id: str) -> SessionProcesses:
+        """Return the processes of any session, for looking at them: that is not a use of it.
+
+        Raises:
+            ResourceNotFound: there is no such session, or it is over.
+        """
+        return self._made.sessions.processes(self.owner_of(session_id), session_id, is_use=False)
+
+    async def stop_process(
+        self, session_id: str, name: str, grace_s: float, by: Principal
+    ) -> JsonObject:
+        """End a process of any session, and record that as a change. One that has ended stays so.
+
+        Raises:
+            ResourceNotFound: there is no such process.
+            SandboxUnavailable: the session cannot run now.
+            WriteFailed: the change could not be recorded, and the process continues.
+        """
+        processes = self.processes(session_id)
+        for one in (await processes.ask({"do": "list"}))["processes"]:
+            if one["name"] == name and one["state"] == "ended":
+                return dict(one)
+            if one["name"] == name:
+                break
+        else:
+            raise ResourceNotFound("This session has no such process.", fields=["process"])
+        details = {"principal_id": self.owner_of(session_id).id, "process": name}
+        await self._record(by, "process.stop", session_id, details)
+        answer = await processes.ask({"do": "stop", "name": name, "grace_s": grace_s})
+        return dict(answer["process"])
+
+    async def _record(
+        self, by: Principal, action: str, subject: str, details: dict[str, str]
+    ) -> None:
+        await self._made.database.write(
+            recorded(
+                lambda _: None, at=self._clock.now(), by=by.id, action=action, subject=subject,
+                details=details,
+            )
+        )  # fmt: skip
 
     # -- the engine ------------------------------------------------------------------------
 

@@ -178,6 +178,7 @@ _DONE = {
     "approver.init": "made the first approver, {subject}",
     "approver.remove": "removed approver {subject}",
     "policy.load": "loaded the policy {subject}",
+    "process.stop": "stopped process {process} in session {subject} of {principal_id}",
     "remembered.remove": "removed the remembered rule {subject}",
     "session.end": "ended session {subject} of {principal_id}",
     "token.new": "made token {name} for {principal_id}",

@@ -14,7 +14,11 @@ import anyio.abc
 
 from fumehood.core.errors import EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
+from fumehood.protocol.framing import OUTPUT_PIECE_BYTES
 from fumehood.sandbox.session import Session, with_env
+
+_BEHIND_ALL = (1 << 53) - 1
+"""An offset behind all output. Reading there tells where the output ends."""
 
 Visit = Callable[[], AbstractAsyncContextManager[None]]
 """Keeps a session running during the block. Raises if it is over or cannot run."""
@@ -51,6 +55,14 @@ class SessionProcesses:
                 answer = await session.container.processes(asked)
         await self._note(asked, restart=bool(request.get("restart")))
         return answer
+
+    async def read_end(self, name: str) -> JsonObject:
+        """Read the end of a process's output; `skipped` is all before it. Raises as `ask`."""
+        asked: JsonObject = {"do": "read", "name": name, "after": _BEHIND_ALL}
+        end = (await self.ask(asked))["output"]["offset"]
+        after = max(0, end - OUTPUT_PIECE_BYTES)
+        piece: JsonObject = (await self.ask({**asked, "after": after}))["output"]
+        return {**piece, "skipped": after + piece["skipped"]}
 
     async def _note(self, asked: JsonObject, *, restart: bool) -> None:
         """Store whether a process is to be started again."""

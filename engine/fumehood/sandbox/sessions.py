@@ -1041,20 +1041,25 @@ class SessionKeeper:
         save = partial(self._save, session)
         return SessionTrials(session, self._saver, until_ready, save, write)
 
-    def processes(self, principal: Principal, session_id: str) -> SessionProcesses:
-        """Return the processes and ports of a principal's session.
+    def processes(
+        self, principal: Principal, session_id: str, *, is_use: bool = True
+    ) -> SessionProcesses:
+        """Return the processes and ports of a principal's session. Without `is_use` they can be
+        reached only while the session runs, and reaching them does not keep it.
 
         Raises:
             ResourceNotFound: this principal has no such session, or it is over.
         """
-        return self._processes_of(self._usable(principal.id, self._id_of(principal.id, session_id)))
+        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        return self._processes_of(session, is_use=is_use)
 
-    def _processes_of(self, session: Session) -> SessionProcesses:
+    def _processes_of(self, session: Session, *, is_use: bool = True) -> SessionProcesses:
         async def write() -> None:
             self._history.note(session.kept())
             await self._history.write()
 
-        return SessionProcesses(session, partial(self._visit, session), write)
+        visit = self._visit if is_use else self._look
+        return SessionProcesses(session, partial(visit, session), write)
 
     @asynccontextmanager
     async def _visit(self, session: Session) -> AsyncIterator[None]:
@@ -1070,6 +1075,16 @@ class SessionKeeper:
         finally:
             session.visits -= 1
             session.note_use(self._clock.monotonic(), self._clock.now())
+
+    @asynccontextmanager
+    async def _look(self, session: Session) -> AsyncIterator[None]:
+        """Reach a session as it is. It is neither started nor thawed, and stays unused."""
+        self._usable(session.principal_id, session.id)
+        session.visits += 1
+        try:
+            yield
+        finally:
+            session.visits -= 1
 
     def _project_of(self, session: Session) -> Project | None:
         if session.project is None or self._open_project is None:

@@ -26,7 +26,7 @@ from fumehood.http.peer import Face
 from fumehood.identity.approvers import all_approvers, make_first_approver
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import Policy
-from fumehood.testing import FakeWall, ManualClock
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall, ManualClock
 from support.approvals import NOW, FakeDesk, approval
 from support.faces import FacesClient
 from support.http import Answer
@@ -96,9 +96,13 @@ class House:
         return await self.engine.run("calculator", body, self.engine.principal_of_uid(1))
 
 
-async def built(home: Path, **config: Any) -> AsyncIterator[House]:
+async def built(
+    home: Path, container: FakeWall | None = None, **config: Any
+) -> AsyncIterator[House]:
     clock = ManualClock(NOW)
-    engine = Engine(config=Config(home=home, **config), interpreter=FakeWall(), clock=clock)
+    engine = Engine(
+        config=Config(home=home, **config), interpreter=FakeWall(), container=container, clock=clock
+    )
     admin = make_first_approver(engine.database, "owner", NOW)
     engine.approvers._approvers = engine.database.read_now(all_approvers)
     async with engine:
@@ -400,6 +404,106 @@ async def test_stored_answer_of_a_keyed_call_is_shown_only_to_administrators(hou
 async def test_arguments_of_a_call_without_approval_are_not_stored(house: House) -> None:
     call_id = (await house.call("1 + 1")).metadata.call_id
     assert (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).code == "RESOURCE_NOT_FOUND"
+
+
+# -- Processes of everybody's sessions -----------------------------------------------------
+
+PROCESS = {"exit_code": None, "signal": None, "lost": False, "started_at": 1.5}
+
+
+@dataclass
+class Beside:
+    """A session of a caller, in which processes run."""
+
+    house: House
+    session: str
+    place: FakePlace
+    asked: list[Any]
+
+    async def ask(self, method: str, path: str = "", **more: Any) -> Answer:
+        """As the administrator on the control socket, unless told otherwise."""
+        given = {"credential": self.house.admin, **more}
+        return await self.house.ask(method, f"/v1/sessions/{self.session}{path}", **given)
+
+    async def owned(self, method: str, path: str = "") -> Answer:
+        """As the owner on the callers' socket."""
+        return await self.ask(method, path, face=Face.ENGINE, credential=self.house.caller)
+
+    async def changes(self) -> list[tuple[str, str]]:
+        found = await self.house.ask("GET", "/v1/changes", credential=self.house.admin)
+        items = found.body["data"]["items"]
+        return [(one["action"], one["details"].get("process", "")) for one in items]
+
+    def answer(self, request: Any) -> Any:
+        """Answer as a guest: `web` runs and has printed 100,000 bytes, `old` has ended."""
+        self.asked.append(request)
+        if request["do"] == "read":
+            after = min(request["after"], 100_000)
+            text = "x" * min(100_000 - after, 65_536)
+            piece = {"text": text, "offset": after + len(text), "skipped": 0, "ended": False}
+            return {"output": piece}
+        web, old = ({**PROCESS, "name": "web", "state": "running"},
+                    {**PROCESS, "name": "old", "state": "ended", "exit_code": 3})  # fmt: skip
+        return {"processes": [web, old]} if request["do"] == "list" else {"process": web}
+
+
+@pytest.fixture
+async def beside(home: Path) -> AsyncIterator[Beside]:
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    async for house in built(home, container=wall):
+        caller = {"face": Face.ENGINE, "credential": house.caller}
+        made = await house.ask("POST", "/v1/sessions", {}, **caller)
+        here = Beside(house, made.body["data"]["session"]["id"], wall.held[0], [])
+        here.place.on_processes = here.answer
+        yield here
+
+
+async def test_approver_lists_processes_and_administrator_reads_the_end_of_output(
+    beside: Beside,
+) -> None:
+    approver = beside.house.approver
+    listed = (await beside.ask("GET", "/processes", credential=approver)).body["data"]["items"]
+    assert [(one["name"], one["state"]) for one in listed] == [("web", "running"), ("old", "ended")]
+    refused = await beside.ask("GET", "/processes/web/output", credential=approver)
+    assert refused.code == "PERMISSION_DENIED"
+    read = (await beside.ask("GET", "/processes/web/output")).body["data"]
+    assert (len(read["text"]), read["offset"], read["skipped"]) == (65_536, 100_000, 34_464)
+
+
+async def test_stopping_a_process_needs_admin_and_is_recorded(beside: Beside) -> None:
+    refused = await beside.ask("DELETE", "/processes/web", credential=beside.house.approver)
+    assert refused.code == "PERMISSION_DENIED"
+    assert (await beside.ask("DELETE", "/processes/nobody")).code == "RESOURCE_NOT_FOUND"
+    ended = await beside.ask("DELETE", "/processes/old")
+    assert ended.body["data"]["process"]["exit_code"] == 3
+    assert [one for one in beside.asked if one["do"] == "stop"] == []
+    assert ("process.stop", "old") not in await beside.changes()
+    assert (await beside.ask("DELETE", "/processes/web?grace_s=2")).code is None
+    assert beside.asked[-1] == {"do": "stop", "name": "web", "grace_s": 2}
+    assert (await beside.changes())[0] == ("process.stop", "web")
+
+
+async def test_looking_at_processes_neither_thaws_nor_keeps_a_session(beside: Beside) -> None:
+    before = (await beside.owned("GET")).body["data"]["session"]["last_used_at"]
+    beside.house.clock.advance(60)
+    await beside.ask("GET", "/processes")
+    await beside.ask("GET", "/processes/web/output")
+    assert (await beside.owned("GET")).body["data"]["session"]["last_used_at"] == before
+    assert (await beside.owned("POST", "/pause")).code is None
+    assert (await beside.ask("GET", "/processes")).code == "SANDBOX_UNAVAILABLE"
+    assert beside.place.is_paused
+    # Twin: it is thawed for its owner, whose look is a use.
+    assert (await beside.owned("GET", "/processes")).code is None
+    assert not beside.place.is_paused
+    assert (await beside.owned("GET")).body["data"]["session"]["last_used_at"] > before
+
+
+async def test_processes_of_an_ended_or_unknown_session_are_not_found(beside: Beside) -> None:
+    await beside.owned("DELETE")
+    assert (await beside.ask("GET", "/processes")).code == "RESOURCE_NOT_FOUND"
+    beside.session = "sess_" + "0" * 32
+    assert (await beside.ask("GET", "/processes")).code == "RESOURCE_NOT_FOUND"
+    assert (await beside.ask("DELETE", "/processes/web")).code == "RESOURCE_NOT_FOUND"
 
 
 async def test_policy_rules_count_their_decided_calls(house: House) -> None:

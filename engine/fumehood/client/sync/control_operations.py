@@ -14,7 +14,9 @@ from fumehood.answers import (
     CallDetails,
     CallList,
     Deleted,
+    ProcessOutput,
     SessionFileList,
+    SessionProcess,
     ToolWithSource,
     Whoami,
 )
@@ -174,6 +176,61 @@ class ControlSessions:
         """
         return self._transport.send(
             ask("DELETE", field_of("session", OwnedSession), "sessions", session_id, work_s=60.0)
+        )
+
+    def processes(self, session_id: str) -> tuple[SessionProcess, ...]:
+        """List the processes that run in anybody's session beside its calls, and the last ended ones.
+
+        Needs `approve` or `admin`. A stopped session has none, and those of a paused one cannot be
+        listed. Looking at them does not keep a session alive.
+        """
+        return self._transport.send(
+            ask(
+                "GET",
+                field_of("items", tuple[SessionProcess, ...]),
+                "sessions",
+                session_id,
+                "processes",
+                work_s=60.0,
+            )
+        )
+
+    def process_output(self, session_id: str, process: str) -> ProcessOutput:
+        """Read the end of what a process of anybody's session has printed, at most 64 KB.
+
+        `skipped` counts all bytes before it.
+        """
+        return self._transport.send(
+            ask(
+                "GET",
+                data_of(ProcessOutput),
+                "sessions",
+                session_id,
+                "processes",
+                process,
+                "output",
+                work_s=60.0,
+            )
+        )
+
+    def stop_process(
+        self, session_id: str, process: str, grace_s: float | None = None
+    ) -> SessionProcess:
+        """End a process of anybody's session and everything that it has started.
+
+        It is recorded as a change. An ended process stays as it is.
+        """
+        return self._transport.send(
+            ask(
+                "DELETE",
+                field_of("process", SessionProcess),
+                "sessions",
+                session_id,
+                "processes",
+                process,
+                query={"grace_s": grace_s},
+                work_s=60.0,
+            )
         )
 
     def files(

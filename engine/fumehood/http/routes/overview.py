@@ -1,7 +1,8 @@
 """Everybody's calls, sessions and figures, on the control socket.
 
-Needs `approve` or `admin`; to see the files of a session and to end it, `admin`. An administrator
-could make a token of the owner's, and so gains nothing by seeing them here.
+Needs `approve` or `admin`; to see the files of a session and the output of its processes, and to
+end it or them, `admin`. An administrator could make a token of the owner's, and so gains nothing by
+seeing them here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from fumehood.answers import (
     CallDetails,
     CallList,
     Pagination,
+    ProcessOutput,
     SessionFileList,
+    SessionProcess,
 )
 from fumehood.core.call_log import (
     AllCallsQuery,
@@ -40,6 +43,8 @@ from fumehood.http.answers import engine_of, envelope_response
 from fumehood.http.caller import require_authority
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 from fumehood.http.routes.calls import BlobQuery, sent_blob
+from fumehood.http.routes.processes import ERRORS as PROCESS_ERRORS
+from fumehood.http.routes.processes import ProcessAnswer, ProcessName, StopQuery
 from fumehood.http.routes.sessions import (
     SESSION,
     FileListQuery,
@@ -215,6 +220,68 @@ async def end_any_session(
 
 @endpoint(
     "GET",
+    "/v1/sessions/{session_id}/processes",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=PROCESS_ERRORS,
+    work_s=TURN_S,
+    client="sessions.processes",
+)
+async def list_processes_of_session(
+    engine: Engine, session_id: SessionId
+) -> Annotated[
+    tuple[SessionProcess, ...], As("items", "ProcessList", "Running ones, and the last ended ones.")
+]:
+    """List the processes that run in anybody's session beside its calls, and the last ended ones.
+
+    Needs `approve` or `admin`. A stopped session has none, and those of a paused one cannot be
+    listed. Looking at them does not keep a session alive.
+    """
+    found = await engine.overview.processes(session_id).ask({"do": "list"})
+    return tuple(map(SessionProcess.model_validate, found["processes"]))
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/processes/{process}/output",
+    Needs.ADMIN,
+    errors=PROCESS_ERRORS,
+    work_s=TURN_S,
+    client="sessions.process_output",
+)
+async def read_process_of_session(
+    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName
+) -> ProcessOutput:
+    """Read the end of what a process of anybody's session has printed, at most 64 KB.
+
+    `skipped` counts all bytes before it.
+    """
+    return ProcessOutput.model_validate(
+        await engine.overview.processes(session_id).read_end(process)
+    )
+
+
+@endpoint(
+    "DELETE",
+    "/v1/sessions/{session_id}/processes/{process}",
+    Needs.ADMIN,
+    errors=PROCESS_ERRORS,
+    work_s=TURN_S,
+    client="sessions.stop_process",
+)
+async def stop_process_of_session(
+    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName, query: StopQuery
+) -> ProcessAnswer:
+    """End a process of anybody's session and everything that it has started.
+
+    It is recorded as a change. An ended process stays as it is.
+    """
+    stopped = await engine.overview.stop_process(session_id, process, query.grace_s, caller)
+    return SessionProcess.model_validate(stopped)
+
+
+@endpoint(
+    "GET",
     "/v1/sessions/{session_id}/files",
     Needs.ADMIN,
     errors=FILE_ERRORS,
@@ -300,6 +367,9 @@ OPERATIONS = [
     list_all_sessions,
     show_any_session,
     end_any_session,
+    list_processes_of_session,
+    read_process_of_session,
+    stop_process_of_session,
     list_files_of_session,
     get_file_of_session,
     list_nodes,
