@@ -193,6 +193,15 @@ class SessionProcess(_Data):
     lost: bool
     started_at: AwareDatetime
 
+    @property
+    def ended_by(self) -> str:
+        """How its first process ended, such as `exit 1`; empty while that runs."""
+        if self.lost:
+            return "lost"
+        if self.signal is not None:
+            return f"signal {self.signal}"
+        return "" if self.exit_code is None else f"exit {self.exit_code}"
+
 
 class ProcessOutput(_Data):
     """A piece of a process's output. `offset` is where the next one begins, `skipped` the bytes

@@ -353,14 +353,6 @@ def start_process(
     raise typer.Exit(exit_code_of(answer))
 
 
-def _process_end(process: SessionProcess) -> str:
-    if process.lost:
-        return "lost"
-    if process.signal is not None:
-        return f"signal {process.signal}"
-    return "" if process.exit_code is None else f"exit {process.exit_code}"
-
-
 plain(
     sessions,
     "processes",
@@ -368,7 +360,7 @@ plain(
     as_table(
         Column("process", lambda process: process.name, whole=True),
         Column("state", lambda process: process.state),
-        Column("ended by", _process_end),
+        Column("ended by", lambda process: process.ended_by),
         Column("age", _process_age, drop=1),
     ),
     arguments=SESSION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from fumehood.answers import CallDetails, Pagination, SessionFileList, ToolDetails
+from fumehood.answers import (
+    CallDetails,
+    Pagination,
+    ProcessOutput,
+    SessionFileList,
+    SessionProcess,
+    ToolDetails,
+)
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
 from fumehood.client.api_request import address
 from fumehood.core.call_log import (
@@ -86,6 +94,13 @@ def session(**fields: Any) -> OwnedSession:
     return OwnedSession(**{**values, **fields})
 
 
+def process(name: str, **fields: Any) -> SessionProcess:
+    values = {
+        "state": "running", "exit_code": None, "signal": None, "lost": False, "started_at": NOW,
+    }  # fmt: skip
+    return SessionProcess(name=name, **{**values, **fields})
+
+
 class Watched(FakeControl):
     """`AsyncControlClient`, as far as these pages use it."""
 
@@ -95,7 +110,8 @@ class Watched(FakeControl):
         self.calls = SimpleNamespace(list=self._calls, show=self._call, blob=self._blob)
         self.sessions = SimpleNamespace(
             list=self._sessions, show=self._session, files=self._files,
-            download_file=self._download,
+            download_file=self._download, processes=self._processes,
+            process_output=self._output, stop_process=self._stop,
         )  # fmt: skip
         self.agents = SimpleNamespace(list=self._agents, show=self._agent)
         self.nodes = SimpleNamespace(list=self._nodes, drain=self._drain, resume=self._resume)
@@ -126,7 +142,23 @@ class Watched(FakeControl):
         return (session(principal_id=EVIL),)
 
     async def _session(self, session_id: str) -> Any:
-        return session(id=session_id, is_busy=self.told.is_busy)
+        return session(id=session_id, is_busy=self.told.is_busy, **self.told.session)
+
+    async def _processes(self, session_id: str) -> tuple[SessionProcess, ...]:
+        if isinstance(self.told.processes, Exception):
+            raise self.told.processes
+        return self.told.processes
+
+    async def _output(self, session_id: str, name: str) -> ProcessOutput:
+        self.told.asked.append(("output", name))
+        if Scope.ADMIN not in self.told.scopes:
+            raise refusal("PERMISSION_DENIED", "This needs admin.")
+        address("processes", name)  # as the client does
+        return self.told.output
+
+    async def _stop(self, session_id: str, name: str) -> None:
+        address("processes", name)
+        self.told.asked.append(("stop", session_id, name))
 
     async def _files(self, session_id: str, path: str = "", **query: Any) -> SessionFileList:
         page = Pagination(has_more=False, next_cursor=None, total_count=None)
@@ -234,7 +266,9 @@ def told() -> SimpleNamespace:
     return SimpleNamespace(
         calls=(call(),), cursor=None, details=details(), blob=b"", asked=[], content=b"",
         files=(WorkspaceEntry(path=EVIL, kind="file", size=5, modified_at="2026"),),
-        scopes=(Scope.APPROVE, Scope.ADMIN), is_busy=False,
+        scopes=(Scope.APPROVE, Scope.ADMIN), is_busy=False, session={},
+        processes=(process("web"), process(EVIL, state="ended", exit_code=3)),
+        output=ProcessOutput(text=f"line\n{EVIL}", offset=9, skipped=0, ended=False),
         figures={"calls": 200, "succeeded": 190, "failed": 10},
         nodes=(NodeRecord(name=EVIL, state=NodeState.UNREADY, why=EVIL),),
     )  # fmt: skip
@@ -286,7 +320,8 @@ class _Named:
 
 ADDRESSES = [
     "/calls", "/calls/list", f"/calls/{call().call_id}", "/tools", "/tools/send", "/agents",
-    "/sessions", f"/sessions/{SESSION}", "/nodes", "/usage", "/usage?days=30&by=agent",
+    "/sessions", f"/sessions/{SESSION}", f"/sessions/{SESSION}/processes",
+    f"/sessions/{SESSION}/output?process=web", "/nodes", "/usage", "/usage?days=30&by=agent",
     "/policy", "/health", "/health/live",
 ]  # fmt: skip
 
@@ -467,6 +502,99 @@ def test_page_of_a_tool_shows_its_place_and_figures(browser: Browser) -> None:
         assert words in text
     others = browser.get("/tools/external:Bash")
     assert (others.status_code, "a tool of another agent" in others.text) == (404, True)
+
+
+def part_of(text: str, start: str) -> str:
+    """The address that a part of the session's page fetches itself from."""
+    (found,) = re.findall(rf'hx-get="(/sessions/{SESSION}/{start}[^"]*)"', text)
+    return html.unescape(found)
+
+
+def test_session_page_shows_how_processes_ended_and_the_newest_ones_output(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    newer = NOW + timedelta(minutes=1)
+    told.processes = (
+        process("a"), process("b", started_at=newer), process("c", state="ended", exit_code=0),
+        process("d", state="ended", signal=9), process("e", state="ended", lost=True),
+    )  # fmt: skip
+    told.output = ProcessOutput(text="the end", offset=99_000, skipped=12_345, ended=False)
+    page = browser.get(f"/sessions/{SESSION}").text
+    words = re.sub(r"\s+", " ", re.sub("<[^>]+>", "", page))
+    for expected in ("ended exit 0", "ended signal 9", "ended lost", "Output of b",
+                     "12,345 bytes before this are not shown.", "the end"):  # fmt: skip
+        assert expected in words, expected
+    assert told.asked[-1] == ("output", "b")
+    browser.get(f"/sessions/{SESSION}?process=d")
+    assert told.asked[-1] == ("output", "d")
+
+
+def test_list_and_output_of_processes_are_sent_again_only_if_they_changed(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    page = browser.get(f"/sessions/{SESSION}?process=web").text
+    assert page.count("live-tick from:body") == 2
+    (mark,) = re.findall(r'name="mark" value="([^"]+)"', page)
+    rows = f"{part_of(page, 'processes')}&mark={mark}"
+    output = part_of(page, "output")
+    assert (browser.part(rows).status_code, browser.part(output).status_code) == (204, 204)
+    told.processes = (process("web", state="ended", exit_code=1),)
+    told.output = ProcessOutput(text="more", offset=13, skipped=0, ended=True)
+    assert "exit 1" in browser.part(rows).text
+    assert "more" in browser.part(output).text
+    assert browser.part(part_of(browser.part(output).text, "output")).status_code == 204
+
+
+def test_approver_sees_processes_without_their_output(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.scopes = (Scope.APPROVE,)
+    browser.log_in(ALICE)
+    page = browser.get(f"/sessions/{SESSION}").text
+    assert ">web</a>" in page
+    assert "is for administrators" in page
+    assert "Stop it" not in page
+    assert ("output", "web") not in told.asked
+    assert "line" not in browser.part(f"/sessions/{SESSION}/output?process=web").text
+
+
+def test_administrator_stops_a_process(browser: Browser, told: SimpleNamespace) -> None:
+    done = browser.post(f"/sessions/{SESSION}/stop", {"process": "web"})
+    assert done.headers["location"] == f"/sessions/{SESSION}?process=web#output"
+    assert told.asked[-1] == ("stop", SESSION, "web")
+    assert browser.post(f"/sessions/{SESSION}/stop", {"process": ".."}).status_code == 404
+    assert (
+        browser.post(f"/sessions/{SESSION}/stop", {"process": "web"}, csrf=False).status_code == 403
+    )
+    assert [one for one in told.asked if one[0] == "stop"] == [("stop", SESSION, "web")]
+
+
+def test_session_whose_processes_cannot_be_listed_says_why(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.processes = refusal("SANDBOX_UNAVAILABLE", f"The session is paused. {EVIL}")
+    page = browser.get(f"/sessions/{SESSION}").text
+    assert "The session is paused." in page
+    require_inert(page)
+    told.session = {"state": SessionStatus.ENDED}
+    page = browser.get(f"/sessions/{SESSION}").text
+    assert "They ended with it." in page
+    assert "live-tick" not in page
+
+
+def test_session_page_names_project_preset_and_environment(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.session = {"project": EVIL, "preset": "web", "env": ("API_URL", "DEBUG")}
+    page = browser.get(f"/sessions/{SESSION}").text
+    require_inert(page)
+    assert "<dt>Preset</dt><dd>web</dd>" in page
+    assert "<dt>Environment</dt><dd><code>API_URL DEBUG</code></dd>" in page
+    assert "<dt>Project</dt>" in page
+    told.session = {}
+    assert not re.search(
+        "<dt>(Preset|Project|Environment)", browser.get(f"/sessions/{SESSION}").text
+    )
 
 
 def test_console_sends_a_session_file_as_a_text_download(
