@@ -15,6 +15,7 @@ from playwright.sync_api import Page, Route, expect
 from conftest import Daemon
 from fumehood import Client, ControlClient
 from fumehood.core.envelope import Envelope
+from support.approvals import approval as made_approval
 from support.approving import approving_daemon, ran
 from support.browser import (
     NARROW,
@@ -26,6 +27,7 @@ from support.browser import (
     running_console,
 )
 from support.wait import wait_until
+from support.web import BASE, make_site
 
 pytestmark = [pytest.mark.row("A6"), pytest.mark.needs("browser")]
 
@@ -467,6 +469,41 @@ def test_page_shows_start_command_after_engine_is_away_for_a_minute(person: NewP
         assert faults_of(page) == []
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"]
+)
+def test_tree_of_changed_files_passes_axe_and_unfolds_the_file_that_is_chosen(
+    person: NewPerson, size: tuple[int, int], scheme: str
+) -> None:
+    """A site without a daemon: what a tree is made of is hard to make with one."""
+    diff = "@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
+    files = [f"src/{part}/{SCRIPT}file-{n:02}.py" for part in ("a", "b") for n in range(15)]
+    changed = [{"path": path, "kind": "file", "diff": diff} for path in (*files, "x" * 3000)]
+    removed = [{"path": "src/gone.py", "kind": "file", "size": 7}]
+    preview = {"changed": changed, "removed": removed, "would_fail": "There is a conflict."}
+    one = made_approval(preview=preview)
+    server = make_site(one).browser()
+
+    def serve(route: Route) -> None:
+        path = route.request.url.removeprefix(BASE)
+        if path == "/events":
+            return route.abort()
+        found = server.get(path)
+        return route.fulfill(status=found.status_code, headers=found.headers, body=found.content)
+
+    page = person(size=size, scheme=scheme).page
+    page.route(f"{BASE}/**", serve)
+    page.goto(f"{BASE}/inbox/{one.id}")
+    assert faults_of(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("main img, main script").count() == 0
+    last = page.locator("details.change", has_text="src/b/").last
+    expect(last).not_to_have_attribute("open")
+    page.locator(".tree a", has_text="file-14.py").last.click()
+    expect(last).to_have_attribute("open")
+    expect(last.locator(".diff")).to_be_in_viewport()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             session = client.create_session(memory_mb=128).id
             for name, content in (("a.svg", SVG), ("a.html", HTML), (ATTACK, b"hello")):
                 client.put_file(session, name, content)
+            for name in ("ended", "web"):
+                start = {"name": name, "command": f"serving {SCRIPT}\n"}
+                assert client.call("start_process", start, session_id=session).success
+            client.stop_process(session, "ended")
         with ControlClient(daemon.control, credential=daemon.credential) as control:
             (waiting,) = control.approvals.list().items
             control.approvals.deny(waiting.id, version=waiting.version, reason="no")
@@ -181,6 +185,41 @@ def test_session_file_with_hostile_name_is_rendered_as_inert_text(
     assert "\u202e" not in owner.inner_text("body")
 
 
+def test_output_of_a_process_is_inert_and_followed_to_its_end(owner: Page, house: House) -> None:
+    owner.goto(house.address(f"/sessions/{house.session}"))
+    output = owner.locator("#output pre")
+    expect(output).to_contain_text(f"serving {SCRIPT}")
+    lines = "".join(f"line {number}\n" for number in range(200))
+    with Client(house.daemon.socket) as client:
+        write = {"name": "web", "text": f"{lines}\u202ethe end\n"}
+        assert client.call("write_process", write, session_id=house.session).success
+    expect(output).to_contain_text("\\u{202e}the end")
+    assert owner.locator("#output img, #output script").count() == 0
+    at_end = "box => Math.abs(box.scrollTop) < 2 && box.scrollHeight > box.clientHeight"
+    assert owner.locator(".tail").evaluate(at_end)
+    # Somebody who reads further up is not taken away from there.
+    owner.locator(".tail").evaluate("box => box.scrollTo(0, -box.scrollHeight)")
+    with Client(house.daemon.socket) as client:
+        write = {"name": "web", "text": "more\n"}
+        assert client.call("write_process", write, session_id=house.session).success
+    expect(output).to_contain_text("more")
+    assert owner.locator(".tail").evaluate("box => box.scrollTop < -100")
+
+
+def test_administrator_stops_a_process_of_a_session(owner: Page, house: House) -> None:
+    with Client(house.daemon.socket) as client:
+        start = {"name": "doomed", "command": "x"}
+        assert client.call("start_process", start, session_id=house.session).success
+    owner.goto(house.address(f"/sessions/{house.session}"))
+    row = owner.locator("#processes tr", has_text="doomed")
+    row.locator("summary").click()
+    row.locator("text=Stop it").click()
+    expect(row).to_contain_text("signal 15")
+    with ControlClient(house.daemon.control, credential=house.daemon.credential) as control:
+        change = control.changes()[0]
+    assert (change.action, change.details["process"]) == ("process.stop", "doomed")
+
+
 def test_policy_page_explains_decisions_and_tries_new_rules(owner: Page, house: House) -> None:
     owner.goto(house.address("/policy"))
     owner.fill("#tool", "calculator")
@@ -218,5 +257,7 @@ def test_approver_without_admin_scope_sees_no_files_or_usage(
     page.goto(house.address(f"/sessions/{house.session}"))
     expect(page.locator("main")).to_contain_text("are for administrators")
     expect(page.locator("main")).not_to_contain_text("a.svg")
+    expect(page.locator("#processes")).to_contain_text("web")
+    expect(page.locator("main")).not_to_contain_text("serving")
     page.goto(house.address("/usage"))
     expect(page.locator("main")).to_contain_text("For administrators")

@@ -4,7 +4,7 @@
 the wall's answer; with `"echo": true` it prints its request. Before that it
 emits `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
 number says, and with `"waits": true` it waits to be cancelled. A session's files lie in the
-directory `workspaces/SESSION` of its working directory. As a program (`python -m
+directory `workspaces/SESSION` of its working directory, and its processes print their input. As a program (`python -m
 support.container` with `tests` on the path) this is `fumehood serve` with such a wall.
 """
 
@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fumehood.core.errors import EndedBy
+from fumehood.core.errors import EndedBy, ResourceNotFound
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit
 from fumehood.sandbox.wall import RunEnding, RunSinks
-from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall, SeenRun
 from support.fake_files import FakeFiles
 
 _MEASURED = (
@@ -112,9 +114,48 @@ def _script(run: SeenRun) -> Any:
     return json.loads(run.arguments[source])
 
 
+class _Processes:
+    """The processes of a session: they run nothing, and print their command and their input."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, dict[str, Any]] = {}
+        self._printed: dict[str, str] = {}
+
+    def answer(self, request: JsonObject) -> JsonObject:
+        """Answer as a guest. Raises ResourceNotFound."""
+        do, name = request["do"], request.get("name", "")
+        if do == "list":
+            return {"processes": [dict(one) for one in self._all.values()]}
+        if do == "start":
+            self._all[name] = {
+                "name": name, "state": "running", "exit_code": None, "signal": None, "lost": False,
+                "started_at": time.time(),
+            }  # fmt: skip
+            self._printed[name] = request["command"]
+        if name not in self._all:
+            raise ResourceNotFound("There is no process of this name.")
+        if do == "read":
+            printed = self._printed[name]
+            after = min(request["after"], len(printed))
+            piece = {"text": printed[after:], "offset": len(printed), "skipped": 0}
+            return {"output": {**piece, "ended": self._all[name]["state"] == "ended"}}
+        if do == "write":
+            self._printed[name] += request["text"]
+        if do == "stop":
+            self._all[name] |= {"state": "ended", "signal": 15}
+        return {"process": dict(self._all[name])}
+
+
+class _ScriptedWall(FakeWall):
+    async def hold(self, *given: Any, **more: Any) -> FakePlace:
+        place = await super().hold(*given, **more)
+        place.on_processes = _Processes().answer
+        return place
+
+
 def scripted_wall() -> FakeWall:
     """The scripted container wall."""
-    return FakeWall(
+    return _ScriptedWall(
         answer=scripted_ending,
         files=scripted_files,
         meanwhile=scripted_meanwhile,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fumehood.approvals.wording import entries_of
+from fumehood.approvals.wording import entries_of, rest_of
 from fumehood.core.json_types import JsonObject
 
 KINDS = {"added": "+", "changed": "~", "removed": "−"}
@@ -43,8 +43,14 @@ class FileChange:
         return KINDS[self.kind]
 
     @property
+    def has_body(self) -> bool:
+        """Whether there is something to fold below its name."""
+        entry = self.entry
+        return self.lines is not None or "target" in entry or bool(rest_of(entry))
+
+    @property
     def is_open(self) -> bool:
-        """Whether its diff is unfolded."""
+        """Whether its body is unfolded."""
         return self.number <= MAX_OPEN
 
 
@@ -68,7 +74,7 @@ class Changes:
     @property
     def folded(self) -> int:
         """How many of the files are folded at first."""
-        return max(0, len(self.files) - MAX_OPEN)
+        return sum(one.has_body and not one.is_open for one in self.files)
 
     @property
     def tree(self) -> tuple[Branch, ...]:

@@ -249,7 +249,8 @@ def test_single_changed_file_has_no_tree() -> None:
 
 
 def test_diffs_after_the_first_twenty_are_folded_and_counted() -> None:
-    page = page_of(changes(*(f"file-{n:02}" for n in range(23))))
+    gone = {"removed": [{"path": "no diff to fold", "kind": "file"}]}
+    page = page_of(changes(*(f"file-{n:02}" for n in range(23))) | gone)
     assert page.count('<details class="change changed" open>') == 20
     assert page.count('<details class="change changed">') == 3
     assert "3 of these files are folded" in page
