@@ -259,6 +259,14 @@ CONTROL = [
     Asked("listFilesOfSession", "/v1/sessions/sess_0/files", code="RESOURCE_NOT_FOUND"),
     Asked("getFileOfSession", "/v1/sessions/{session_id}/files/a.txt"),
     Asked("getFileOfSession", "/v1/sessions/{session_id}/files/%2e%2e/a", code="INVALID_PARAMS"),
+    Asked("listProcessesOfSession", "/v1/sessions/{session_id}/processes"),
+    Asked("listProcessesOfSession", "/v1/sessions/sess_0/processes", code="RESOURCE_NOT_FOUND"),
+    Asked("readProcessOfSession", "/v1/sessions/{session_id}/processes/web/output"),
+    Asked("readProcessOfSession", "/v1/sessions/{session_id}/processes/x/output",
+          code="RESOURCE_NOT_FOUND"),
+    Asked("stopProcessOfSession", "/v1/sessions/{session_id}/processes/web?grace_s=0"),
+    Asked("stopProcessOfSession", "/v1/sessions/{session_id}/processes/x",
+          code="RESOURCE_NOT_FOUND"),
     Asked("endAnySession", "/v1/sessions/{session_id}"),
     Asked("endAnySession", "/v1/sessions/sess_0", code="RESOURCE_NOT_FOUND"),
     Asked("tryRules", "/v1/policy/try",
@@ -451,6 +459,8 @@ def _waiting_calls(daemon: Daemon) -> dict[str, str]:
         made["asked_call"] = caller.approvals.show(made["first"]).call_id
         session = caller.create_session(memory_mb=128)
         caller.put_file(session.id, "a.txt", b"a")
+        start = {"name": "web", "command": "x"}
+        assert caller.call("start_process", start, session_id=session.id).success
         made["session_id"] = session.id
     return made
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
-from fumehood import Client
+from fumehood import Client, ControlClient
 from fumehood.client.api_request import Refused
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")]
@@ -304,6 +304,34 @@ def test_output_can_be_followed(client: Client, session: str) -> None:
     assert 3 <= looks <= 8
     shown = client.process(session, "counter")
     assert (shown.state, shown.exit_code) == ("ended", 0)
+
+
+def test_administrator_reads_the_end_of_output_and_stops_the_process(
+    administered_daemon: Daemon,
+) -> None:
+    daemon = administered_daemon
+    code = "import time; print('x' * 200_000 + 'é end'); time.sleep(600)"
+    with (
+        Client(daemon.socket) as client,
+        ControlClient(daemon.control, credential=daemon.credential) as control,
+    ):
+        made = client.create_session()
+        started(client, made.id, "long", code)
+        offset = 0
+        while offset < 200_007:
+            offset = client.process_output(made.id, "long", after=offset, wait_seconds=10).offset
+        end = control.sessions.process_output(made.id, "long")
+        assert end.text.endswith("xé end\n")
+        assert (len(end.text.encode()), end.skipped, end.offset) == (
+            65_536,
+            200_007 - 65_536,
+            200_007,
+        )
+        assert control.sessions.stop_process(made.id, "long").signal == 15
+        ((name, state),) = ((one.name, one.state) for one in control.sessions.processes(made.id))
+        assert (name, state) == ("long", "ended")
+        assert control.sessions.process_output(made.id, "long").ended
+        client.end_session(made.id)
 
 
 def test_model_can_do_all_with_tools(client: Client, session: str) -> None:
