@@ -168,7 +168,9 @@ def test_openapi_document_lists_every_path_and_its_references_resolve(client: So
         "/v1/sessions/{session_id}/resume", "/v1/sessions/{session_id}/stop",
         "/v1/sessions/{session_id}/snapshots", "/v1/sessions/{session_id}/snapshots/{snapshot_id}",
         "/v1/sessions/{session_id}/restore", "/v1/sessions/{session_id}/fork",
-        "/v1/sessions/{session_id}/files/{path}",
+        "/v1/sessions/{session_id}/files/{path}", "/v1/sessions/{session_id}/diff",
+        "/v1/sessions/{session_id}/processes", "/v1/sessions/{session_id}/processes/{process}",
+        "/v1/sessions/{session_id}/processes/{process}/output", "/v1/projects",
     }  # fmt: skip
     references = re.findall(r"'\$ref': '([^']+)'", repr(document))
     assert len(references) > 10
