@@ -354,6 +354,21 @@ async def test_what_git_ignores_is_neither_copied_nor_looked_at(
     assert "build" not in await shell(engine, session, "ls")
 
 
+async def test_file_that_a_rule_names_as_a_directory_is_not_taken_for_deleted(
+    engine: Engine, project: Path
+) -> None:
+    kept = {"scripts/build": "a script\n", "sub/.gitignore": "!made\n", "sub/made": "kept\n"}
+    for path, text in kept.items():
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text(text)
+    with (project / ".gitignore").open("a") as rules:
+        rules.write("made\n")
+    session = await session_from(engine, project)
+    assert await changed(engine, session) == {}
+    await shell(engine, session, "printf 'docs\\ncalc.py\\n' >> .gitignore; echo x >> calc.py")
+    assert await changed(engine, session) == {".gitignore": "modified", "calc.py": "modified"}
+
+
 async def test_project_with_too_many_files_is_refused(
     engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,9 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
     """
     skip = [*NEVER]
     if not baseline.everything:
-        skip += plain_names(await _top_rules(source))
+        # Rules leave out no file that was copied in: without its row it would count as deleted.
+        copied = {name for path in baseline.tree for name in path.split("/")}
+        skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
     differing = await _differing(source, baseline, rows)
     if not baseline.everything:
