@@ -7,12 +7,14 @@ or refused; what is fed has the digests of the tree that is returned.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from fumehood.core.errors import InvalidParams
@@ -221,7 +223,7 @@ class ProjectDirectory:
         left = one.status.st_size
         try:
             with self.parent(one.path) as (directory, name):
-                file = os.fdopen(os.open(name, FILE_FLAGS, dir_fd=directory), "rb", buffering=0)
+                file = _open_plain(name, directory)
             with file:
                 while chunk := file.read(min(left + 1, CHUNK_BYTES)):
                     left -= len(chunk)
@@ -251,13 +253,25 @@ class ProjectDirectory:
         """Return a file's content, or None if it is larger, or not readable."""
         try:
             with self.parent(path) as (directory, name):
-                descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                if os.fstat(descriptor).st_size > most:
+                file = _open_plain(name, directory)
+            with file:
+                if os.fstat(file.fileno()).st_size > most:
                     return None
                 return file.read(most + 1)
         except OSError:
             return None
+
+
+def _open_plain(name: str, directory: int) -> FileIO:
+    """Open a plain file to read it. Raises OSError, also for anything else of that name."""
+    descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return FileIO(descriptor)
+        raise OSError(errno.EINVAL, "It is no plain file")
+    except BaseException:
+        os.close(descriptor)  # `FileIO` leaves open what it refuses
+        raise
 
 
 def entry_of(name: str, directory: int) -> Entry | None:
@@ -269,7 +283,7 @@ def entry_of(name: str, directory: int) -> Entry | None:
         return None
     digest = hashlib.sha256()
     size = 0
-    with os.fdopen(os.open(name, FILE_FLAGS, dir_fd=directory), "rb", buffering=0) as file:
+    with _open_plain(name, directory) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
@@ -321,9 +335,7 @@ def _require_plain(one: Found) -> None:
 def _rules_text(directory: int) -> str | None:
     """Return the text of a directory's rules, if it is a plain file of a usual size."""
     try:
-        with os.fdopen(os.open(FILE_NAME, FILE_FLAGS, dir_fd=directory), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
+        with _open_plain(FILE_NAME, directory) as file:
             content = file.read(MAX_RULES_BYTES + 1)
     except OSError:
         return None
