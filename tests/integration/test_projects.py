@@ -238,6 +238,27 @@ async def test_git_hooks_and_links_that_leave_the_project_never_come_back(
     assert (tmp_path / "secret").read_text() == "secret\n"
 
 
+async def test_session_cannot_write_the_proof_that_names_a_directory_of_the_host(
+    engine: Engine, project: Path
+) -> None:
+    (project / "build/secret").write_text("left out by a rule\n")
+    session = await session_from(engine, project)
+    claim = engine.projects.claim(str(project), everything=True)
+    inner = engine.projects.claim(str(project / "docs"), everything=True)
+    await shell(
+        engine, session,
+        f"touch {claim.proof} docs/{inner.proof} fine; mkdir -p .GIT/hooks; echo > .GIT/hooks/x",
+    )  # fmt: skip
+    found = await engine.projects.difference(engine.owner, session)
+    assert [one["path"] for one in found["files"]] == ["fine"]
+    assert sorted(found["unseen"]) == sorted([claim.proof, f"docs/{inner.proof}", ".GIT"])
+    assert (await approved(engine, session)).success
+    assert (project / "fine").exists()
+    for one in (claim, inner):
+        with pytest.raises(PermissionDenied):
+            await engine.projects.create(engine.owner, project=one.id, image=IMAGE)
+
+
 async def test_nothing_is_written_if_the_session_changes_after_the_diff_was_shown(
     engine: Engine, project: Path
 ) -> None:

@@ -30,7 +30,7 @@ from fumehood.executors.workspace_tree import (
     contents,
     scan,
 )
-from fumehood.projects.rules import FILE_NAME, NEVER, IgnoreRules, plain_names
+from fumehood.projects.rules import FILE_NAME, GIT, IgnoreRules, is_never, plain_names
 from fumehood.projects.tree import MAX_RULES_BYTES, Entry, Tree, link_fault
 from fumehood.projects.writing import Change
 from fumehood.sandbox.wall import Lease
@@ -79,7 +79,9 @@ class Changes:
     texts: Mapping[str, bytes]
     """Path → content of what is small enough to be shown."""
     unseen: Sequence[str]
-    """Links that lead out, special files, and what has no usable name: it is never written."""
+    """Links that lead out, special files, and what has a name that no project has: it is never
+    written.
+    """
 
 
 def digest_of(changes: Sequence[Change]) -> str:
@@ -103,12 +105,15 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
         NotRead: there are too many files, or one changes meanwhile.
         EngineError: the guest failed.
     """
-    skip = [*NEVER]
+    skip = [GIT]
     if not baseline.everything:
         # Rules leave out no file that was copied in: without its row it would count as deleted.
         copied = {name for path in baseline.tree for name in path.split("/")}
         skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
+    present = {row[0] for row in rows if row[1] != DIRECTORY}
+    never = [row[0] for row in rows if is_never(row[0])]
+    rows = [row for row in rows if not is_never(row[0])]
     differing = await _differing(source, baseline, rows)
     if not baseline.everything:
         rules = await _rules(source, baseline, rows, {row[0] for row in differing})
@@ -119,14 +124,13 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
         ]
     bad = [row[0] for row in differing if row[1] == LINK and link_fault(row[0], row[3])]
     after, texts = await _read(source, [row for row in differing if row[0] not in bad], write)
-    present = {row[0] for row in rows if row[1] != DIRECTORY}
     found = [Change(path, baseline.tree.get(path), entry) for path, entry in after.items()]
     found += [Change(path, one, None) for path, one in baseline.tree.items() if path not in present]
     return Changes(
         sorted((one for one in found if one.before != one.after), key=lambda one: one.path),
         frozenset(row[0] for row in rows if row[1] == DIRECTORY),
         texts,
-        [*bad, *unseen],
+        [*(path for path in never if not is_never(path.rpartition("/")[0])), *bad, *unseen],
     )
 
 

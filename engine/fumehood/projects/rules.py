@@ -9,14 +9,26 @@ take time in proportion to the text: a repository's rules must not keep the engi
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
 FILE_NAME = ".gitignore"
 
-NEVER = frozenset({".git"})
-"""Names that are never part of a project: what git reads there, it can also run."""
+GIT = ".git"
+"""Name that is never part of a project: what git reads there, it can also run."""
+
+_ALSO_GIT = frozenset({GIT, "git~1"})
+"""Names that file systems without case, or with short names, take for it."""
+
+STAGING_PREFIX = ".fumehood-apply-"
+"""Name prefix of a directory in a project where changes wait until they are put in place."""
+
+PROOF_PREFIX = ".fumehood-project-"
+"""Name prefix of the file that shows that its maker can write in a directory. No session may write
+one: its agent could then name that directory.
+"""
 
 MAX_RULES = 10_000
 """Rules of one file. Later ones are not read."""
@@ -30,6 +42,21 @@ class _Rule:
     """A pattern for each part of a path; None stands for any number of parts."""
     is_negated: bool
     is_for_directories: bool
+
+
+def is_never(path: str) -> bool:
+    """Whether no project has this path, whatever its rules say. *Source*: is_hfs_dotgit and
+    is_ntfs_dotgit of git, for what other file systems take for the same name.
+    """
+    return any(map(_is_never_named, path.split("/")))
+
+
+def _is_never_named(name: str) -> bool:
+    if name.startswith((STAGING_PREFIX, PROOF_PREFIX)):
+        return True
+    if not name.isascii():
+        name = "".join(one for one in name if unicodedata.category(one) != "Cf")
+    return name.partition(":")[0].rstrip(" .").casefold() in _ALSO_GIT
 
 
 class IgnoreRules:
@@ -54,7 +81,7 @@ class IgnoreRules:
         return self._known[above] or self._is_matched(path, above, is_directory=is_directory)
 
     def _is_matched(self, path: str, above: str, *, is_directory: bool) -> bool:
-        if path.rpartition("/")[2] in NEVER:
+        if _is_never_named(path.rpartition("/")[2]):
             return True
         directory = above
         while True:  # the nearest file decides, and its last rule that matches

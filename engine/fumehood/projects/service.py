@@ -41,7 +41,8 @@ from fumehood.executors.workspace_tree import NotRead, scan
 from fumehood.projects.changes import Baseline, changes_of, digest_of
 from fumehood.projects.feed import Feed
 from fumehood.projects.patch import listed, patch_of, shown
-from fumehood.projects.tree import PROOF_PREFIX, SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
+from fumehood.projects.rules import PROOF_PREFIX
+from fumehood.projects.tree import SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
 from fumehood.projects.writing import ANOTHER, IN_THE_WAY, Change, Conflicts, Journals, Writing
 from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper

@@ -21,14 +21,8 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.escaping import visible
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_tree import DIRECTORY, LINK, MAX_FILES, MAX_TARGET
-from fumehood.projects.rules import FILE_NAME, IgnoreRules
+from fumehood.projects.rules import FILE_NAME, IgnoreRules, is_never
 from fumehood.protocol import framing
-
-STAGING_PREFIX = ".fumehood-apply-"
-"""Name prefix of a directory in a project where changes wait until they are put in place."""
-
-PROOF_PREFIX = ".fumehood-project-"
-"""Name prefix of the file that shows that its maker can write in a directory."""
 
 MAX_DEPTH = 64
 MAX_RULES_BYTES = 1 << 20
@@ -167,8 +161,9 @@ class ProjectDirectory:
         below: list[Found] = []
         for name in names:
             one = self._found(directory, name, f"{path}/{name}" if path else name)
-            left_out = (leaving_out or _NEVER).leave_out(one.path, is_directory=one.is_directory)
-            if left_out or name.startswith(STAGING_PREFIX):
+            if is_never(name) or (
+                leaving_out and leaving_out.leave_out(one.path, is_directory=one.is_directory)
+            ):
                 continue
             _require_plain(one)
             found.append(one)
@@ -313,9 +308,6 @@ def changed(path: str) -> InvalidParams:
         f"{visible(path)[:SHOWN_CHARACTERS]} changed while the project was read. Try again.",
         fields=["project"],
     )
-
-
-_NEVER = IgnoreRules()
 
 
 def _require_plain(one: Found) -> None:

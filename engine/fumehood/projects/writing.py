@@ -22,12 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.core.errors import EngineError, StateUnavailable
-from fumehood.projects.tree import (
-    STAGING_PREFIX,
-    Entry,
-    ProjectDirectory,
-    entry_of,
-)
+from fumehood.projects.rules import STAGING_PREFIX
+from fumehood.projects.tree import Entry, ProjectDirectory, entry_of
 from fumehood.storage.directory import flush, private_directory, write_private
 
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.projects.rules import IgnoreRules, plain_names
+from fumehood.projects.rules import IgnoreRules, is_never, plain_names
 
 NAMES = st.sampled_from(["a", "b", "ab", "a.b", "b.txt", "fo o", "x[1]", "#c", "!d", "d*", ".e"])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
@@ -75,6 +75,13 @@ def test_git_directory_is_never_part_of_a_project() -> None:
     assert rules.leave_out(".git/config", is_directory=False)
     assert rules.leave_out("sub/.git", is_directory=True)
     assert not rules.leave_out(".github/workflows/test.yml", is_directory=False)
+
+
+def test_name_that_some_file_system_takes_for_gits_is_never_part_of_a_project() -> None:
+    for name in (".git", ".GIT", ".Git ", ".git.", "git~1", ".g\u200cit", ".git::$DATA"):
+        assert is_never(f"sub/{name}/hooks/pre-commit"), name
+    for name in (".github", ".gitignore", ".gitmodules", "git", "a.git", ".gi\u0301t"):
+        assert not is_never(f"sub/{name}/x"), name
 
 
 def test_names_to_skip_are_those_without_magic_or_exception() -> None:

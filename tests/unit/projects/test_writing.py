@@ -19,7 +19,8 @@ from fumehood.core.errors import InvalidParams, StateUnavailable
 from fumehood.executors.workspace_tree import LINK
 from fumehood.projects import writing
 from fumehood.projects.patch import patch_of
-from fumehood.projects.tree import STAGING_PREFIX, Entry, ProjectDirectory
+from fumehood.projects.rules import STAGING_PREFIX
+from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.projects.writing import Change, Conflicts, Journals, Writing
 
 File = tuple[bytes, bool] | str
