@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from fumehood.approvals.model import Approval, ApprovalQuery
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.executors import workspace_tree
 from fumehood.projects import tree as project_tree
+from fumehood.projects.rules import IgnoreRules
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
 from support.asking import ALICE, YES, add_approvers
@@ -257,6 +259,7 @@ async def test_session_cannot_write_the_proof_that_names_a_directory_of_the_host
     for one in (claim, inner):
         with pytest.raises(PermissionDenied):
             await engine.projects.create(engine.owner, project=one.id, image=IMAGE)
+    await engine.sessions.end(engine.owner, session)
 
 
 async def test_nothing_is_written_if_the_session_changes_after_the_diff_was_shown(
@@ -388,6 +391,7 @@ async def test_file_that_a_rule_names_as_a_directory_is_not_taken_for_deleted(
     assert await changed(engine, session) == {}
     await shell(engine, session, "printf 'docs\\ncalc.py\\n' >> .gitignore; echo x >> calc.py")
     assert await changed(engine, session) == {".gitignore": "modified", "calc.py": "modified"}
+    await engine.sessions.end(engine.owner, session)
 
 
 async def test_project_with_too_many_files_is_refused(
@@ -431,6 +435,28 @@ async def test_session_with_too_many_files_says_so(
     await shell(engine, session, "touch many/$(seq -s ' many/' 50)")
     with pytest.raises(InvalidParams, match="more than 20 files"):
         await engine.projects.difference(engine.owner, session)
+
+
+async def test_rules_of_a_session_do_not_keep_the_engine_busy(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    leave_out = IgnoreRules.leave_out
+
+    def noted(self: IgnoreRules, path: str, *, is_directory: bool) -> bool:
+        used.append(threading.get_ident())
+        return leave_out(self, path, is_directory=is_directory)
+
+    session = await session_from(engine, project)
+    await shell(engine, session, "seq -f 'a*%g*b' 3000 > docs/.gitignore; touch docs/ab docs/a9b")
+    monkeypatch.setattr(IgnoreRules, "leave_out", noted)
+    assert await changed(engine, session) == {"docs/.gitignore": "added", "docs/ab": "added"}
+    assert used
+    assert threading.get_ident() not in used
+    await shell(engine, session, "seq -f 'a*%g*b' 12000 > docs/.gitignore")
+    with pytest.raises(InvalidParams, match="too many rules"):
+        await engine.projects.difference(engine.owner, session)
+    await engine.sessions.end(engine.owner, session)
 
 
 # -- who may name a directory --------------------------------------------------------------

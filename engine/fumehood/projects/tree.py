@@ -21,11 +21,10 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.escaping import visible
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_tree import DIRECTORY, LINK, MAX_FILES, MAX_TARGET
-from fumehood.projects.rules import FILE_NAME, IgnoreRules, is_never
+from fumehood.projects.rules import FILE_NAME, MAX_RULES_BYTES, IgnoreRules, TooManyRules, is_never
 from fumehood.protocol import framing
 
 MAX_DEPTH = 64
-MAX_RULES_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 SHOWN_CHARACTERS = 200
 
@@ -137,8 +136,11 @@ class ProjectDirectory:
         """
         found: list[Found] = []
         texts: dict[str, str] = {}
-        rules = IgnoreRules()
-        self._look_at(self._top, "", found, texts, None if everything else rules, rules)
+        try:
+            self._look_at(self._top, "", found, texts, None if everything else IgnoreRules())
+        except TooManyRules as error:
+            words = f"The project cannot be read: {error}."
+            raise InvalidParams(words, fields=["project"]) from None
         return found, texts
 
     def _look_at(
@@ -147,13 +149,12 @@ class ProjectDirectory:
         path: str,
         found: list[Found],
         texts: dict[str, str],
-        leaving_out: IgnoreRules | None,
-        rules: IgnoreRules,
+        rules: IgnoreRules | None,
     ) -> None:
         if path.count("/") >= MAX_DEPTH:
             raise refused(path, "is nested too deeply")
         names = sorted(os.listdir(directory))
-        if FILE_NAME in names:
+        if rules is not None and FILE_NAME in names:
             text = _rules_text(directory)
             if text is not None:
                 texts[path] = text
@@ -162,7 +163,7 @@ class ProjectDirectory:
         for name in names:
             one = self._found(directory, name, f"{path}/{name}" if path else name)
             if is_never(name) or (
-                leaving_out and leaving_out.leave_out(one.path, is_directory=one.is_directory)
+                rules is not None and rules.leave_out(one.path, is_directory=one.is_directory)
             ):
                 continue
             _require_plain(one)
@@ -181,7 +182,7 @@ class ProjectDirectory:
             except OSError as error:
                 raise refused(one.path, f"cannot be read ({error.strerror})") from None
             try:
-                self._look_at(inner, one.path, found, texts, leaving_out, rules)
+                self._look_at(inner, one.path, found, texts, rules)
             finally:
                 os.close(inner)
 
@@ -325,13 +326,15 @@ def _require_plain(one: Found) -> None:
 
 
 def _rules_text(directory: int) -> str | None:
-    """Return the text of a directory's rules, if it is a plain file of a usual size."""
+    """Return the text of a directory's rules, if it is a plain file. Raises TooManyRules."""
     try:
         with _open_plain(FILE_NAME, directory) as file:
             content = file.read(MAX_RULES_BYTES + 1)
     except OSError:
         return None
-    return content.decode("utf-8", "replace") if len(content) <= MAX_RULES_BYTES else None
+    if len(content) > MAX_RULES_BYTES:
+        raise TooManyRules
+    return content.decode("utf-8", "replace")
 
 
 def _row(one: Found) -> bytes:
