@@ -17,6 +17,7 @@ from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.executors import workspace_tree
+from fumehood.executors.effects import unified
 from fumehood.projects import tree as project_tree
 from fumehood.projects.rules import IgnoreRules
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
@@ -435,6 +436,25 @@ async def test_session_with_too_many_files_says_so(
     await shell(engine, session, "touch many/$(seq -s ' many/' 50)")
     with pytest.raises(InvalidParams, match="more than 20 files"):
         await engine.projects.difference(engine.owner, session)
+
+
+async def test_diffs_do_not_keep_the_engine_busy(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def noted(*arguments: Any) -> Any:
+        used.append(threading.get_ident())
+        return unified(*arguments)
+
+    monkeypatch.setattr("fumehood.projects.patch.unified", noted)
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo x >> calc.py")
+    assert await changed(engine, session) == {"calc.py": "modified"}
+    assert (await approved(engine, session)).success
+    assert len(used) >= 2
+    assert threading.get_ident() not in used
+    await engine.sessions.end(engine.owner, session)
 
 
 async def test_rules_of_a_session_do_not_keep_the_engine_busy(

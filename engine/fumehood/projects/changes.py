@@ -126,9 +126,9 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
     rows = [row for row in rows if not is_never(row[0])]
     differing = await _differing(source, baseline, rows)
     if not baseline.everything:
-        texts = await _rules(source, baseline, rows, {row[0] for row in differing})
+        rules = await _rules(source, baseline, rows, {row[0] for row in differing})
         # In a thread: many rules, which a program of the session wrote, take a while.
-        differing = await anyio.to_thread.run_sync(_not_left_out, baseline, texts, differing)
+        differing = await anyio.to_thread.run_sync(_not_left_out, baseline, rules, differing)
     bad = [row[0] for row in differing if row[1] == LINK and link_fault(row[0], row[3])]
     after, texts = await _read(source, [row for row in differing if row[0] not in bad], write)
     found = [Change(path, baseline.tree.get(path), entry) for path, entry in after.items()]

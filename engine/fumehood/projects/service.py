@@ -38,7 +38,7 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.project import project_of
 from fumehood.executors.workspace_guest import Said, Unpacked, ask, not_as_agreed
 from fumehood.executors.workspace_tree import NotRead, scan
-from fumehood.projects.changes import Baseline, changes_of, digest_of
+from fumehood.projects.changes import SHOWN_BYTES, Baseline, changes_of, digest_of
 from fumehood.projects.feed import Feed
 from fumehood.projects.patch import listed, patch_of, shown
 from fumehood.projects.rules import PROOF_PREFIX
@@ -158,7 +158,9 @@ class SessionProject:
         baseline = await self._store.baseline(self._session_id, self._home)
         found = await _found(changes_of(lease, baseline))
         judged = await self._judge(found.changes)
-        diff, is_cut = patch_of(judged.changes, judged.old, found.texts)
+        diff, is_cut = await anyio.to_thread.run_sync(
+            patch_of, judged.changes, judged.old, found.texts
+        )
         files = listed(judged.changes)
         for item in files:
             if item["path"] in judged.conflicts:
@@ -175,7 +177,9 @@ class SessionProject:
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
         if error is None and not judged.changes:
             error = InvalidParams("Nothing has changed in the session's project.")
-        told = shown(judged.changes, judged.old, found.texts, self._home.directory)
+        told = await anyio.to_thread.run_sync(
+            shown, judged.changes, judged.old, found.texts, self._home.directory
+        )
         if error is not None:
             told["would_fail"] = error.message
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
@@ -244,6 +248,7 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
     kept: list[Change] = []
     conflicts: dict[str, str] = {}
     old: dict[str, bytes] = {}
+    room = SHOWN_BYTES
     deleted = {one.path for one in changes if one.after is None}
     for change in changes:
         now, is_there = project.entry(change.path)
@@ -257,8 +262,9 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
         elif now is None and is_there and not is_emptied:
             conflicts[change.path] = IN_THE_WAY
         elif now is not None and not now.is_link:
-            content = project.content(change.path, MAX_READ_BYTES)
+            content = project.content(change.path, min(room, MAX_READ_BYTES))
             if content is not None:
+                room -= len(content)
                 old[change.path] = content
     return Judged(kept, conflicts, old)
 
