@@ -337,6 +337,8 @@ class Projects:
         path = Path(directory)
         if not path.is_absolute():
             raise InvalidParams("Give the absolute path of a directory.", fields=["directory"])
+        if proven:
+            path = _resolved(path)
         claim_id = f"proj_{secrets.token_hex(16)}"
         proof = "" if proven else f"{PROOF_PREFIX}{secrets.token_hex(16)}"
         self._claims[claim_id] = Claim(path, everything, proof)
@@ -419,8 +421,17 @@ class Projects:
             return await project_of(lease).difference(lease)
 
 
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # a link to itself; a NUL
+        words = f"The project directory {visible(str(path))} cannot be found."
+        raise InvalidParams(words, fields=["project"]) from None
+
+
 def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
-    directory = claim.directory.resolve()
+    # Only once: later a link in its place could lead to a directory that its claimant cannot write.
+    directory = _resolved(claim.directory) if claim.proof else claim.directory
     with ProjectDirectory(directory) as project:
         if claim.proof and not project.take_proof(claim.proof):
             raise PermissionDenied(

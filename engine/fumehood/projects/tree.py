@@ -29,6 +29,7 @@ CHUNK_BYTES = 1 << 20
 SHOWN_CHARACTERS = 200
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PARENT_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -81,9 +82,9 @@ class ProjectDirectory:
         self._top = -1
 
     def __enter__(self) -> ProjectDirectory:
-        """Raises InvalidParams if it is no directory that can be read."""
+        """Raises InvalidParams if it is no directory that can be read, or a link is on the way."""
         try:
-            self._top = os.open(self.path, DIRECTORY_FLAGS)
+            self._top = self._opened()
         except OSError as error:
             shown = visible(str(self.path))
             words = f"The project directory {shown} cannot be opened: {error.strerror}."
@@ -93,6 +94,19 @@ class ProjectDirectory:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    def _opened(self) -> int:
+        """Open it, name by name from the root, so that no link on the way is followed."""
+        names = self.path.parts
+        descriptor = os.open(names[0], PARENT_FLAGS)
+        try:
+            for name in names[1:]:
+                inner = os.open(name, PARENT_FLAGS, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            return os.open(".", DIRECTORY_FLAGS, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
