@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.executors import workspace_tree
+from fumehood.executors.effects import unified
 from fumehood.projects import tree as project_tree
+from fumehood.projects.rules import IgnoreRules
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
 from support.asking import ALICE, YES, add_approvers
@@ -238,6 +241,28 @@ async def test_git_hooks_and_links_that_leave_the_project_never_come_back(
     assert (tmp_path / "secret").read_text() == "secret\n"
 
 
+async def test_session_cannot_write_the_proof_that_names_a_directory_of_the_host(
+    engine: Engine, project: Path
+) -> None:
+    (project / "build/secret").write_text("left out by a rule\n")
+    session = await session_from(engine, project)
+    claim = engine.projects.claim(str(project), everything=True)
+    inner = engine.projects.claim(str(project / "docs"), everything=True)
+    await shell(
+        engine, session,
+        f"touch {claim.proof} docs/{inner.proof} fine; mkdir -p .GIT/hooks; echo > .GIT/hooks/x",
+    )  # fmt: skip
+    found = await engine.projects.difference(engine.owner, session)
+    assert [one["path"] for one in found["files"]] == ["fine"]
+    assert sorted(found["unseen"]) == sorted([claim.proof, f"docs/{inner.proof}", ".GIT"])
+    assert (await approved(engine, session)).success
+    assert (project / "fine").exists()
+    for one in (claim, inner):
+        with pytest.raises(PermissionDenied):
+            await engine.projects.create(engine.owner, project=one.id, image=IMAGE)
+    await engine.sessions.end(engine.owner, session)
+
+
 async def test_nothing_is_written_if_the_session_changes_after_the_diff_was_shown(
     engine: Engine, project: Path
 ) -> None:
@@ -354,6 +379,22 @@ async def test_what_git_ignores_is_neither_copied_nor_looked_at(
     assert "build" not in await shell(engine, session, "ls")
 
 
+async def test_file_that_a_rule_names_as_a_directory_is_not_taken_for_deleted(
+    engine: Engine, project: Path
+) -> None:
+    kept = {"scripts/build": "a script\n", "sub/.gitignore": "!made\n", "sub/made": "kept\n"}
+    for path, text in kept.items():
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text(text)
+    with (project / ".gitignore").open("a") as rules:
+        rules.write("made\n")
+    session = await session_from(engine, project)
+    assert await changed(engine, session) == {}
+    await shell(engine, session, "printf 'docs\\ncalc.py\\n' >> .gitignore; echo x >> calc.py")
+    assert await changed(engine, session) == {".gitignore": "modified", "calc.py": "modified"}
+    await engine.sessions.end(engine.owner, session)
+
+
 async def test_project_with_too_many_files_is_refused(
     engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +436,47 @@ async def test_session_with_too_many_files_says_so(
     await shell(engine, session, "touch many/$(seq -s ' many/' 50)")
     with pytest.raises(InvalidParams, match="more than 20 files"):
         await engine.projects.difference(engine.owner, session)
+
+
+async def test_diffs_do_not_keep_the_engine_busy(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def noted(*arguments: Any) -> Any:
+        used.append(threading.get_ident())
+        return unified(*arguments)
+
+    monkeypatch.setattr("fumehood.projects.patch.unified", noted)
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo x >> calc.py")
+    assert await changed(engine, session) == {"calc.py": "modified"}
+    assert (await approved(engine, session)).success
+    assert len(used) >= 2
+    assert threading.get_ident() not in used
+    await engine.sessions.end(engine.owner, session)
+
+
+async def test_rules_of_a_session_do_not_keep_the_engine_busy(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    leave_out = IgnoreRules.leave_out
+
+    def noted(self: IgnoreRules, path: str, *, is_directory: bool) -> bool:
+        used.append(threading.get_ident())
+        return leave_out(self, path, is_directory=is_directory)
+
+    session = await session_from(engine, project)
+    await shell(engine, session, "seq -f 'a*%g*b' 3000 > docs/.gitignore; touch docs/ab docs/a9b")
+    monkeypatch.setattr(IgnoreRules, "leave_out", noted)
+    assert await changed(engine, session) == {"docs/.gitignore": "added", "docs/ab": "added"}
+    assert used
+    assert threading.get_ident() not in used
+    await shell(engine, session, "seq -f 'a*%g*b' 12000 > docs/.gitignore")
+    with pytest.raises(InvalidParams, match="too many rules"):
+        await engine.projects.difference(engine.owner, session)
+    await engine.sessions.end(engine.owner, session)
 
 
 # -- who may name a directory --------------------------------------------------------------

@@ -414,6 +414,8 @@ class Diff:
     """Whether lines were left out because of the size limit."""
     is_coarse: bool = False
     """Whether the differing part is shown as one change, too large to compare line by line."""
+    steps: int = 0
+    """Line comparisons that it took at most."""
 
 
 def text_of(raw: bytes) -> str | None:
@@ -426,7 +428,9 @@ def text_of(raw: bytes) -> str | None:
         return None
 
 
-def unified(before: str, after: str, max_bytes: int = MAX_DIFF_BYTES) -> Diff:
+def unified(
+    before: str, after: str, max_bytes: int = MAX_DIFF_BYTES, max_steps: int = MAX_STEPS
+) -> Diff:
     """Return a unified diff of two texts. It has no file names, which could contain anything."""
     old, new = _lines(before), _lines(after)
     start, end = _shared_ends(old, new)
@@ -434,7 +438,9 @@ def unified(before: str, after: str, max_bytes: int = MAX_DIFF_BYTES) -> Diff:
     skipped, rest = max(0, start - CONTEXT_LINES), max(0, end - CONTEXT_LINES)
     old, new = old[skipped : len(old) - rest], new[skipped : len(new) - rest]
     matcher = SequenceMatcher(None, old, new)
-    is_coarse = most_steps(matcher) > MAX_STEPS
+    steps = most_steps(matcher)
+    is_coarse = steps > max_steps
+    steps = 0 if is_coarse else steps
     groups: Iterable[Group] = matcher.get_grouped_opcodes(CONTEXT_LINES)
     if is_coarse:
         groups = [_one_change(len(old), len(new), start - skipped, end - rest)]
@@ -444,10 +450,10 @@ def unified(before: str, after: str, max_bytes: int = MAX_DIFF_BYTES) -> Diff:
         size = len(part.encode())
         if size > room:
             parts.append(_beginning(part, room))
-            return Diff("".join(parts), is_truncated=True, is_coarse=is_coarse)
+            return Diff("".join(parts), is_truncated=True, is_coarse=is_coarse, steps=steps)
         room -= size
         parts.append(part)
-    return Diff("".join(parts), is_truncated=False, is_coarse=is_coarse)
+    return Diff("".join(parts), is_truncated=False, is_coarse=is_coarse, steps=steps)
 
 
 def _lines(text: str) -> list[str]:

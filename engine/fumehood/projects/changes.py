@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio.to_thread
 from pydantic import Field
 
 from fumehood.core.arguments import MAX_READ_BYTES
@@ -25,13 +26,22 @@ from fumehood.executors.workspace_tree import (
     DIRECTORY,
     LIMITS,
     LINK,
+    NotRead,
     Row,
     answer_of,
     contents,
     scan,
 )
-from fumehood.projects.rules import FILE_NAME, NEVER, IgnoreRules, plain_names
-from fumehood.projects.tree import MAX_RULES_BYTES, Entry, Tree, link_fault
+from fumehood.projects.rules import (
+    FILE_NAME,
+    GIT,
+    MAX_RULES_BYTES,
+    IgnoreRules,
+    TooManyRules,
+    is_never,
+    plain_names,
+)
+from fumehood.projects.tree import Entry, Tree, link_fault
 from fumehood.projects.writing import Change
 from fumehood.sandbox.wall import Lease
 
@@ -79,7 +89,9 @@ class Changes:
     texts: Mapping[str, bytes]
     """Path → content of what is small enough to be shown."""
     unseen: Sequence[str]
-    """Links that lead out, special files, and what has no usable name: it is never written."""
+    """Links that lead out, special files, and what has a name that no project has: it is never
+    written.
+    """
 
 
 def digest_of(changes: Sequence[Change]) -> str:
@@ -103,28 +115,29 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
         NotRead: there are too many files, or one changes meanwhile.
         EngineError: the guest failed.
     """
-    skip = [*NEVER]
+    skip = [GIT]
     if not baseline.everything:
-        skip += plain_names(await _top_rules(source))
+        # Rules leave out no file that was copied in: without its row it would count as deleted.
+        copied = {name for path in baseline.tree for name in path.split("/")}
+        skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
+    present = {row[0] for row in rows if row[1] != DIRECTORY}
+    never = [row[0] for row in rows if is_never(row[0])]
+    rows = [row for row in rows if not is_never(row[0])]
     differing = await _differing(source, baseline, rows)
     if not baseline.everything:
         rules = await _rules(source, baseline, rows, {row[0] for row in differing})
-        differing = [
-            row
-            for row in differing
-            if row[0] in baseline.tree or not rules.leave_out(row[0], is_directory=False)
-        ]
+        # In a thread: many rules, which a program of the session wrote, take a while.
+        differing = await anyio.to_thread.run_sync(_not_left_out, baseline, rules, differing)
     bad = [row[0] for row in differing if row[1] == LINK and link_fault(row[0], row[3])]
     after, texts = await _read(source, [row for row in differing if row[0] not in bad], write)
-    present = {row[0] for row in rows if row[1] != DIRECTORY}
     found = [Change(path, baseline.tree.get(path), entry) for path, entry in after.items()]
     found += [Change(path, one, None) for path, one in baseline.tree.items() if path not in present]
     return Changes(
         sorted((one for one in found if one.before != one.after), key=lambda one: one.path),
         frozenset(row[0] for row in rows if row[1] == DIRECTORY),
         texts,
-        [*bad, *unseen],
+        [*(path for path in never if not is_never(path.rpartition("/")[0])), *bad, *unseen],
     )
 
 
@@ -137,25 +150,44 @@ async def _top_rules(source: Lease) -> str:
 
 async def _rules(
     source: Lease, baseline: Baseline, rows: Sequence[Row], differing: Collection[str]
-) -> IgnoreRules:
-    """Return the rules of the workspace as it is now."""
-    rules = IgnoreRules()
+) -> dict[str, str]:
+    """Return the rules of the workspace as it is now: directory → text. Raises NotRead."""
+    texts: dict[str, str] = {}
     new: list[Row] = []
     for row in rows:
         path, size = row[0], row[1]
         directory, _, name = path.rpartition("/")
-        if name != FILE_NAME or not 0 <= size <= MAX_RULES_BYTES:
+        if name != FILE_NAME or size < 0:
             continue
         if path not in differing and directory in baseline.rules:
-            rules.add(directory, baseline.rules[directory])
+            texts[directory] = baseline.rules[directory]
         else:
             new.append(row)
-    texts: dict[str, bytes] = {}
+    if sum(row[1] for row in new) > MAX_RULES_BYTES:
+        raise NotRead(str(TooManyRules()))
+    contents_of: dict[str, bytes] = {}
     async for path, piece in contents(source, new):
-        texts[path] = texts.get(path, b"") + piece
-    for path, text in texts.items():
-        rules.add(path.rpartition("/")[0], text.decode("utf-8", "replace"))
-    return rules
+        contents_of[path] = contents_of.get(path, b"") + piece
+    for path, content in contents_of.items():
+        texts[path.rpartition("/")[0]] = content.decode("utf-8", "replace")
+    return texts
+
+
+def _not_left_out(
+    baseline: Baseline, texts: Mapping[str, str], differing: Sequence[Row]
+) -> list[Row]:
+    """Return those of the rows that no rule leaves out. Raises NotRead."""
+    rules = IgnoreRules()
+    try:
+        for directory, text in texts.items():
+            rules.add(directory, text)
+        return [
+            row
+            for row in differing
+            if row[0] in baseline.tree or not rules.leave_out(row[0], is_directory=False)
+        ]
+    except TooManyRules as error:
+        raise NotRead(str(error)) from None
 
 
 async def _read(

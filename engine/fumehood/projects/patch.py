@@ -1,6 +1,7 @@
 """Changes of a project for people and for `git apply`.
 
-Host side, pure functions. *Source*: git-diff(1), "Generating patch text with -p".
+Host side, pure functions. They can take seconds, so they are called in a thread. *Source*:
+git-diff(1), "Generating patch text with -p".
 """
 
 from __future__ import annotations
@@ -8,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.effects import shown_changes, text_of, unified
+from fumehood.executors.effects import (
+    MAX_DIFF_BYTES,
+    MAX_STEPS,
+    Diff,
+    shown_changes,
+    text_of,
+    unified,
+)
 from fumehood.executors.workspace_guest import MAX_LISTED
 from fumehood.projects.tree import Entry
 from fumehood.projects.writing import Change
@@ -20,9 +28,24 @@ MAX_FILE_PATCH_BYTES = 1 << 20
 SHOWN_PATCH_BYTES = 256 * 1024
 """Bytes of all diffs together that an approver is shown; those that do not fit are named."""
 
+MAX_ALL_STEPS = 100 * MAX_STEPS
+"""Maximum number of line comparisons for all diffs of a project together: about 15 s."""
+
 LINK_MODE, RUN_MODE, FILE_MODE = "120000", "100755", "100644"
 
 Texts = Mapping[str, bytes]
+
+
+class _Diffs:
+    """Makes diffs. Once they have taken `MAX_ALL_STEPS`, each shows its file as one change."""
+
+    def __init__(self) -> None:
+        self._steps_left = MAX_ALL_STEPS
+
+    def of(self, before: str, after: str, max_bytes: int) -> Diff:
+        diff = unified(before, after, max_bytes, min(MAX_STEPS, self._steps_left))
+        self._steps_left -= diff.steps
+        return diff
 
 
 def patch_of(changes: Sequence[Change], old: Texts, new: Texts) -> tuple[str, bool]:
@@ -32,8 +55,9 @@ def patch_of(changes: Sequence[Change], old: Texts, new: Texts) -> tuple[str, bo
     parts: list[str] = []
     room = MAX_PATCH_BYTES
     is_cut = False
+    diffs = _Diffs()
     for change in changes:
-        text, is_whole = _file_patch(change, old, new)
+        text, is_whole = _file_patch(change, old, new, diffs)
         room -= len(text.encode())
         if room < 0:
             return "".join(parts), True
@@ -76,13 +100,14 @@ def shown(changes: Sequence[Change], old: Texts, new: Texts, directory: str) -> 
     changed: list[JsonObject] = []
     removed: list[JsonObject] = []
     room = SHOWN_PATCH_BYTES
+    diffs = _Diffs()
     for change in changes[:MAX_LISTED]:
         before, after = change.before, change.after
         if after is None:
             assert before is not None
             removed.append({"path": change.path, **_facts(before)})
             continue
-        diff = _shown_diff(change, old, new)
+        diff = _shown_diff(change, old, new, diffs)
         room -= len(str(diff.get("diff", "")).encode())
         if room < 0:
             diff = {"too_large": True}
@@ -129,7 +154,7 @@ def _content(entry: Entry | None, path: str, texts: Texts) -> bytes | None:
     return entry.digest.encode() if entry.is_link else texts.get(path)
 
 
-def _shown_diff(change: Change, old: Texts, new: Texts) -> JsonObject:
+def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonObject:
     before = _content(change.before, change.path, old)
     after = _content(change.after, change.path, new)
     if before is None or after is None:
@@ -137,17 +162,17 @@ def _shown_diff(change: Change, old: Texts, new: Texts) -> JsonObject:
     texts = [text_of(before), text_of(after)]
     if None in texts:
         return {"binary": True}
-    diff = unified(texts[0] or "", texts[1] or "")
+    diff = diffs.of(texts[0] or "", texts[1] or "", MAX_DIFF_BYTES)
     marks = {"diff_truncated": diff.is_truncated, "diff_coarse": diff.is_coarse}
     return {"diff": diff.text, **{mark: True for mark, is_set in marks.items() if is_set}}
 
 
-def _file_patch(change: Change, old: Texts, new: Texts) -> tuple[str, bool]:
+def _file_patch(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> tuple[str, bool]:
     """Return one file's part of a patch, and whether it is complete."""
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:
-        parts = [_file_patch(Change(change.path, before, None), old, new)]
-        parts.append(_file_patch(Change(change.path, None, after), old, new))
+        parts = [_file_patch(Change(change.path, before, None), old, new, diffs)]
+        parts.append(_file_patch(Change(change.path, None, after), old, new, diffs))
         return "".join(text for text, _ in parts), all(is_whole for _, is_whole in parts)
     lines = list(_head(change))
     sides = [
@@ -163,7 +188,7 @@ def _file_patch(change: Change, old: Texts, new: Texts) -> tuple[str, bool]:
     texts = [text_of(side) if side is not None else None for side in sides]
     if texts[0] is None or texts[1] is None:
         return "".join([*lines, f"Binary files {names[0]} and {names[1]} differ\n"]), False
-    diff = unified(texts[0], texts[1], MAX_FILE_PATCH_BYTES)
+    diff = diffs.of(texts[0], texts[1], MAX_FILE_PATCH_BYTES)
     if diff.is_truncated:
         return "".join([*lines, f"Binary files {names[0]} and {names[1]} differ\n"]), False
     if diff.text:

@@ -9,17 +9,33 @@ take time in proportion to the text: a repository's rules must not keep the engi
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
 FILE_NAME = ".gitignore"
 
-NEVER = frozenset({".git"})
-"""Names that are never part of a project: what git reads there, it can also run."""
+GIT = ".git"
+"""Name that is never part of a project: what git reads there, it can also run."""
+
+_ALSO_GIT = frozenset({GIT, "git~1"})
+"""Names that file systems without case, or with short names, take for it."""
+
+STAGING_PREFIX = ".fumehood-apply-"
+"""Name prefix of a directory in a project where changes wait until they are put in place."""
+
+PROOF_PREFIX = ".fumehood-project-"
+"""Name prefix of the file that shows that its maker can write in a directory. No session may write
+one: its agent could then name that directory.
+"""
 
 MAX_RULES = 10_000
-"""Rules of one file. Later ones are not read."""
+MAX_RULES_BYTES = 1 << 20
+"""Rules of all files of one tree together, and bytes of their texts."""
+
+MAX_TESTS = 30_000_000
+"""Comparisons of a path with a rule for one tree: about 30 s of a thread."""
 
 _MAGIC = frozenset("*?[\\")
 
@@ -32,17 +48,48 @@ class _Rule:
     is_for_directories: bool
 
 
-class IgnoreRules:
-    """The rules of one tree. Add each directory's before asking for what is in it."""
+def is_never(path: str) -> bool:
+    """Whether no project has this path, whatever its rules say. *Source*: is_hfs_dotgit and
+    is_ntfs_dotgit of git, for what other file systems take for the same name.
+    """
+    return any(map(_is_never_named, path.split("/")))
+
+
+def _is_never_named(name: str) -> bool:
+    if name.startswith((STAGING_PREFIX, PROOF_PREFIX)):
+        return True
+    if not name.isascii():
+        name = "".join(one for one in name if unicodedata.category(one) != "Cf")
+    return name.partition(":")[0].rstrip(" .").casefold() in _ALSO_GIT
+
+
+class TooManyRules(Exception):
+    """The rules of a tree would take too much time or memory. The message is a clause."""
 
     def __init__(self) -> None:
+        super().__init__("the .gitignore files have too many rules")
+
+
+class IgnoreRules:
+    """The rules of one tree. Add each directory's before asking for what is in it. Both raise
+    `TooManyRules`, because a part of the rules could let in what the others leave out.
+    """
+
+    def __init__(self) -> None:
+        self._bytes_left = MAX_RULES_BYTES
+        self._rules_left = MAX_RULES
+        self._tests_left = MAX_TESTS
         self._by_directory: dict[str, Sequence[_Rule]] = {}
         self._known: dict[str, bool] = {"": False}
         """Directory → whether it is left out."""
 
     def add(self, directory: str, text: str) -> None:
         """Add the rules of a directory's file."""
-        lines = text.split("\n")[:MAX_RULES]
+        lines = text.split("\n")
+        self._bytes_left -= len(text.encode())
+        self._rules_left -= sum(map(_has_rule, lines))
+        if self._bytes_left < 0 or self._rules_left < 0:
+            raise TooManyRules
         rules = [rule for line in lines if (rule := _parse(line.removesuffix("\r"))) is not None]
         self._by_directory[directory] = rules[::-1]
 
@@ -54,7 +101,7 @@ class IgnoreRules:
         return self._known[above] or self._is_matched(path, above, is_directory=is_directory)
 
     def _is_matched(self, path: str, above: str, *, is_directory: bool) -> bool:
-        if path.rpartition("/")[2] in NEVER:
+        if _is_never_named(path.rpartition("/")[2]):
             return True
         directory = above
         while True:  # the nearest file decides, and its last rule that matches
@@ -62,6 +109,9 @@ class IgnoreRules:
             if rules:
                 inner = path[len(directory) + 1 :] if directory else path
                 parts = inner.split("/")
+                self._tests_left -= len(rules)
+                if self._tests_left < 0:
+                    raise TooManyRules
                 for rule in rules:
                     if (is_directory or not rule.is_for_directories) and _fits(rule.parts, parts):
                         return not rule.is_negated
@@ -84,6 +134,10 @@ def plain_names(text: str) -> tuple[str, ...]:
         elif name.endswith("/") and "/" not in name[:-1] and not _MAGIC & set(name):
             names.append(name[:-1])
     return tuple(names)
+
+
+def _has_rule(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith("#")
 
 
 def _parse(line: str) -> _Rule | None:

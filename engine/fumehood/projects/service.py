@@ -38,10 +38,11 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.project import project_of
 from fumehood.executors.workspace_guest import Said, Unpacked, ask, not_as_agreed
 from fumehood.executors.workspace_tree import NotRead, scan
-from fumehood.projects.changes import Baseline, changes_of, digest_of
+from fumehood.projects.changes import SHOWN_BYTES, Baseline, changes_of, digest_of
 from fumehood.projects.feed import Feed
 from fumehood.projects.patch import listed, patch_of, shown
-from fumehood.projects.tree import PROOF_PREFIX, SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
+from fumehood.projects.rules import PROOF_PREFIX
+from fumehood.projects.tree import SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
 from fumehood.projects.writing import ANOTHER, IN_THE_WAY, Change, Conflicts, Journals, Writing
 from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
@@ -157,7 +158,9 @@ class SessionProject:
         baseline = await self._store.baseline(self._session_id, self._home)
         found = await _found(changes_of(lease, baseline))
         judged = await self._judge(found.changes)
-        diff, is_cut = patch_of(judged.changes, judged.old, found.texts)
+        diff, is_cut = await anyio.to_thread.run_sync(
+            patch_of, judged.changes, judged.old, found.texts
+        )
         files = listed(judged.changes)
         for item in files:
             if item["path"] in judged.conflicts:
@@ -174,7 +177,9 @@ class SessionProject:
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
         if error is None and not judged.changes:
             error = InvalidParams("Nothing has changed in the session's project.")
-        told = shown(judged.changes, judged.old, found.texts, self._home.directory)
+        told = await anyio.to_thread.run_sync(
+            shown, judged.changes, judged.old, found.texts, self._home.directory
+        )
         if error is not None:
             told["would_fail"] = error.message
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
@@ -243,6 +248,7 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
     kept: list[Change] = []
     conflicts: dict[str, str] = {}
     old: dict[str, bytes] = {}
+    room = SHOWN_BYTES
     deleted = {one.path for one in changes if one.after is None}
     for change in changes:
         now, is_there = project.entry(change.path)
@@ -256,8 +262,9 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
         elif now is None and is_there and not is_emptied:
             conflicts[change.path] = IN_THE_WAY
         elif now is not None and not now.is_link:
-            content = project.content(change.path, MAX_READ_BYTES)
+            content = project.content(change.path, min(room, MAX_READ_BYTES))
             if content is not None:
+                room -= len(content)
                 old[change.path] = content
     return Judged(kept, conflicts, old)
 
@@ -330,6 +337,8 @@ class Projects:
         path = Path(directory)
         if not path.is_absolute():
             raise InvalidParams("Give the absolute path of a directory.", fields=["directory"])
+        if proven:
+            path = _resolved(path)
         claim_id = f"proj_{secrets.token_hex(16)}"
         proof = "" if proven else f"{PROOF_PREFIX}{secrets.token_hex(16)}"
         self._claims[claim_id] = Claim(path, everything, proof)
@@ -436,8 +445,17 @@ class Projects:
             return await project_of(lease).difference(lease)
 
 
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # a link to itself; a NUL
+        words = f"The project directory {visible(str(path))} cannot be found."
+        raise InvalidParams(words, fields=["project"]) from None
+
+
 def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
-    directory = claim.directory.resolve()
+    # Only once: later a link in its place could lead to a directory that its claimant cannot write.
+    directory = _resolved(claim.directory) if claim.proof else claim.directory
     with ProjectDirectory(directory) as project:
         if claim.proof and not project.take_proof(claim.proof):
             raise PermissionDenied(

@@ -7,33 +7,29 @@ or refused; what is fed has the digests of the tree that is returned.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.escaping import visible
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_tree import DIRECTORY, LINK, MAX_FILES, MAX_TARGET
-from fumehood.projects.rules import FILE_NAME, IgnoreRules
+from fumehood.projects.rules import FILE_NAME, MAX_RULES_BYTES, IgnoreRules, TooManyRules, is_never
 from fumehood.protocol import framing
 
-STAGING_PREFIX = ".fumehood-apply-"
-"""Name prefix of a directory in a project where changes wait until they are put in place."""
-
-PROOF_PREFIX = ".fumehood-project-"
-"""Name prefix of the file that shows that its maker can write in a directory."""
-
 MAX_DEPTH = 64
-MAX_RULES_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 SHOWN_CHARACTERS = 200
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PARENT_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -86,9 +82,9 @@ class ProjectDirectory:
         self._top = -1
 
     def __enter__(self) -> ProjectDirectory:
-        """Raises InvalidParams if it is no directory that can be read."""
+        """Raises InvalidParams if it is no directory that can be read, or a link is on the way."""
         try:
-            self._top = os.open(self.path, DIRECTORY_FLAGS)
+            self._top = self._opened()
         except OSError as error:
             shown = visible(str(self.path))
             words = f"The project directory {shown} cannot be opened: {error.strerror}."
@@ -98,6 +94,19 @@ class ProjectDirectory:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    def _opened(self) -> int:
+        """Open it, name by name from the root, so that no link on the way is followed."""
+        names = self.path.parts
+        descriptor = os.open(names[0], PARENT_FLAGS)
+        try:
+            for name in names[1:]:
+                inner = os.open(name, PARENT_FLAGS, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            return os.open(".", DIRECTORY_FLAGS, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
@@ -141,8 +150,11 @@ class ProjectDirectory:
         """
         found: list[Found] = []
         texts: dict[str, str] = {}
-        rules = IgnoreRules()
-        self._look_at(self._top, "", found, texts, None if everything else rules, rules)
+        try:
+            self._look_at(self._top, "", found, texts, None if everything else IgnoreRules())
+        except TooManyRules as error:
+            words = f"The project cannot be read: {error}."
+            raise InvalidParams(words, fields=["project"]) from None
         return found, texts
 
     def _look_at(
@@ -151,13 +163,12 @@ class ProjectDirectory:
         path: str,
         found: list[Found],
         texts: dict[str, str],
-        leaving_out: IgnoreRules | None,
-        rules: IgnoreRules,
+        rules: IgnoreRules | None,
     ) -> None:
         if path.count("/") >= MAX_DEPTH:
             raise refused(path, "is nested too deeply")
         names = sorted(os.listdir(directory))
-        if FILE_NAME in names:
+        if rules is not None and FILE_NAME in names:
             text = _rules_text(directory)
             if text is not None:
                 texts[path] = text
@@ -165,8 +176,9 @@ class ProjectDirectory:
         below: list[Found] = []
         for name in names:
             one = self._found(directory, name, f"{path}/{name}" if path else name)
-            left_out = (leaving_out or _NEVER).leave_out(one.path, is_directory=one.is_directory)
-            if left_out or name.startswith(STAGING_PREFIX):
+            if is_never(name) or (
+                rules is not None and rules.leave_out(one.path, is_directory=one.is_directory)
+            ):
                 continue
             _require_plain(one)
             found.append(one)
@@ -184,7 +196,7 @@ class ProjectDirectory:
             except OSError as error:
                 raise refused(one.path, f"cannot be read ({error.strerror})") from None
             try:
-                self._look_at(inner, one.path, found, texts, leaving_out, rules)
+                self._look_at(inner, one.path, found, texts, rules)
             finally:
                 os.close(inner)
 
@@ -221,7 +233,7 @@ class ProjectDirectory:
         left = one.status.st_size
         try:
             with self.parent(one.path) as (directory, name):
-                file = os.fdopen(os.open(name, FILE_FLAGS, dir_fd=directory), "rb", buffering=0)
+                file = _open_plain(name, directory)
             with file:
                 while chunk := file.read(min(left + 1, CHUNK_BYTES)):
                     left -= len(chunk)
@@ -251,13 +263,25 @@ class ProjectDirectory:
         """Return a file's content, or None if it is larger, or not readable."""
         try:
             with self.parent(path) as (directory, name):
-                descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                if os.fstat(descriptor).st_size > most:
+                file = _open_plain(name, directory)
+            with file:
+                if os.fstat(file.fileno()).st_size > most:
                     return None
                 return file.read(most + 1)
         except OSError:
             return None
+
+
+def _open_plain(name: str, directory: int) -> FileIO:
+    """Open a plain file to read it. Raises OSError, also for anything else of that name."""
+    descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return FileIO(descriptor)
+        raise OSError(errno.EINVAL, "It is no plain file")
+    except BaseException:
+        os.close(descriptor)  # `FileIO` leaves open what it refuses
+        raise
 
 
 def entry_of(name: str, directory: int) -> Entry | None:
@@ -269,7 +293,7 @@ def entry_of(name: str, directory: int) -> Entry | None:
         return None
     digest = hashlib.sha256()
     size = 0
-    with os.fdopen(os.open(name, FILE_FLAGS, dir_fd=directory), "rb", buffering=0) as file:
+    with _open_plain(name, directory) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
@@ -301,9 +325,6 @@ def changed(path: str) -> InvalidParams:
     )
 
 
-_NEVER = IgnoreRules()
-
-
 def _require_plain(one: Found) -> None:
     """Raise InvalidParams for what cannot be taken in."""
     fault = path_fault(one.path)
@@ -319,15 +340,15 @@ def _require_plain(one: Found) -> None:
 
 
 def _rules_text(directory: int) -> str | None:
-    """Return the text of a directory's rules, if it is a plain file of a usual size."""
+    """Return the text of a directory's rules, if it is a plain file. Raises TooManyRules."""
     try:
-        with os.fdopen(os.open(FILE_NAME, FILE_FLAGS, dir_fd=directory), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
+        with _open_plain(FILE_NAME, directory) as file:
             content = file.read(MAX_RULES_BYTES + 1)
     except OSError:
         return None
-    return content.decode("utf-8", "replace") if len(content) <= MAX_RULES_BYTES else None
+    if len(content) > MAX_RULES_BYTES:
+        raise TooManyRules
+    return content.decode("utf-8", "replace")
 
 
 def _row(one: Found) -> bytes:

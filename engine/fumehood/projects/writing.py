@@ -17,17 +17,13 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fumehood.core.errors import EngineError, StateUnavailable
-from fumehood.projects.tree import (
-    STAGING_PREFIX,
-    Entry,
-    ProjectDirectory,
-    entry_of,
-)
+from fumehood.projects.rules import STAGING_PREFIX
+from fumehood.projects.tree import Entry, ProjectDirectory, entry_of
 from fumehood.storage.directory import flush, private_directory, write_private
 
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,6 +57,8 @@ class _Step:
     staged: str | None
     """The staged file; None for a link, and if nothing comes."""
     inode: int | None
+    modified_ns: int | None
+    """Both of the staged file. Another time means that somebody has changed it in its place."""
     target: str | None
     """That of the new link."""
 
@@ -77,7 +75,7 @@ class _Journal:
     """Directories that may go, with their modes."""
 
     def text(self) -> bytes:
-        steps = [[s.path, s.number, s.has_old, s.staged, s.inode, s.target] for s in self.steps]
+        steps = [astuple(step) for step in self.steps]
         told = {
             "directory": self.directory, "staging": self.staging, "state": self.state,
             "steps": steps, "made": self.made, "emptied": self.emptied,
@@ -225,7 +223,7 @@ class Writing:
         lacking: set[str] = set()
         emptied: set[str] = set()
         for number, change in enumerate(todo):
-            staged, inode, target = None, None, None
+            staged, inode, modified_ns, target = None, None, None, None
             above = _above(change.path)
             if change.after is not None:
                 lacking.update(above)
@@ -233,11 +231,13 @@ class Writing:
                     target = change.after.digest
                 else:
                     staged = self._staged[change.path]
-                    inode = self._set_mode(change, staged)
+                    inode, modified_ns = self._set_mode(change, staged)
             elif change.before is not None:
                 emptied.update(one for one in above if one not in directories)
             has_old = change.before is not None
-            journal.steps.append(_Step(change.path, number, has_old, staged, inode, target))
+            journal.steps.append(
+                _Step(change.path, number, has_old, staged, inode, modified_ns, target)
+            )
         for path in sorted(lacking):
             with suppress(OSError), project.parent(path) as (directory, name):
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -250,8 +250,8 @@ class Writing:
                 if stat.S_ISDIR(status.st_mode):
                     journal.emptied[path] = stat.S_IMODE(status.st_mode)
 
-    def _set_mode(self, change: Change, staged: str) -> int:
-        """Set the mode of a staged file, and return its inode."""
+    def _set_mode(self, change: Change, staged: str) -> tuple[int, int]:
+        """Set the mode of a staged file, and return its inode and its time."""
         assert change.after is not None
         mode = 0o644
         with suppress(OSError), self._project.parent(change.path) as (directory, name):
@@ -264,7 +264,8 @@ class Writing:
             descriptor = os.open(staged, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=staging)
             try:
                 os.fchmod(descriptor, mode)
-                return os.fstat(descriptor).st_ino
+                status = os.fstat(descriptor)
+                return status.st_ino, status.st_mtime_ns
             finally:
                 os.close(descriptor)
 
@@ -351,7 +352,7 @@ def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, 
 
 
 def _take_away(project: ProjectDirectory, step: _Step) -> None:
-    """Remove what a step has put in place, if it has."""
+    """Remove what a step has put in place, if it has, and if nobody has changed it since."""
     with (
         suppress(FileNotFoundError, NotADirectoryError),
         project.parent(step.path) as (
@@ -360,7 +361,8 @@ def _take_away(project: ProjectDirectory, step: _Step) -> None:
         ),
     ):
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        is_ours = step.inode == status.st_ino and stat.S_ISREG(status.st_mode)
+        here = (status.st_ino, status.st_mtime_ns)
+        is_ours = here == (step.inode, step.modified_ns) and stat.S_ISREG(status.st_mode)
         if step.target is not None and stat.S_ISLNK(status.st_mode):
             is_ours = os.readlink(name, dir_fd=directory) == step.target
         if is_ours:

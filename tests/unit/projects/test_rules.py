@@ -6,10 +6,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.projects.rules import IgnoreRules, plain_names
+from fumehood.projects.rules import IgnoreRules, TooManyRules, is_never, plain_names
 
 NAMES = st.sampled_from(["a", "b", "ab", "a.b", "b.txt", "fo o", "x[1]", "#c", "!d", "d*", ".e"])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
@@ -69,12 +70,33 @@ def test_pattern_made_to_take_long_takes_no_time() -> None:
     assert time.process_time() - began < 1
 
 
+def test_rules_that_would_take_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for texts in (["a*b\n" * 6_000] * 2, ["#" + "x" * 600_000] * 2):
+        rules = IgnoreRules()
+        rules.add("", texts[0])
+        with pytest.raises(TooManyRules):
+            rules.add("inner", texts[1])
+    monkeypatch.setattr("fumehood.projects.rules.MAX_TESTS", 100)
+    rules = IgnoreRules()
+    rules.add("", "a*b\n" * 30)
+    assert not any(rules.leave_out(name, is_directory=False) for name in ("x", "y", "z"))
+    with pytest.raises(TooManyRules):
+        rules.leave_out("other", is_directory=False)
+
+
 def test_git_directory_is_never_part_of_a_project() -> None:
     rules = IgnoreRules()
     rules.add("", "!.git\n!.git/**\n")
     assert rules.leave_out(".git/config", is_directory=False)
     assert rules.leave_out("sub/.git", is_directory=True)
     assert not rules.leave_out(".github/workflows/test.yml", is_directory=False)
+
+
+def test_name_that_some_file_system_takes_for_gits_is_never_part_of_a_project() -> None:
+    for name in (".git", ".GIT", ".Git ", ".git.", "git~1", ".g\u200cit", ".git::$DATA"):
+        assert is_never(f"sub/{name}/hooks/pre-commit"), name
+    for name in (".github", ".gitignore", ".gitmodules", "git", "a.git", ".gi\u0301t"):
+        assert not is_never(f"sub/{name}/x"), name
 
 
 def test_names_to_skip_are_those_without_magic_or_exception() -> None:

@@ -19,7 +19,8 @@ from fumehood.core.errors import InvalidParams, StateUnavailable
 from fumehood.executors.workspace_tree import LINK
 from fumehood.projects import writing
 from fumehood.projects.patch import patch_of
-from fumehood.projects.tree import STAGING_PREFIX, Entry, ProjectDirectory
+from fumehood.projects.rules import STAGING_PREFIX
+from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.projects.writing import Change, Conflicts, Journals, Writing
 
 File = tuple[bytes, bool] | str
@@ -318,6 +319,27 @@ def test_project_is_whole_wherever_the_engine_is_killed(top: Path, journals: Jou
     assert ends == sorted(ends)  # first as before, then, from one moment on, with all changes
     assert ends[-1]
     assert found(top) == AFTER
+
+
+def test_edit_of_a_new_file_before_the_next_engine_puts_all_back_is_kept(
+    top: Path, journals: Journals
+) -> None:
+    for number in range(1, 200):
+        shutil.rmtree(top, ignore_errors=True)
+        shutil.rmtree(top.parent / "journals", ignore_errors=True)
+        build(top, BEFORE)
+        assert killed(lambda: apply(top, journals, BEFORE, AFTER), number)
+        file = top / "a.txt"
+        if file.exists() and file.read_bytes() == AFTER["a.txt"][0]:
+            break
+    with file.open("ab") as edited:
+        edited.write(b"mine\n")
+    assert journals.recover() == []
+    after = found(top)
+    assert after.pop("a.txt") == (b"one\n2\nmine\n", False)
+    (kept,) = [path for path in after if path.startswith("a.txt.before-")]
+    assert after.pop(kept) == BEFORE["a.txt"]
+    assert after == {path: file for path, file in BEFORE.items() if path != "a.txt"}
 
 
 def test_recovery_that_is_killed_as_well_is_finished_by_the_next(
