@@ -20,6 +20,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
 from fumehood import Client, ControlClient
 from fumehood.client.api_request import Refused
+from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")]
 
@@ -230,6 +231,36 @@ def test_server_that_never_answers_holds_nothing_else(
         assert b"GET /x" in raw.recv(100)  # the echo, and then nothing
         assert client.call("run_python", {"code": "1"}, session_id=session).success
         assert fetched(daemon, session, "/")[0] == 200
+
+
+DEAF = """
+import socket, time
+
+listener = socket.create_server(("127.0.0.1", 7001))
+held = []
+while True:
+    held.append(listener.accept()[0])
+"""
+
+
+def test_callers_that_are_gone_hold_no_connection(
+    daemon: Daemon, client: Client, session: str
+) -> None:
+    started(client, session, "deaf", DEAF)
+    until_it_listens(client, session, 7001)
+    head = f"POST /v1/sessions/{session}/ports/7001 HTTP/1.1\r\nhost: x\r\n"
+    for number in range(MAX_PORT_CONNECTIONS + 4):
+        for _ in range(200):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.settimeout(20)
+                raw.connect(str(daemon.socket))
+                raw.sendall(f"{head}connection: Upgrade\r\nupgrade: tcp\r\n\r\n".encode())
+                answer = raw.recv(100)
+            if b" 429 " not in answer:
+                break
+            time.sleep(0.05)
+        assert b" 101 " in answer, number
+    client.stop_process(session, "deaf", grace_s=0)
 
 
 # -- the command line ------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Forwarding:
                     async with session:
                         await session.send(head)
                         await caller.send(first)
-                        await splice(caller, session)
+                        await splice(caller, session, may_half_close=self.is_tcp)
                 except NotForwarded as error:
                     self.tell(str(error))
                     if not self.is_tcp:
@@ -120,14 +120,20 @@ class Forwarding:
         return stream, first
 
 
-async def splice(caller: anyio.abc.SocketStream, session: anyio.abc.ByteStream) -> None:
-    """Pass bytes both ways, until the session's side is done."""
+async def splice(
+    caller: anyio.abc.SocketStream, session: anyio.abc.ByteStream, *, may_half_close: bool
+) -> None:
+    """Pass bytes both ways, until the session's side is done, or the caller's if it may not close
+    one direction only, which no browser does.
+    """
 
     async def up() -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for piece in caller:
                 await session.send(piece)
             await session.send_eof()
+        if not may_half_close:
+            group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
         group.start_soon(up)

@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fumehood.core.errors import EngineError, InvalidParams, RateLimited
 from fumehood.core.identity import OVERFLOW_UID, Peer
-from fumehood.http.ports import PIECE_BYTES, PortRequest, is_for_port, pass_bytes
+from fumehood.http.ports import PIECE_BYTES, Caller, PortRequest, is_for_port, pass_bytes
 
 if TYPE_CHECKING:
     from fumehood.engine import Engine
@@ -41,6 +41,9 @@ MAX_HEADER_BYTES = 64 * 1024
 
 LOOK_S = 10.0
 """Seconds for the first request of a connection over TCP, and between looks whether it is idle."""
+
+LEFT_LOOK_S = 0.5
+"""Seconds between looks whether the caller of a port has left."""
 
 MAX_IDLE_LOOKS = 8
 """Looks that an idle connection over TCP stays; the usual time without a request is shorter."""
@@ -197,7 +200,7 @@ class PeerProtocol(H11Protocol):
 
     refusal_body: RefusalBody
     port_request: Callable[[Request, bytes | None], PortRequest]
-    pass_bytes: Callable[[PortRequest, anyio.abc.ByteStream, bytes], Awaitable[None]]
+    pass_bytes: Callable[[PortRequest, Caller, bytes], Awaitable[None]]
     control_path: str
     shares: Shares
     _half_closed = False
@@ -357,10 +360,11 @@ class PeerProtocol(H11Protocol):
         self.transport.close()
 
 
-class CallerStream(anyio.abc.ByteStream):
+class CallerStream(Caller):
     """The connection of a caller, once it is handed over."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
         self._reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(self._reader)
         transport.set_protocol(protocol)
@@ -386,6 +390,12 @@ class CallerStream(anyio.abc.ByteStream):
             await self._writer.drain()
         except OSError:
             raise anyio.BrokenResourceError from None
+
+    async def until_left(self) -> None:
+        """Wait until the caller has closed both directions. Over TCP one is enough."""
+        connection = self._transport.get_extra_info("socket")
+        while not (self._transport.is_closing() or _has_left(connection)):  # noqa: ASYNC110 - nothing tells it
+            await anyio.sleep(LEFT_LOOK_S)
 
     async def send_eof(self) -> None:
         """Do nothing: the end of the connection tells it."""

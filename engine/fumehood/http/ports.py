@@ -10,6 +10,7 @@ was handed over carries no other request of the API.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +30,21 @@ PIECE_BYTES = 64 * 1024
 LOOK_S = 0.5
 """Seconds between looks whether the engine stops."""
 
+LEFT_S = 10.0
+"""Seconds to deliver what a caller sent before it left."""
+
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n"
 
 _OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b"te"})
 """Headers that are not sent on as they are."""
+
+
+class Caller(anyio.abc.ByteStream):
+    """The connection of a caller."""
+
+    @abstractmethod
+    async def until_left(self) -> None:
+        """Wait until the caller has closed both directions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +120,7 @@ async def _until_stop(engine: Engine) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-async def pass_bytes(
-    engine: Engine, asked: PortRequest, caller: anyio.abc.ByteStream, first: bytes
-) -> None:
+async def pass_bytes(engine: Engine, asked: PortRequest, caller: Caller, first: bytes) -> None:
     """Connect to the port, and pass bytes until one side is done. `first` came after the head.
 
     Raises:
@@ -124,17 +134,26 @@ async def pass_bytes(
         await splice(caller, port)
 
 
-async def splice(caller: anyio.abc.ByteStream, port: anyio.abc.ByteStream) -> None:
-    """Pass bytes both ways, until the port's side is done."""
+async def splice(caller: Caller, port: anyio.abc.ByteStream) -> None:
+    """Pass bytes both ways, until the port's side is done, or the caller has left."""
+    is_sent = anyio.Event()
 
     async def up() -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for piece in caller:
                 await port.send(piece)
             await port.send_eof()
+        is_sent.set()
+
+    async def watch() -> None:
+        await caller.until_left()
+        with anyio.move_on_after(LEFT_S):
+            await is_sent.wait()
+        group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
         group.start_soon(up)
+        group.start_soon(watch)
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for piece in port:
                 await caller.send(piece)
