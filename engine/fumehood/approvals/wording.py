@@ -60,7 +60,7 @@ _KNOWN_OF_ONE = frozenset(
         "diff_coarse", "binary", "too_large",
     }
 )  # fmt: skip
-_KNOWN_OF_STATE = frozenset({"mode", "size", "sha256"})
+_KNOWN_OF_STATE = frozenset({"kind", "mode", "size", "sha256", "target"})
 _MARKS = {
     "unread": "cannot be read",
     "binary": "not text",
@@ -202,6 +202,8 @@ def is_shown(key: str, value: Any) -> bool:
     """Whether this part of a preview has a known form, and so was shown in words."""
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
+    if key == "directory":
+        return isinstance(value, str)
     if key in (*SIGNS, "missing", "kept"):
         return isinstance(value, list)
     return key in KNOWN_OF_ALL
@@ -212,6 +214,8 @@ def entry_facts(entry: JsonObject) -> Iterator[str]:
         yield _kind(entry, "changed")
     if "size" in entry:
         yield _amount(number_of(entry["size"]), "byte")
+    if "before" not in entry and _can_run(entry):
+        yield "can be executed"
     yield from _differences(state_of(entry, "before"), state_of(entry, "after"))
     yield from (words for mark, words in _MARKS.items() if entry.get(mark))
     if "links" in entry and entry["links"] != 1:
@@ -230,6 +234,19 @@ def _differences(before: JsonObject, after: JsonObject) -> Iterator[str]:
     modes = [str(state["mode"]) for state in (before, after) if "mode" in state]
     if len(set(modes)) > 1:
         yield visible("mode " + " → ".join(modes))
+    kinds = [str(state["kind"]) for state in (before, after) if "kind" in state]
+    if len(set(kinds)) > 1:
+        yield visible(" → ".join(kinds))
+    targets = [str(state["target"]) for state in (before, after) if "target" in state]
+    if targets:
+        yield visible("leads to " + " → ".join(dict.fromkeys(targets)))
+
+
+def _can_run(entry: JsonObject) -> bool:
+    try:
+        return entry.get("kind") == "file" and bool(int(str(entry.get("mode")), 8) & 0o111)
+    except ValueError:
+        return False
 
 
 def state_of(entry: JsonObject, key: str) -> JsonObject:

@@ -42,8 +42,8 @@ Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
 INDENT = "  "
 MARK = "  │ "
 
-BESIDE_FILES = ("directory", "printed", "variables", "requests")
-"""Parts of a preview besides its files: where they are written, and what a trial has done."""
+BESIDE_FILES = ("printed", "variables", "requests")
+"""Parts of a preview besides its files: what a trial has done."""
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
@@ -196,6 +196,8 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
     if "would_fail" in preview:
         said = visible(str(preview["would_fail"]))
         yield from warning(f"The call would fail: {said}", columns)
+    if is_shown("directory", directory := preview.get("directory")):
+        yield from plain(f"{INDENT}in {visible(str(directory))}", columns, "head")
     if words := preview_in_words(preview):
         yield from plain(INDENT + words, columns, "head")
     for what, sign in SIGNS.items():

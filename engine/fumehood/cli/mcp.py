@@ -23,7 +23,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, pairs_of
+from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, directory, pairs_of
 from fumehood.cli.reach import find_socket
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import config_file
@@ -59,9 +59,10 @@ Preset = Annotated[
     typer.Option(metavar="NAME", help="The preset of a session of its own, as with --session new."),
 ]
 Project = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="DIR", help="Copy a project into a session of its own, as with --session new."
+        metavar="DIR",
+        help="Copy a project into a session of its own, as with --session new.",
     ),
 ]
 Wait = Annotated[
@@ -89,6 +90,7 @@ def serve(
         return
     if wait is not None and not 0 < wait < float("inf"):
         fail("--wait takes a number of seconds over 0.", ExitCode.USAGE)
+    top = directory(project)
     session = _session_with(session, {"--preset": preset, "--project": project})
     from fumehood.mcp.stdio import Unavailable
     from fumehood.mcp.stdio import serve as serve_client
@@ -107,7 +109,7 @@ def serve(
         query = {key: str(value) for key, value in chosen.items() if value is not None}
         serve_client(
             path, query, has_own_session=session == NEW, preset=preset,
-            project=None if project is None else project.resolve(),
+            project=None if top is None else top.resolve(),
         )  # fmt: skip
     except Unavailable as error:
         print(f"The session could not be ended: {error}", file=sys.stderr)
@@ -127,10 +129,11 @@ def config(
     if client not in PLACES:
         fail(f"--client takes one of: {', '.join(PLACES)}.", ExitCode.USAGE)
     arguments = ["mcp"]
+    top = directory(project)
     where = str(find_socket(socket))  # clients pass on hardly any variable that would name it
     described = {
         "--preset": preset,
-        "--project": None if project is None else str(project.resolve()),
+        "--project": None if top is None else str(top.resolve()),
     }
     for option, value in (
         ("--agent", agent), ("--session", _session_with(session, described)), *described.items(),

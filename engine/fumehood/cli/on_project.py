@@ -31,45 +31,45 @@ def run_on_project(
             session = client.create_session_from(directory, **wishes).id
         except OSError as error:
             fail(f"{printable(str(directory))} cannot be used: {error.strerror}.", ExitCode.USAGE)
-        code, is_done = _run(client, session, command, timeout_s, as_json=as_json)
+        say(f"session: {session}", to_stderr=True)
+        options: dict[str, Any] = {"session_id": session}
+        if (agent := wishes.get("agent_id")) is not None:
+            options["agent_id"] = agent
+        code, is_done = _run(client, options, command, timeout_s, as_json=as_json)
         if is_done:
             client.end_session(session)
         else:
             say(
-                f"session: {session} (its changes: fumehood sessions diff {session}; to end it: "
-                f"fumehood sessions end {session})",
+                f"The session stays. Apply its changes: fumehood sessions apply {session}; end it: "
+                f"fumehood sessions end {session}",
                 to_stderr=True,
             )
         return code
 
 
 def _run(
-    client: Client, session: str, command: Sequence[str], timeout_s: float | None, *, as_json: bool
-) -> tuple[int, bool]:
+    client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None, *,
+    as_json: bool,
+) -> tuple[int, bool]:  # fmt: skip
     """Return the exit code, and whether nobody needs the session any more."""
-    options: dict[str, Any] = {"session_id": session, "cancel_on_disconnect": True}
-    if timeout_s is not None:
-        options["timeout_seconds"] = timeout_s
-    ran = document_of(client.call("run_shell", {"argv": list(command)}, **options))
+    limits: dict[str, Any] = {} if timeout_s is None else {"timeout_seconds": timeout_s}
+    limits["cancel_on_disconnect"] = True
+    ran = document_of(client.call("run_shell", {"argv": list(command)}, **limits, **options))
     if as_json:
         show_envelope(ran, as_json=True)
     else:
         _show(ran)
-    if not ran["success"]:
-        return exit_code_of(ran), False
-    found = client.session_diff(session)
+    found = client.session_diff(options["session_id"])
     if not as_json:
         write_diff(found.diff)
     for line in notes(found):
         say(line, to_stderr=True)
-    if not found.files:
-        return ExitCode.SUCCESS, True
-    asked = document_of(client.call("apply_workspace", {}, session_id=session))
+    if not found.files or not ran["success"]:
+        return exit_code_of(ran), not found.files
+    asked = document_of(client.call("apply_workspace", {}, **options))
     if exit_code_of(asked) == ExitCode.WAITING_FOR_APPROVAL:
         say_how_to_approve(asked)
-        asked = document_of(
-            client.call("apply_workspace", {}, session_id=session, wait_for_approval=True)
-        )
+        asked = document_of(client.call("apply_workspace", {}, wait_for_approval=True, **options))
     if as_json or not asked["success"]:
         show_envelope(asked, as_json=as_json)
     else:

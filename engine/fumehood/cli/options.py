@@ -27,6 +27,14 @@ from fumehood.core.long_text import cut
 from fumehood.core.pages import MAX_ITEMS, MAX_PAGE
 from fumehood.protocol import strict_json
 
+
+def directory(given: str | None) -> Path | None:
+    """Return the path that an option names. An empty name ends the command: it is no directory."""
+    if given == "":
+        fail("Name a directory; . is this one.", ExitCode.USAGE)
+    return None if given is None else Path(given)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 CredentialStdin = Annotated[
     bool,

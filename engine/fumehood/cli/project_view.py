@@ -31,14 +31,15 @@ def write_diff(diff: str) -> None:
         print(f"\x1b[{colour}m{printable(line)}\x1b[0m")
 
 
-def notes(found: ProjectDiff) -> Iterator[str]:
-    """Yield what a diff does not say itself."""
+def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
+    """Yield what a diff, or a list of its files, does not say itself."""
     if not found.files:
         yield "Nothing has changed."
     for one in found.files:
-        if one.conflict:
-            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}"
+        if one.conflict and not as_list:
+            now = "" if one.change == "added" else "; the diff is against what it is now"
+            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}{now}"
     for path in found.unseen:
         yield f"{visible(path)} is never applied: it is special, or a link out of the project"
-    if found.truncated:
+    if found.truncated and not as_list:
         yield "The diff is not complete: --stat lists all files. What is applied is complete."

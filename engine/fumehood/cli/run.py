@@ -20,7 +20,7 @@ import typer
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
 from fumehood.cli.on_project import run_on_project
-from fumehood.cli.options import Network, Packages, SocketPath, read_bytes, read_text
+from fumehood.cli.options import Network, Packages, SocketPath, directory, read_bytes, read_text
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.escaping import visible
@@ -96,7 +96,7 @@ def run(
         str | None, typer.Option(help="The session to run it in, or new for one that stays.")
     ] = None,
     project: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             help="Run a command in a copy of a project, and ask to apply it.",
@@ -128,7 +128,7 @@ def run(
     """
     _require_time(timeout)
     _on_project(
-        project,
+        directory(project),
         [program, *(words or ())],
         {"image": image, "memory_mb": memory, "agent_id": agent},
         (language, stdin, file, save, receipt, package, network, session, force, preview, stream),

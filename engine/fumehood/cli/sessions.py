@@ -31,12 +31,13 @@ from fumehood.cli.options import (
     Packages,
     SocketPath,
     age,
+    directory,
     pages,
     pairs_of,
 )
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.project_view import file_line, notes, write_diff
-from fumehood.cli.reach import call_once, caller_token, calling, find_socket, session_id_of
+from fumehood.cli.reach import call_once, caller_token, calling, find_socket
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.cli.show import Field, show_envelope, show_json, show_table, wants_json
 from fumehood.client import Client
@@ -121,8 +122,12 @@ def new_session(
     lifetime: Annotated[float | None, typer.Option(help="Maximum lifetime in seconds.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent whose calls run in it.")] = None,
     source: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="DIR", help="Copy a project in, without what git ignores."),
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Copy a project in, without what git ignores.",
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="With --from: also copy what .gitignore leaves out.")
@@ -133,6 +138,7 @@ def new_session(
     """Make a session. Its id goes to standard output, for --session of call and run."""
     if everything and source is None:
         fail("--all goes with --from DIR.", ExitCode.USAGE)
+    top = directory(source)
     wishes: dict[str, Any] = {
         "name": name, "preset": preset, "image": image, "agent_id": agent, "memory_mb": memory,
         "cpus": cpus, "disk_mb": disk, "packages": package, "network": network,
@@ -140,7 +146,7 @@ def new_session(
         "lifetime_seconds": lifetime,
     }  # fmt: skip
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        record = _made(client, source, wishes, everything=everything)
+        record = _made(client, top, wishes, everything=everything)
     if as_json:
         show_json(record.model_dump(mode="json"))
     else:
@@ -291,7 +297,7 @@ def show_diff(
             say(file_line(one.model_dump()))
     else:
         write_diff(found.diff)
-    for line in notes(found):
+    for line in notes(found, as_list=stat):
         say(line, to_stderr=True)
 
 
@@ -306,7 +312,7 @@ def apply_changes(
 
     Exit status: 0 written, 1 not written, 3 waiting for approval, 4 engine unavailable.
     """
-    options: JsonObject = {"session_id": session_id_of(session, socket, as_json=as_json)}
+    options = _for_session(session, socket, as_json=as_json)
     if wait:
         options["wait_for_approval"] = True
     answer = call_once("apply_workspace", {}, options, socket, as_json=as_json)
@@ -317,6 +323,16 @@ def apply_changes(
             say(file_line(one))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
+
+
+def _for_session(session: str, socket: Path | None, *, as_json: bool) -> JsonObject:
+    """Return the options of a call in a session, as the agent whose calls run in it."""
+    with calling(socket, as_json=as_json, is_call=True) as client:
+        found = client.session(session)
+    options: JsonObject = {"session_id": found.id}
+    if found.agent_id is not None:
+        options["agent_id"] = found.agent_id
+    return options
 
 
 PROCESS = SESSION | {
@@ -345,10 +361,12 @@ def start_process(
         arguments["env"] = [{"name": key, "value": value} for key, value in pairs]
     if restart:
         arguments["restart"] = True
-    options: JsonObject = {"session_id": session_id_of(session, socket, as_json=as_json)}
+    options = _for_session(session, socket, as_json=as_json)
     answer = call_once("start_process", arguments, options, socket, as_json=as_json)
     if wants_json(as_json) or not answer["success"]:
         show_envelope(answer, as_json=wants_json(as_json))
+    elif sys.stdout.isatty():
+        say(f"{name} runs. What it prints: fumehood sessions logs {session} {name}", to_stderr=True)
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
 
@@ -427,6 +445,7 @@ def forward_port(
         found = client.session(session)
     if found.state.is_over:
         fail(found.why or "The session is over.", ExitCode.TOOL_FAILED)
+    say("It is forwarded until Ctrl-C.", to_stderr=True)
     forwarding = Forwarding(
         find_socket(socket), caller_token(), found.id, port, tcp,
         lambda words: say(visible(words), to_stderr=True),

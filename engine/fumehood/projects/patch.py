@@ -103,15 +103,14 @@ def shown(changes: Sequence[Change], old: Texts, new: Texts, directory: str) -> 
     diffs = _Diffs()
     for change in changes[:MAX_LISTED]:
         before, after = change.before, change.after
-        if after is None:
-            assert before is not None
-            removed.append({"path": change.path, **_facts(before)})
-            continue
         diff = _shown_diff(change, old, new, diffs)
         room -= len(str(diff.get("diff", "")).encode())
         if room < 0:
             diff = {"too_large": True}
-        if before is None:
+        if after is None:
+            assert before is not None
+            removed.append({"path": change.path, **_facts(before), **diff})
+        elif before is None:
             added.append({"path": change.path, **_facts(after), **diff})
         else:
             sides = {"before": _facts(before), "after": _facts(after)}

@@ -81,7 +81,7 @@ class Judged(NamedTuple):
     conflicts: dict[str, str]
     """Path → why it cannot be written."""
     old: dict[str, bytes]
-    """Path → content of the host's file, where it can be shown."""
+    """Path → content of the host's file as it is now, where it can be shown."""
 
 
 T = TypeVar("T")
@@ -261,7 +261,9 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
             conflicts[change.path] = ANOTHER if change.before is not None else IN_THE_WAY
         elif now is None and is_there and not is_emptied:
             conflicts[change.path] = IN_THE_WAY
-        elif now is not None and not now.is_link:
+        if now is None:
+            old[change.path] = b""
+        elif not now.is_link:
             content = project.content(change.path, min(room, MAX_READ_BYTES))
             if content is not None:
                 room -= len(content)
@@ -411,7 +413,8 @@ class Projects:
         if size > most:
             raise InvalidParams(
                 f"The project has {size // MB + 1} MB, and the session's workspace {most // MB}. "
-                "Give the session a disk of more MB, or leave out more by .gitignore.",
+                f"Give the session a larger disk (--disk {max(1024, 2 * (size // MB + 1))}), or "
+                "leave out more by .gitignore.",
                 fields=["project", "disk_mb"],
             )
         tree: dict[str, Entry] = {}

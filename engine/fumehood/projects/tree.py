@@ -305,7 +305,7 @@ def link_fault(path: str, target: str) -> str | None:
     if not target.isprintable() or len(target) > MAX_TARGET:
         return "is a link whose target cannot be shown"
     if not target or target.startswith("/"):
-        return "is a link that leaves the project"
+        return "is a link that has an absolute target"
     steps = target.split("/")
     ups = 0
     while ups < len(steps) and steps[ups] in ("..", "."):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fumehood.core.errors import InvalidParams, PermissionDenied
-from fumehood.core.names import MAX_NAME_CHARACTERS, did_you_mean, listed
+from fumehood.core.names import MAX_NAME_CHARACTERS, listed
 from fumehood.core.session import SessionFields
 from fumehood.sandbox.session import SessionRequest
 from fumehood.sandbox.settings import Preset
@@ -24,7 +24,8 @@ def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
         return NO_PRESET
     if name not in presets:
         raise InvalidParams(
-            f"There is no preset {name[:MAX_NAME_CHARACTERS]!r}.{did_you_mean(name, presets)}",
+            f"There is no preset {name[:MAX_NAME_CHARACTERS]!r}. Presets of the configuration: "
+            f"{listed(sorted(presets)) or 'none'}.",
             fields=["preset"],
         )
     return presets[name]

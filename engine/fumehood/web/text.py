@@ -101,9 +101,7 @@ def make_environment() -> Environment:
         argument_name=argument_name,
         context=context_in,
         visible=visible,
-        unknown_of=lambda preview: {
-            k: v for k, v in preview.items() if not (is_shown(k, v) or k == "directory")
-        },
+        unknown_of=lambda preview: {k: v for k, v in preview.items() if not is_shown(k, v)},
         hidden=hidden_in,
         outside=lambda approval: f"{OUTSIDE}." if is_outside(approval) else "",
     )

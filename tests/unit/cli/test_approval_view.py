@@ -57,6 +57,28 @@ def test_approval_shows_its_facts() -> None:
         assert fact in text
 
 
+def test_directory_links_and_programs_of_a_project_are_named() -> None:
+    link = {"kind": "link", "target": "b\u202e"}
+    file = {"kind": "file", "mode": "0644", "size": 3, "sha256": HASH}
+    lines = shown(
+        approval(
+            preview={
+                "directory": "/home/a\nb",
+                "added": [{"path": "go", **file, "mode": "0755"}, {"path": "note", **file}],
+                "changed": [{"path": "l", "before": link, "after": file}],
+            }
+        ),
+        200,
+    )
+    start = lines.index("what will change") + 1
+    assert [line.strip() for line in lines[start : start + 5]] == [
+        "in /home/a\\u{000a}b", "adds 2 files, 6 bytes; changes 1 file",
+        "+ file, 3 bytes, can be executed: go", "+ file, 3 bytes: note",
+        "~ file, 3 bytes, link → file, leads to b\\u{202e}: l",
+    ]  # fmt: skip
+    assert not any("also:" in line for line in lines)
+
+
 def test_time_of_the_preview_is_shown_while_it_can_change() -> None:
     one = approval(preview={"removed": []}, previewed_at=NOW - timedelta(minutes=40))
     assert "previewed:   02:24:05 UTC (40 m ago)" in shown(one)

@@ -76,8 +76,8 @@ async def test_only_variables_that_differ_from_the_preset_count_as_the_owners() 
 @pytest.mark.parametrize(
     ("wishes", "field", "said"),
     [
-        ({"preset": "smal"}, "preset", "There is no preset 'smal'. Did you mean 'small'?"),
-        ({"preset": "x" * 1000}, "preset", f"There is no preset '{'x' * 80}'."),
+        ({"preset": "smal"}, "preset", "There is no preset 'smal'. Presets of the configuration: "),
+        ({"preset": "x" * 1000}, "preset", f"There is no preset '{'x' * 80}'. "),
         ({"preset": "huge", "name": "A"}, "name", "A session's name matches"),
         (
             {"preset": "huge", "name": "a"},

@@ -184,7 +184,8 @@ class Registered:
             return None
         process = self._all.get(arguments["name"])
         if process is None:
-            raise Refused("not_found", "There is no process of this name.")
+            shown = ascii(arguments["name"])
+            raise Refused("not_found", f"No process of this session is called {shown}.")
         if request.do == "read":
             piece = process.ring.read(
                 arguments["after"], OUTPUT_PIECE_BYTES, is_over=process.state == "ended"
@@ -211,7 +212,7 @@ class Registered:
         name = request.arguments["name"]
         before = self._all.get(name)
         if before is not None and before.state != "ended":
-            raise Refused("invalid", "A process of this name runs already.")
+            raise Refused("invalid", f"{name} runs already. Stop it first, or give another name.")
         if sum(one.state != "ended" for one in self._all.values()) >= MAX_PROCESSES:
             raise Refused("invalid", f"{MAX_PROCESSES} processes of this session run already.")
         self._before_start()
