@@ -327,6 +327,21 @@ async def test_conflict_is_told_before_a_human_is_asked(engine: Engine, project:
     assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
 
 
+async def test_more_changes_than_can_be_shown_are_refused(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.projects.service.MAX_LISTED", 3)
+    session = await session_from(engine, project)
+    await shell(engine, session, "touch a b c d")
+    answer = await engine.call("apply_workspace", {}, session_id=session)
+    assert answer.error is not None
+    assert "4 files have changed" in answer.error.message
+    assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
+    await shell(engine, session, "rm d")
+    assert (await approved(engine, session)).success
+    await engine.sessions.end(engine.owner, session)
+
+
 async def test_session_without_a_project_has_nothing_to_apply(engine: Engine) -> None:
     made = await engine.projects.create(engine.owner, image=IMAGE)
     answer = await engine.call("apply_workspace", {}, session_id=made.id)
