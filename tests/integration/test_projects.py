@@ -241,6 +241,27 @@ async def test_git_hooks_and_links_that_leave_the_project_never_come_back(
     assert (tmp_path / "secret").read_text() == "secret\n"
 
 
+async def test_hidden_repository_whose_settings_git_would_run_never_comes_back(
+    engine: Engine, project: Path
+) -> None:
+    session = await session_from(engine, project)
+    await shell(
+        engine, session,
+        "mkdir -p lib/objects lib/refs; touch lib/objects/x lib/refs/x fine; "
+        "echo 'ref: refs/heads/main' > lib/HEAD; "
+        "printf '[core]\\n\\tfsmonitor = touch ran\\n' > lib/config",
+    )  # fmt: skip
+    assert await changed(engine, session) == {"fine": "added"}
+    assert (await approved(engine, session)).success
+    assert not (project / "lib").exists()
+    await shell(engine, session, "rm lib/HEAD")
+    assert len(await changed(engine, session)) == 3
+    assert (await approved(engine, session)).success
+    await shell(engine, session, "echo 'ref: refs/heads/main' > lib/HEAD")
+    assert await changed(engine, session) == {}
+    await engine.sessions.end(engine.owner, session)
+
+
 async def test_session_cannot_write_the_proof_that_names_a_directory_of_the_host(
     engine: Engine, project: Path
 ) -> None:
@@ -325,6 +346,21 @@ async def test_conflict_is_told_before_a_human_is_asked(engine: Engine, project:
     assert answer.error is not None
     assert "calc.py is not as it was copied" in answer.error.message
     assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
+
+
+async def test_more_changes_than_can_be_shown_are_refused(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.projects.service.MAX_LISTED", 3)
+    session = await session_from(engine, project)
+    await shell(engine, session, "touch a b c d")
+    answer = await engine.call("apply_workspace", {}, session_id=session)
+    assert answer.error is not None
+    assert "4 files have changed" in answer.error.message
+    assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
+    await shell(engine, session, "rm d")
+    assert (await approved(engine, session)).success
+    await engine.sessions.end(engine.owner, session)
 
 
 async def test_session_without_a_project_has_nothing_to_apply(engine: Engine) -> None:

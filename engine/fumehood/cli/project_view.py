@@ -25,10 +25,13 @@ def write_diff(diff: str) -> None:
     if not sys.stdout.isatty():
         sys.stdout.write(diff)
         return
+    if not diff:
+        return
     colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
-    for line in diff.splitlines():
+    # Only at "\n", as git does: after any other line end, content could imitate the diff itself.
+    for line in printable(diff).removesuffix("\n").split("\n"):
         colour = colours.get(line[:1], "0")
-        print(f"\x1b[{colour}m{printable(line)}\x1b[0m")
+        print(f"\x1b[{colour}m{line}\x1b[0m")
 
 
 def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:

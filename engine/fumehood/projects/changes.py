@@ -38,6 +38,7 @@ from fumehood.projects.rules import (
     MAX_RULES_BYTES,
     IgnoreRules,
     TooManyRules,
+    git_directories,
     is_never,
     plain_names,
 )
@@ -89,8 +90,8 @@ class Changes:
     texts: Mapping[str, bytes]
     """Path → content of what is small enough to be shown."""
     unseen: Sequence[str]
-    """Links that lead out, special files, and what has a name that no project has: it is never
-    written.
+    """Links that lead out, special files, parts of hidden repositories, and what has a name that no
+    project has: it is never written.
     """
 
 
@@ -122,6 +123,7 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
         skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
     present = {row[0] for row in rows if row[1] != DIRECTORY}
+    repositories = tuple(git_directories({row[0] for row in rows}))
     never = [row[0] for row in rows if is_never(row[0])]
     rows = [row for row in rows if not is_never(row[0])]
     differing = await _differing(source, baseline, rows)
@@ -129,7 +131,11 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
         rules = await _rules(source, baseline, rows, {row[0] for row in differing})
         # In a thread: many rules, which a program of the session wrote, take a while.
         differing = await anyio.to_thread.run_sync(_not_left_out, baseline, rules, differing)
-    bad = [row[0] for row in differing if row[1] == LINK and link_fault(row[0], row[3])]
+    bad = {
+        path
+        for path, size, _, target in differing
+        if path.startswith(repositories) or (size == LINK and link_fault(path, target))
+    }
     after, texts = await _read(source, [row for row in differing if row[0] not in bad], write)
     found = [Change(path, baseline.tree.get(path), entry) for path, entry in after.items()]
     found += [Change(path, one, None) for path, one in baseline.tree.items() if path not in present]
@@ -137,7 +143,7 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
         sorted((one for one in found if one.before != one.after), key=lambda one: one.path),
         frozenset(row[0] for row in rows if row[1] == DIRECTORY),
         texts,
-        [*(path for path in never if not is_never(path.rpartition("/")[0])), *bad, *unseen],
+        [*(path for path in never if not is_never(path.rpartition("/")[0])), *sorted(bad), *unseen],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -53,6 +53,19 @@ def is_never(path: str) -> bool:
     is_ntfs_dotgit of git, for what other file systems take for the same name.
     """
     return any(map(_is_never_named, path.split("/")))
+
+
+def git_directories(paths: Collection[str]) -> frozenset[str]:
+    """Return the directories that git takes for repositories although they are not called `.git`.
+    It runs what their `config` names. Each ends with a slash, or is empty for the top. *Source*:
+    is_git_directory of git.
+    """
+    tops = (path[: -len("HEAD")] for path in paths if f"/{path}".endswith("/HEAD"))
+    return frozenset(
+        top
+        for top in tops
+        if f"{top}commondir" in paths or (f"{top}objects" in paths and f"{top}refs" in paths)
+    )
 
 
 def _is_never_named(name: str) -> bool:

@@ -36,7 +36,7 @@ from fumehood.core.limits import MB, Limits
 from fumehood.core.session import Project, ProjectHome, SessionRecord
 from fumehood.executors.effects import Effect
 from fumehood.executors.project import project_of
-from fumehood.executors.workspace_guest import Said, Unpacked, ask, not_as_agreed
+from fumehood.executors.workspace_guest import MAX_LISTED, Said, Unpacked, ask, not_as_agreed
 from fumehood.executors.workspace_tree import NotRead, scan
 from fumehood.projects.changes import SHOWN_BYTES, Baseline, changes_of, digest_of
 from fumehood.projects.feed import Feed
@@ -175,6 +175,11 @@ class SessionProject:
         found = await _found(changes_of(lease, baseline))
         judged = await self._judge(found.changes)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
+        if error is None and len(judged.changes) > MAX_LISTED:
+            error = InvalidParams(
+                f"{len(judged.changes):,} files have changed, and an approver can be shown "
+                f"{MAX_LISTED:,}. Undo changes that are not needed, and apply the rest in parts."
+            )
         if error is None and not judged.changes:
             error = InvalidParams("Nothing has changed in the session's project.")
         told = await anyio.to_thread.run_sync(

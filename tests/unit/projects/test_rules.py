@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.projects.rules import IgnoreRules, TooManyRules, is_never, plain_names
+from fumehood.projects.rules import (
+    IgnoreRules,
+    TooManyRules,
+    git_directories,
+    is_never,
+    plain_names,
+)
 
 NAMES = st.sampled_from(["a", "b", "ab", "a.b", "b.txt", "fo o", "x[1]", "#c", "!d", "d*", ".e"])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
@@ -97,6 +103,32 @@ def test_name_that_some_file_system_takes_for_gits_is_never_part_of_a_project() 
         assert is_never(f"sub/{name}/hooks/pre-commit"), name
     for name in (".github", ".gitignore", ".gitmodules", "git", "a.git", ".gi\u0301t"):
         assert not is_never(f"sub/{name}/x"), name
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"sub/HEAD", "sub/config", "sub/objects", "sub/objects/x", "sub/refs", "sub/refs/x"},
+        {"sub/HEAD", "sub/config", "sub/commondir"},
+        {"HEAD", "config", "objects", "refs"},
+        {"sub/HEAD", "sub/config", "sub/objects"},
+        {"sub/XHEAD", "sub/objects", "sub/refs"},
+    ],
+)
+def test_directory_counts_as_a_repository_if_git_takes_it_for_one(
+    tmp_path: Path, paths: set[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    subprocess.run(["git", "init", "-q", str(tmp_path / "real")], check=True)
+    texts = {"HEAD": "ref: refs/heads/main\n", "commondir": str(tmp_path / "real/.git")}
+    for path in sorted(paths):
+        if path.endswith(("objects", "refs")):
+            (tmp_path / path).mkdir()
+        else:
+            (tmp_path / path).write_text(texts.get(path.rpartition("/")[2], ""))
+    top = tmp_path if "HEAD" in paths else tmp_path / "sub"
+    done = subprocess.run(["git", "-C", str(top), "rev-parse", "--git-dir"], capture_output=True)
+    assert bool(git_directories(paths)) == (done.returncode == 0)
 
 
 def test_names_to_skip_are_those_without_magic_or_exception() -> None:
