@@ -428,6 +428,10 @@ async def test_file_that_a_rule_names_as_a_directory_is_not_taken_for_deleted(
     assert await changed(engine, session) == {}
     await shell(engine, session, "printf 'docs\\ncalc.py\\n' >> .gitignore; echo x >> calc.py")
     assert await changed(engine, session) == {".gitignore": "modified", "calc.py": "modified"}
+    await shell(engine, session, "mkdir -p new/build; touch new/build/ignored docs/deep/build")
+    assert (await changed(engine, session)).keys() == {".gitignore", "calc.py"}  # "docs" is ignored
+    await shell(engine, session, "printf 'build/\n' > .gitignore")
+    assert "docs/deep/build" in await changed(engine, session)
     await engine.sessions.end(engine.owner, session)
 
 

@@ -125,8 +125,8 @@ def _scan(arguments: Result) -> Result:
     can be executed, and version, in at most `room` bytes. The version changes with the file,
     whatever times a program sets; it is empty for a file that could change again without a new one.
     `others` are links, special files, and what cannot be named or looked into. With `links`, links
-    are rows, too, of size -2 with their target as the version. What is called as one of `skip` is
-    left out, with all that is in it.
+    are rows, too, of size -2 with their target as the version. Directories called as one of
+    `skip` are left out, with all that is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
@@ -295,8 +295,6 @@ def _below(
     """Entries below a directory. What they leave out is added to `unseen`, but for `skip`."""
     unseen = deque(maxlen=0) if unseen is None else unseen
     for name in os.listdir(directory):
-        if name in skip:
-            continue
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
             unseen.append(prefix + name)
             continue
@@ -307,6 +305,8 @@ def _below(
         except PermissionError:  # the directory's owner has closed it to itself
             unseen.append(prefix + name)
             return
+        if name in skip and stat.S_ISDIR(status.st_mode):
+            continue
         yield prefix + name, status
         if stat.S_ISDIR(status.st_mode) and not depth:
             unseen.append(f"{prefix}{name}/")
