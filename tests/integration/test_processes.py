@@ -191,7 +191,7 @@ async def test_seventeenth_process_is_refused_and_old_ended_ones_are_forgotten(
         await ask(box, "start", f"p{number}", argv=["sleep", "1000"])
     with pytest.raises(InvalidParams, match="16"):
         await ask(box, "start", "more", argv=["sleep", "1000"])
-    with pytest.raises(InvalidParams, match="of this name"):
+    with pytest.raises(InvalidParams, match="runs already"):
         await ask(box, "start", "p0", argv=["sleep", "1000"])
     await ask(box, "stop", "p0")
     await ask(box, "start", "short", argv=["true"])

@@ -102,7 +102,7 @@ def test_damaged_or_newer_state_refuses_the_start_and_is_left_unchanged(
 
 APPROVER = "INSERT INTO approvers VALUES ('{0}', 'x', x'00', x'00', '{1}', '{2}', 'init', NULL)"
 TOKEN = "INSERT INTO tokens VALUES ('{0}', 'x', 'x', x'00', '{1}', '[]', '{2}', 'x', NULL, NULL)"
-AGENT = "INSERT INTO agents VALUES ('x', '', '{1}', 1, '{2}', NULL)"
+AGENT = "INSERT INTO agents VALUES ('x', '', '{1}', 1, '{2}', NULL, NULL)"
 NEW_YEAR = "2026-01-01T00:00:00+00:00"
 
 

@@ -22,8 +22,10 @@ from support.http import SocketClient
 from support.wait import wait_until
 
 BUILT_IN = [
-    "calculator", "delete_files", "fetch_url", "list_files", "read_file", "run_javascript",
-    "run_python", "run_restricted_python", "run_shell", "search_web", "write_file",
+    "apply_workspace", "calculator", "delete_files", "fetch_url", "list_files", "list_processes",
+    "read_file", "read_process", "run_javascript", "run_python", "run_restricted_python",
+    "run_shell", "search_web", "start_process", "stop_process", "workspace_diff", "write_file",
+    "write_process",
 ]  # fmt: skip
 
 
@@ -129,8 +131,8 @@ def test_tool_list_is_paged_over_http_and_complete_in_client_and_command_line(
     client = daemon.client()
     first = client.get("/v1/tools").body["data"]
     assert len(first["items"]) == 10
-    assert first["items"][0]["name"] == "calculator"
-    assert first["sources"]["calculator"] == "builtin"
+    assert first["items"][0]["name"] == "apply_workspace"
+    assert first["sources"]["apply_workspace"] == "builtin"
     everything = sorted([*BUILT_IN, *names])
     assert [item["name"] for item in first["items"]] == everything[:10]
     many = client.get("/v1/tools?tag=many").body["data"]

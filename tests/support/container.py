@@ -133,7 +133,7 @@ class _Processes:
             }  # fmt: skip
             self._printed[name] = request["command"]
         if name not in self._all:
-            raise ResourceNotFound("There is no process of this name.")
+            raise ResourceNotFound("No process of this session is called that.")
         if do == "read":
             printed = self._printed[name]
             after = min(request["after"], len(printed))
