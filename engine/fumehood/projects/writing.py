@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.core.errors import EngineError, StateUnavailable
+from fumehood.core.workspace_path import MAX_NAME_BYTES
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory, entry_of
 from fumehood.storage.directory import flush, private_directory, write_private
@@ -157,7 +158,11 @@ class Writing:
     def __enter__(self) -> Writing:
         with _as_told(), self._project.directory("") as top:
             self._journals.write(self._journal)
-            os.mkdir(self._journal.staging, 0o700, dir_fd=top)
+            try:
+                os.mkdir(self._journal.staging, 0o700, dir_fd=top)
+            except OSError:
+                self._journals.drop(self._journal)
+                raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -332,7 +337,9 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> None:
             if not step.has_old or not _is_there(old, staging):
                 continue
             name = step.path.rpartition("/")[2]
-            aside = f"{name}.before-{journal.staging.removeprefix(STAGING_PREFIX)}"
+            mark = f".before-{journal.staging.removeprefix(STAGING_PREFIX)}"
+            short = name.encode()[: MAX_NAME_BYTES - len(mark)].decode(errors="ignore")
+            aside = f"{short}{mark}"
             with _parent_or_top(project, step.path) as (directory, is_top):
                 # Somebody may have put something in its place meanwhile.
                 is_taken = is_top or _is_there(name, directory)

@@ -345,6 +345,32 @@ def test_edit_of_a_new_file_before_the_next_engine_puts_all_back_is_kept(
     assert after == {path: file for path, file in BEFORE.items() if path != "a.txt"}
 
 
+def test_file_with_the_longest_name_is_put_beside_a_new_one(top: Path, journals: Journals) -> None:
+    name = "ü" * 127 + "x"
+    before: Files = {name: (b"old\n", False)}
+    build(top, before)
+    number = 1
+    while killed(lambda: apply(top, journals, before, {name: (b"new\n", False)}), number):
+        if not (top / name).exists():
+            break
+        assert journals.recover() == []
+        shutil.rmtree(top)
+        build(top, before)
+        number += 1
+    (top / name).write_text("mine\n")
+    assert journals.recover() == []
+    assert sorted(path.read_text() for path in top.iterdir()) == ["mine\n", "old\n"]
+
+
+def test_project_that_cannot_be_written_leaves_no_journal(top: Path, journals: Journals) -> None:
+    build(top, BEFORE)
+    with ProjectDirectory(top) as project:
+        shutil.rmtree(top)
+        with pytest.raises(StateUnavailable), Writing(project, journals):
+            pass
+    assert list((top.parent / "journals").glob("*.json")) == []
+
+
 def test_recovery_that_is_killed_as_well_is_finished_by_the_next(
     top: Path, journals: Journals
 ) -> None:
