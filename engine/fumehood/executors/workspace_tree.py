@@ -74,8 +74,8 @@ async def scan(
     source: Lease, *, links: bool = False, skip: Sequence[str] = ()
 ) -> tuple[list[Row], list[str]]:
     """Return the files and directories of a workspace in the order of their paths, and some of its
-    links and special files. With `links`, links are rows. Names of `skip` are left out, with all
-    that is below them.
+    links and special files. With `links`, links are rows. Directories called as one of `skip`
+    are left out, with all that is below them.
 
     Raises:
         NotRead: there are too many.
