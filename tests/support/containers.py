@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from docker.errors import NotFound
 
 from fumehood.sandbox.container.docker_api import open_docker
 
+_BEGUN = datetime.now(UTC).isoformat()[:19]
+
 
 def containers_of(label: str) -> list[dict[str, Any]]:
-    """All containers with a label (`name=value`), running or not, as Docker inspects them."""
+    """All containers with a label (`name=value`), running or not, as Docker inspects them.
+
+    Without those that were made before these tests began: a process of theirs may have had the same id.
+    """
     with closing(open_docker(timeout_s=30)) as client:
         inspected = []
         for one in client.containers(all=True, filters={"label": [label]}):
             with suppress(NotFound):  # it was removed since it was listed
                 inspected.append(client.inspect_container(one["Id"]))
-        return inspected
+        return [one for one in inspected if one["Created"][:19] >= _BEGUN]
 
 
 def kill_container(container_id: str) -> None:
