@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -16,11 +16,13 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
+from fumehood.core.json_types import JsonObject
 from fumehood.executors import workspace_tree
 from fumehood.executors.effects import unified
 from fumehood.projects import tree as project_tree
 from fumehood.projects.rules import IgnoreRules
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
+from fumehood.sandbox.wall import Lease
 from fumehood.storage.database import open_database
 from support.asking import ALICE, YES, add_approvers
 
@@ -476,6 +478,24 @@ async def test_session_with_too_many_files_says_so(
     await shell(engine, session, "touch many/$(seq -s ' many/' 50)")
     with pytest.raises(InvalidParams, match="more than 20 files"):
         await engine.projects.difference(engine.owner, session)
+
+
+async def test_guest_that_names_files_without_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages = 0
+
+    async def hostile(_: Any, asked: JsonObject, model: type[workspace_tree.Scanned]) -> Any:
+        nonlocal pages
+        pages += 1
+        row = (f"f{pages:09}", 0, False, "1")
+        return model(rows=[row], has_more=pages < 1000, too_many=False, others=["x"] * 10)
+
+    monkeypatch.setattr(workspace_tree, "answer_of", hostile)
+    monkeypatch.setattr(workspace_tree, "MAX_FILES", 200)
+    with pytest.raises(workspace_tree.NotRead, match="more than 200 links"):
+        await workspace_tree.scan(cast("Lease", None))
+    assert pages == 21
 
 
 async def test_diffs_do_not_keep_the_engine_busy(

@@ -87,6 +87,7 @@ plain(
         Column("session", _reference, whole=True),
         Column("state", lambda session: "busy" if session.is_busy else session.state),
         Column("image", lambda session: session.image),
+        Column("project", lambda session: session.project or "", drop=6),
         Column("agent", lambda session: session.agent_id or "", drop=4),
         Column("calls", lambda session: str(session.calls), drop=3),
         Column("MB", lambda session: str(session.memory_mb), drop=5),

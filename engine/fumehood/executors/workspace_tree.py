@@ -62,7 +62,7 @@ class Scanned(Claim):
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
     has_more: bool
     too_many: bool
-    others: list[str] = Field(max_length=MAX_FILES)
+    others: list[Annotated[str, Field(max_length=MAX_TARGET)]] = Field(max_length=MAX_FILES)
 
 
 async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
@@ -100,6 +100,8 @@ async def scan(
             after = path
             rows.append(row)
         others += page.others
+        if len(others) > MAX_FILES:
+            raise NotRead(f"the workspace has more than {MAX_FILES} links and special files")
         if not page.has_more:
             return rows, others
         if not page.rows:
