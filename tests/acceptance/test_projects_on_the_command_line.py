@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from conftest import FUMEHOOD, Daemon
 from fumehood import Client, ControlClient
+from fumehood.approvals.model import Approval
 from fumehood.cli.approval_view import approval_lines
 from support.workshop import workshop
 
@@ -61,18 +63,14 @@ def test_agent_changes_a_project_and_the_approver_sees_what_can_run(
                       "sh", "-c", steps),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not (waiting := control.approvals.list(state="pending").items):
-            if asking.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"Nothing was asked: {asking.communicate(timeout=5)}")
-            time.sleep(0.1)
-        control.approvals.approve(waiting[0].id, version=waiting[0].version)
+        waiting = wait_for_one(control, asking)
+        control.approvals.approve(waiting.id, version=waiting.version)
     out, errors = asking.communicate(timeout=60)
     assert (asking.returncode, (project / "a.txt").read_text()) == (0, "new\n"), (out, errors)
-    shown = [line.text.strip() for line in approval_lines(waiting[0], waiting[0].created_at, 200)]
+    shown = [line.text.strip() for line in approval_lines(waiting, waiting.created_at, 200)]
     assert f"in {project}" in shown
     assert "+ file, 10 bytes, can be executed: go" in shown
-    assert waiting[0].agent_id == "coder"
+    assert waiting.agent_id == "coder"
     assert "+new\n" in out
     assert "applied: added     go" in errors
 
@@ -93,6 +91,53 @@ def test_failed_command_shows_what_it_changed_and_its_session_stays(
     assert "-mine\n+new\n" in whole.stdout
     assert "a.txt: CONFLICT: the host's file is not as it was copied" in whole.stderr
     assert run(daemon, "sessions", "end", session).returncode == 0
+
+
+def wait_for_one(control: ControlClient, asking: subprocess.Popen[str]) -> Approval:
+    deadline = time.monotonic() + 60
+    while not (waiting := control.approvals.list(state="pending").items):
+        if asking.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"Nothing was asked: {asking.communicate(timeout=5)}")
+        time.sleep(0.1)
+    return waiting[0]
+
+
+@pytest.mark.parametrize("ending", ["denied", "interrupted"])
+def test_session_stays_and_says_so_if_its_changes_are_not_applied(
+    daemon: Daemon, project: Path, ending: str
+) -> None:
+    asking = subprocess.Popen(
+        **command(daemon, "run", "--project", project, "--", "sh", "-c", "echo new > a.txt"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with ControlClient(daemon.control, credential=daemon.credential) as control:
+        waiting = wait_for_one(control, asking)
+        if ending == "denied":
+            control.approvals.deny(waiting.id, version=waiting.version)
+        else:
+            time.sleep(0.5)  # it begins to wait
+            asking.send_signal(signal.SIGINT)
+        _, errors = asking.communicate(timeout=60)
+        assert asking.returncode == (1 if ending == "denied" else 130), errors
+        (session,) = re.findall(r"^session: (sess_\w+)$", errors, re.MULTILINE)
+        assert "The session stays. " in errors
+        assert f"fumehood sessions end {session}" in errors
+        assert ("fumehood sessions apply" in errors) is (ending == "interrupted")
+        assert "After Ctrl-C, the request stays" in errors
+        if ending == "interrupted":
+            control.approvals.deny(waiting.id, version=waiting.version)
+    assert (project / "a.txt").read_text() == "old\n"
+    assert run(daemon, "sessions", "end", session).returncode == 0
+
+
+def test_scripts_of_a_project_run_in_a_session_with_a_disk(daemon: Daemon, project: Path) -> None:
+    script = project / "check"
+    script.write_text("#!/bin/sh\necho checked\n")
+    script.chmod(0o755)
+    done = run(daemon, "run", "--project", project, "--", "./check")
+    assert (done.returncode, "Permission denied" in done.stderr) == (1, True)
+    done = run(daemon, "run", "--project", project, "--disk", "64", "--", "./check")
+    assert (done.returncode, done.stdout) == (0, "checked\n"), done.stderr
 
 
 def test_command_that_changes_nothing_leaves_no_session(daemon: Daemon, project: Path) -> None:

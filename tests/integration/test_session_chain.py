@@ -156,6 +156,10 @@ async def test_call_returns_only_files_it_wrote_or_changed(box: OneContainer) ->
     assert box.heard.names == []
     await box.python("open('b', 'w').write('3'); import os; os.makedirs('d'); open('d/c', 'w')")
     assert box.heard.names == ["b", "d/c"]
+    await anyio.sleep(0.02)
+    hooks = "os.makedirs('d/.git/hooks'); open('d/.git/hooks/x', 'w'); open('d/.gitignore', 'w')"
+    await box.python(hooks)
+    assert box.heard.names == ["d/.gitignore"]
 
 
 async def test_large_variables_are_kept_and_counted_until_memory_is_exceeded(

@@ -53,10 +53,10 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
     if reason and reason[-1].isalnum():
         reason += "."
-    already = " already" if again else ""
+    already, lasts = (" already", ", which holds for 24 hours") if again else ("", "")
     return ApprovalDenied(
-        f"This call of {approval.tool} was{already} denied by a human.{reason} Do not retry it, "
-        "and do not try to do the same in another way; ask the user how to continue.",
+        f"This call of {approval.tool} was{already} denied by a human{lasts}.{reason} Do not retry "
+        "it, and do not try to do the same in another way; ask the user how to continue.",
         extra={"approval_id": approval.id},
     )
 

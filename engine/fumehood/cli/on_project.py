@@ -12,11 +12,16 @@ from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, w
 from fumehood.cli.project_view import file_line, notes, write_diff
 from fumehood.cli.reach import calling
 from fumehood.cli.show import for_people, show_envelope
+from fumehood.core.errors import ApprovalDenied
 from fumehood.core.escaping import printable
 
 if TYPE_CHECKING:
     from fumehood.client import Client
     from fumehood.core.json_types import JsonObject
+
+
+IN_DETAILS = " Its output is in details.stdout and details.stderr."
+"""The part of an error's message that is not true here: the output is printed."""
 
 
 def run_on_project(
@@ -35,23 +40,27 @@ def run_on_project(
         options: dict[str, Any] = {"session_id": session}
         if (agent := wishes.get("agent_id")) is not None:
             options["agent_id"] = agent
-        code, is_done = _run(client, options, command, timeout_s, as_json=as_json)
-        if is_done:
-            client.end_session(session)
-        else:
-            say(
-                f"The session stays. Apply its changes: fumehood sessions apply {session}; end it: "
-                f"fumehood sessions end {session}",
-                to_stderr=True,
-            )
-        return code
+        is_done, denied = False, False
+        try:
+            asked, is_done = _run(client, options, command, timeout_s, as_json=as_json)
+            denied = asked["error"] is not None and asked["error"]["code"] == ApprovalDenied.code
+        finally:  # also after Ctrl-C
+            if is_done:
+                client.end_session(session)
+            else:
+                apply = "" if denied else f"Apply its changes: fumehood sessions apply {session}; "
+                say(
+                    f"The session stays. {apply}End it: fumehood sessions end {session}",
+                    to_stderr=True,
+                )
+        return exit_code_of(asked)
 
 
 def _run(
     client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None, *,
     as_json: bool,
-) -> tuple[int, bool]:  # fmt: skip
-    """Return the exit code, and whether nobody needs the session any more."""
+) -> tuple[JsonObject, bool]:  # fmt: skip
+    """Return the answer that decides, and whether nobody needs the session any more."""
     limits: dict[str, Any] = {} if timeout_s is None else {"timeout_seconds": timeout_s}
     limits["cancel_on_disconnect"] = True
     ran = document_of(client.call("run_shell", {"argv": list(command)}, **limits, **options))
@@ -65,17 +74,18 @@ def _run(
     for line in notes(found):
         say(line, to_stderr=True)
     if not found.files or not ran["success"]:
-        return exit_code_of(ran), not found.files
+        return ran, not found.files
     asked = document_of(client.call("apply_workspace", {}, **options))
     if exit_code_of(asked) == ExitCode.WAITING_FOR_APPROVAL:
         say_how_to_approve(asked)
+        say("Waiting for it. After Ctrl-C, the request stays.", to_stderr=True)
         asked = document_of(client.call("apply_workspace", {}, wait_for_approval=True, **options))
     if as_json or not asked["success"]:
         show_envelope(asked, as_json=as_json)
     else:
         for one in asked["data"]["files"]:
             say(f"applied: {file_line(one)}", to_stderr=True)
-    return exit_code_of(asked), asked["success"]
+    return asked, asked["success"]
 
 
 def _show(ran: JsonObject) -> None:
@@ -85,4 +95,5 @@ def _show(ran: JsonObject) -> None:
     write(sys.stdout, fields.get("stdout") or "")
     write(sys.stderr, fields.get("stderr") or "")
     if error is not None:
-        write(sys.stderr, f"{error['code']}: {for_people(error['message'])}\n")
+        message = for_people(error["message"]).replace(IN_DETAILS, "")
+        write(sys.stderr, f"{error['code']}: {message}\n")

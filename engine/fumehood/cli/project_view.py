@@ -45,4 +45,7 @@ def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
     for path in found.unseen:
         yield f"{visible(path)} is never applied: it is special, or a link out of the project"
     if found.truncated and not as_list:
-        yield "The diff is not complete: --stat lists all files. What is applied is complete."
+        yield (
+            "Not all content is shown: of binary and very large files only the names, which --stat "
+            "lists. All of it is applied."
+        )

@@ -105,6 +105,12 @@ def run(
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="The image of --session new or --project.")
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The preset of --project's session.")
+    ] = None,
+    disk: Annotated[
+        int | None, typer.Option(help="MB of a disk for --project: its files can be executed.")
+    ] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Ask a human before its effect is put in.")
     ] = False,
@@ -130,7 +136,13 @@ def run(
     _on_project(
         directory(project),
         [program, *(words or ())],
-        {"image": image, "memory_mb": memory, "agent_id": agent},
+        {
+            "preset": preset,
+            "image": image,
+            "memory_mb": memory,
+            "disk_mb": disk,
+            "agent_id": agent,
+        },
         (language, stdin, file, save, receipt, package, network, session, force, preview, stream),
         timeout,
         socket,
@@ -141,6 +153,8 @@ def run(
     _require_new(receipt, force=force)
     if image is not None and session != NEW:
         fail("--image goes with --session new or --project.", ExitCode.USAGE)
+    if preset is not None or disk is not None:
+        fail("--preset and --disk go with --project.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     chosen = LANGUAGES[_language(program, language)]
@@ -194,7 +208,10 @@ def _on_project(
             fail("Words after the program are for --project DIR -- COMMAND.", ExitCode.USAGE)
         return
     if any(others):
-        fail("--project goes with --image, --memory, --timeout and --agent.", ExitCode.USAGE)
+        fail(
+            "--project goes with --preset, --image, --memory, --disk, --timeout and --agent.",
+            ExitCode.USAGE,
+        )
     raise typer.Exit(run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
 
 

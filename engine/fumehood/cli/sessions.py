@@ -155,7 +155,8 @@ def new_session(
         if sys.stdout.isatty():
             say(
                 f"Its image, {record.image}, runs {', '.join(record.languages)}. Make calls in it "
-                "with --session ID; end it with: fumehood sessions end ID",
+                f"with --session {record.name or record.id}; end it with: "
+                f"fumehood sessions end {record.name or record.id}",
                 to_stderr=True,
             )
 
@@ -446,13 +447,14 @@ def forward_port(
         found = client.session(session)
     if found.state.is_over:
         fail(found.why or "The session is over.", ExitCode.TOOL_FAILED)
-    say("It is forwarded until Ctrl-C.", to_stderr=True)
+    say(f"It is forwarded for {seconds:g} s, or until Ctrl-C.", to_stderr=True)
     forwarding = Forwarding(
         find_socket(socket), caller_token(), found.id, port, tcp,
         lambda words: say(visible(words), to_stderr=True),
     )  # fmt: skip
     try:
         anyio.run(forwarding.serve, local, seconds, lambda link: print(link, flush=True))
+        say("The time is over: it is not forwarded any more.", to_stderr=True)
     except OSError as error:
         fail(f"The port cannot be forwarded: {error.strerror}.", ExitCode.UNAVAILABLE)
     except KeyboardInterrupt:

@@ -167,10 +167,13 @@ class _Handing:
         self._bytes = 0
 
     def all_below(self, root: str, kind: str, since_ns: int) -> None:
-        """Send each plain file that has changed since then, sorted by path."""
+        """Send each plain file that has changed since then, sorted by path, but nothing of what git
+        keeps for itself.
+        """
         for path, directory, name, found in _walk(root):
             is_old = found.st_ctime_ns < since_ns  # nobody but the kernel sets this time
-            if is_old or (since_ns and name.startswith(UPLOAD_PREFIX)):
+            is_upload = bool(since_ns) and name.startswith(UPLOAD_PREFIX)
+            if is_old or is_upload or "/.git/" in f"/{path}":
                 continue
             wanted = (
                 stat.S_ISREG(found.st_mode)
