@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -331,3 +333,47 @@ async def test_node_that_is_back_removes_containers_and_disks_of_sessions_it_los
     for port in members.found:
         await port.node.close()
     saved.close()
+
+
+LOSES_ITS_CONTAINER = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+
+from fumehood import Config, Engine
+from fumehood.storage.database import open_database
+
+home = Path(sys.argv[1])
+
+
+async def main():
+    database = open_database(home / "state.db")
+    async with Engine(config=Config(home=home), database=database) as engine:
+        session = (await engine.sessions.create(engine.owner, durable=True)).id
+        await engine.call("run_python", {"code": "1"}, session_id=session)
+        label = f"label=fumehood.pid={os.getpid()}"
+        found = subprocess.run(["docker", "ps", "-q", "--filter", label], capture_output=True, text=True)
+        subprocess.run(["docker", "kill", *found.stdout.split()], capture_output=True)
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            answer = await engine.call("run_python", {"code": "6 * 7"}, session_id=session)
+            if answer.success:
+                print(answer.data["value"])
+                break
+    database.close()
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.needs("docker")
+def test_session_goes_on_after_its_container_is_lost_in_a_program_of_plain_asyncio(
+    home: Path, python_image: Any
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES_ITS_CONTAINER, home],
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.stdout == "42\n", done.stderr
+    assert "never awaited" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -19,6 +19,7 @@ from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFou
 from fumehood.core.json_types import JsonObject
 from fumehood.executors import workspace_tree
 from fumehood.executors.effects import unified
+from fumehood.projects import service
 from fumehood.projects import tree as project_tree
 from fumehood.projects.rules import IgnoreRules
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
@@ -55,6 +56,14 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
     async with running(tmp_path_factory.mktemp("home")) as engine:
         await add_approvers(engine)
         yield engine
+
+
+@pytest.fixture(autouse=True)
+async def no_session_is_left(engine: Engine) -> AsyncIterator[None]:
+    yield
+    for one in engine.sessions.list(engine.owner):
+        if not one.state.is_over:
+            await engine.sessions.end(engine.owner, one.id)
 
 
 @pytest.fixture
@@ -496,6 +505,109 @@ async def test_guest_that_names_files_without_end_is_refused(
     with pytest.raises(workspace_tree.NotRead, match="more than 200 links"):
         await workspace_tree.scan(cast("Lease", None))
     assert pages == 21
+
+
+async def test_nothing_is_staged_of_what_a_session_adds_after_the_look(
+    engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged: list[int] = []
+    write = service._Staging._write
+
+    def counted(staging: Any, path: str, piece: bytes) -> None:
+        staged.append(len(piece))
+        write(staging, path, piece)
+
+    monkeypatch.setattr(service._Staging, "_write", counted)
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo x >> calc.py; head -c 700000 /dev/urandom > big")
+    approval, calling = await asked(engine, session)
+    await shell(engine, session, "for n in 1 2 3; do truncate -s 5M large$n; done")
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    answer = await calling
+    assert answer.error is not None
+    assert answer.error.code == "APPROVAL_EXPIRED"
+    assert staged == []
+    await shell(engine, session, "rm large*")
+    assert (await approved(engine, session)).success
+    assert sum(staged) == (project / "calc.py").stat().st_size + 700_000
+
+
+HOSTILE = "printf '[core]\\n\\tfsmonitor = touch ran\\n' > d/config"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        (
+            "mkdir -p d/objects; echo > d/objects/x",
+            f"mkdir -p d/refs; echo 'ref: refs/heads/main' > d/HEAD; echo > d/refs/x; {HOSTILE}",
+            {"d/HEAD", "d/config", "d/refs/x"},
+        ),
+        (
+            f"mkdir -p d/refs; echo 'ref: x' > d/HEAD; echo > d/refs/x; {HOSTILE}",
+            "mkdir -p d/objects; echo > d/objects/x",
+            {"d/objects/x"},
+        ),
+        (
+            f"mkdir d; echo 'ref: x' > d/HEAD; {HOSTILE}",
+            "mkdir d; echo .. > d/commondir",
+            {"d/commondir"},
+        ),
+        ("mkdir -p d/objects; echo > d/objects/x", "mkdir d; echo > d/HEAD", set()),
+    ],
+)
+async def test_two_sessions_of_a_project_cannot_make_a_repository_together(
+    engine: Engine, project: Path, first: str, second: str, refused: set[str]
+) -> None:
+    sessions = [await session_from(engine, project) for _ in range(2)]
+    await shell(engine, sessions[0], first)
+    assert (await approved(engine, sessions[0])).success
+    await shell(engine, sessions[1], second)
+    found = await engine.projects.difference(engine.owner, sessions[1])
+    conflicts = {one["path"]: one["conflict"] for one in found["files"] if "conflict" in one}
+    assert conflicts == dict.fromkeys(refused, "would be part of a git repository")
+    if not refused:
+        assert (await approved(engine, sessions[1])).success
+        return
+    before = files_of(project)
+    answer = await engine.call("apply_workspace", {}, session_id=sessions[1])
+    assert answer.error is not None
+    assert "would be part of a git repository" in answer.error.message
+    assert files_of(project) == before
+
+
+async def test_new_rules_hold_after_they_were_applied(engine: Engine, project: Path) -> None:
+    session = await session_from(engine, project)
+    await shell(engine, session, "echo '*.env' >> .gitignore; echo x > secret.env")
+    assert await changed(engine, session) == {".gitignore": "modified"}
+    assert (await approved(engine, session)).success
+    assert await changed(engine, session) == {}
+    await shell(engine, session, "echo '*.log' > .gitignore; rm -f build/made")
+    assert await changed(engine, session) == {".gitignore": "modified", "secret.env": "added"}
+
+
+async def test_files_that_were_left_out_cannot_be_guessed(engine: Engine, project: Path) -> None:
+    (project / ".gitignore").write_text(".env\n")
+    (project / ".env").write_text("PIN=1234\n")
+    session = await session_from(engine, project)
+    await shell(engine, session, "rm .gitignore")
+    for guess in ("PIN=0000", "PIN=1234"):
+        await shell(engine, session, f"echo {guess} > .env")
+        found = await engine.projects.difference(engine.owner, session)
+        told = {one["path"]: one.get("conflict") for one in found["files"]}
+        assert told[".env"] == "is in the way", guess
+    assert "1234" not in found["diff"].replace("+PIN=1234", "")
+
+
+async def test_links_into_git_are_not_offered(engine: Engine, project: Path) -> None:
+    session = await session_from(engine, project)
+    await shell(
+        engine, session,
+        "ln -s .git/hooks/pre-commit hook; ln -s ../.GIT docs/up; ln -s calc.py fine",
+    )  # fmt: skip
+    found = await engine.projects.difference(engine.owner, session)
+    assert [one["path"] for one in found["files"]] == ["fine"]
+    assert set(found["unseen"]) == {"hook", "docs/up"}
 
 
 async def test_diffs_do_not_keep_the_engine_busy(

@@ -411,13 +411,53 @@ def test_process_starts_again_with_its_session(client: Client) -> None:
     started(client, made.id, "kept", ECHO, restart=True)
     started(client, made.id, "lost", "import time; time.sleep(600)")
     client.stop_session(made.id)
-    assert client.processes(made.id) == ()
+    assert [(one.name, one.state) for one in client.processes(made.id)] == [("kept", "ended")]
     client.resume_session(made.id)
     assert [(one.name, one.state) for one in client.processes(made.id)] == [("kept", "running")]
     client.stop_process(made.id, "kept")
     client.stop_session(made.id)
     client.resume_session(made.id)
     assert client.processes(made.id) == ()
+    client.end_session(made.id)
+
+
+def run_process(client: Client, session: str, name: str, command: str, **more: Any) -> str | None:
+    arguments = {"name": name, "command": command, **more}
+    answer = client.call("start_process", arguments, session_id=session)
+    return answer.error.message if answer.error is not None else None
+
+
+def test_process_that_would_start_again_is_listed_and_stopped_however_long_it_has_ended(
+    client: Client,
+) -> None:
+    made = client.create_session(image="python-data", disk_mb=64)
+    command = "test -e go && exec sleep 600; exit 0"
+    assert run_process(client, made.id, "hidden", command, restart=True) is None
+    for number in range(17):
+        assert run_process(client, made.id, f"q{number}", "true") is None
+    assert client.processes(made.id)[0].name == "hidden"
+    assert client.stop_process(made.id, "hidden").state == "ended"
+    assert "hidden" not in {one.name for one in client.processes(made.id)}
+    client.call("run_shell", {"command": "touch go"}, session_id=made.id).raise_for_error()
+    client.stop_session(made.id)
+    client.resume_session(made.id)
+    assert client.processes(made.id) == ()
+    client.end_session(made.id)
+
+
+def test_processes_that_start_again_are_few_and_small(client: Client) -> None:
+    made = client.create_session(image="python-data", disk_mb=64)
+    for number in range(16):
+        assert run_process(client, made.id, f"p{number}", "true", restart=True) is None
+    refusal = run_process(client, made.id, "p16", "true", restart=True)
+    assert refusal is not None
+    assert "start again" in refusal
+    assert run_process(client, made.id, "p1", "true", restart=True) is None
+    refusal = run_process(client, made.id, "p0", "true #" + "x" * 300_000, restart=True)
+    assert refusal is not None
+    assert "256 KB" in refusal
+    assert run_process(client, made.id, "p0", "true") is None
+    assert run_process(client, made.id, "p16", "true", restart=True) is None
     client.end_session(made.id)
 
 

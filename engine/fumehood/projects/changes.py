@@ -83,10 +83,13 @@ class _Digests(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All changes, by path, and the directories that the session has."""
+    """All changes, by path, and the directories and other paths that the session has."""
 
     changes: Sequence[Change]
     directories: frozenset[str]
+    present: frozenset[str]
+    rows: Mapping[str, Row]
+    """Path → row of each file that is new or has changed."""
     texts: Mapping[str, bytes]
     """Path → content of what is small enough to be shown."""
     unseen: Sequence[str]
@@ -108,9 +111,11 @@ def _row(entry: Entry | None) -> list[Any] | None:
     return None if entry is None else [entry.size, entry.can_run, entry.digest]
 
 
-async def changes_of(source: Lease, baseline: Baseline, write: Write | None = None) -> Changes:
-    """Return what differs in a session's workspace. `write` gets the content of each new or changed
-    file, piece by piece; an empty file has one empty piece.
+async def changes_of(
+    source: Lease, baseline: Baseline, limiter: anyio.CapacityLimiter | None = None
+) -> Changes:
+    """Return what differs in a session's workspace. `limiter` is that of threads in which rules are
+    compared: a program of the session wrote these, and they may take seconds.
 
     Raises:
         NotRead: there are too many files, or one changes meanwhile.
@@ -129,19 +134,23 @@ async def changes_of(source: Lease, baseline: Baseline, write: Write | None = No
     differing = await _differing(source, baseline, rows)
     if not baseline.everything:
         rules = await _rules(source, baseline, rows, {row[0] for row in differing})
-        # In a thread: many rules, which a program of the session wrote, take a while.
-        differing = await anyio.to_thread.run_sync(_not_left_out, baseline, rules, differing)
+        differing = await anyio.to_thread.run_sync(
+            _not_left_out, baseline, rules, differing, abandon_on_cancel=True, limiter=limiter
+        )
     bad = {
         path
         for path, size, _, target in differing
         if path.startswith(repositories) or (size == LINK and link_fault(path, target))
     }
-    after, texts = await _read(source, [row for row in differing if row[0] not in bad], write)
+    differing = [row for row in differing if row[0] not in bad]
+    after, texts = await _read(source, differing)
     found = [Change(path, baseline.tree.get(path), entry) for path, entry in after.items()]
     found += [Change(path, one, None) for path, one in baseline.tree.items() if path not in present]
     return Changes(
         sorted((one for one in found if one.before != one.after), key=lambda one: one.path),
         frozenset(row[0] for row in rows if row[1] == DIRECTORY),
+        frozenset(present),
+        {row[0]: row for row in differing if row[1] >= 0},
         texts,
         [*(path for path in never if not is_never(path.rpartition("/")[0])), *sorted(bad), *unseen],
     )
@@ -196,9 +205,34 @@ def _not_left_out(
         raise NotRead(str(error)) from None
 
 
-async def _read(
-    source: Lease, rows: Sequence[Row], write: Write | None
-) -> tuple[dict[str, Entry], dict[str, bytes]]:
+async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: Write) -> None:
+    """Pass the content of new and changed files to `write`, piece by piece; an empty file has one
+    empty piece.
+
+    Raises:
+        NotRead: one is not as it was found.
+        EngineError: the guest failed.
+    """
+    files = {
+        one.path: one.after for one in wanted if one.after is not None and not one.after.is_link
+    }
+    for path in files.keys() & found.texts.keys():  # what was hashed
+        await write(path, found.texts[path])
+    expected = {path: entry for path, entry in files.items() if path not in found.texts}
+    digests = {path: hashlib.sha256() for path in expected}
+    left = {path: entry.size for path, entry in expected.items()}
+    async for path, piece in contents(source, [found.rows[path] for path in expected]):
+        left[path] -= len(piece)
+        if left[path] < 0:
+            raise NotRead(f"{path} changed while it was read")
+        digests[path].update(piece)
+        await write(path, piece)
+    for path, entry in expected.items():
+        if digests[path].hexdigest() != entry.digest:
+            raise NotRead(f"{path} changed while it was read")
+
+
+async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], dict[str, bytes]]:
     """Return the entries of rows, and the content of what can be shown."""
     entries: dict[str, Entry] = {}
     texts: dict[str, bytes] = {}
@@ -211,15 +245,11 @@ async def _read(
     for path, row in files.items():
         if row[1] == 0:
             texts[path] = b""
-            if write is not None:
-                await write(path, b"")
     async for path, piece in contents(source, files.values()):
         digests[path].update(piece)
         if files[path][1] <= min(room, MAX_READ_BYTES):
             room -= len(piece)
             texts[path] = texts.get(path, b"") + piece
-        if write is not None:
-            await write(path, piece)
     for path, digest in digests.items():
         entries[path] = Entry(files[path][1], files[path][2], digest.hexdigest())
     return entries, texts

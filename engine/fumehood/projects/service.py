@@ -38,10 +38,24 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.project import project_of
 from fumehood.executors.workspace_guest import MAX_LISTED, Said, Unpacked, ask, not_as_agreed
 from fumehood.executors.workspace_tree import NotRead, scan
-from fumehood.projects.changes import SHOWN_BYTES, Baseline, changes_of, digest_of
+from fumehood.projects.changes import (
+    SHOWN_BYTES,
+    Baseline,
+    Changes,
+    changes_of,
+    digest_of,
+    stage,
+)
 from fumehood.projects.feed import Feed
 from fumehood.projects.patch import listed, patch_of, shown
-from fumehood.projects.rules import PROOF_PREFIX
+from fumehood.projects.rules import (
+    FILE_NAME,
+    GIT_NAMES,
+    PROOF_PREFIX,
+    IgnoreRules,
+    TooManyRules,
+    git_directories,
+)
 from fumehood.projects.tree import SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
 from fumehood.projects.writing import ANOTHER, IN_THE_WAY, Change, Conflicts, Journals, Writing
 from fumehood.sandbox.session import workspace_mb
@@ -60,6 +74,9 @@ FEED_S = 300.0
 
 SETTLED_S = 0.05
 """Seconds after which the guest tells the version of a file that was written."""
+
+CHANGED = "The project has changed since the diff was shown. Nothing was written."
+REPOSITORY = "would be part of a git repository"
 
 MAX_NAMED = 20
 """Files that an error names."""
@@ -99,6 +116,8 @@ class ProjectStore:
         self._known: OrderedDict[str, Baseline] = OrderedDict()
         self.turn = anyio.Lock()
         """Held while a project is written."""
+        self.comparing = anyio.CapacityLimiter(1)
+        """For threads in which rules of sessions are compared."""
 
     def of(self, session_id: str, home: ProjectHome, keep: Keep) -> SessionProject:
         """Return the project of a session."""
@@ -156,8 +175,8 @@ class SessionProject:
     async def difference(self, lease: Lease) -> JsonObject:
         """Return the changes as `patch`, `files`, `truncated` and `unseen`."""
         baseline = await self._store.baseline(self._session_id, self._home)
-        found = await _found(changes_of(lease, baseline))
-        judged = await self._judge(found.changes)
+        found = await self._changes(lease, baseline)
+        judged = await self._judge(found, baseline)
         diff, is_cut = await anyio.to_thread.run_sync(
             patch_of, judged.changes, judged.old, found.texts
         )
@@ -172,8 +191,8 @@ class SessionProject:
     async def effect(self, lease: Lease) -> Effect:
         """Return what `apply` would do, for the human who decides."""
         baseline = await self._store.baseline(self._session_id, self._home)
-        found = await _found(changes_of(lease, baseline))
-        judged = await self._judge(found.changes)
+        found = await self._changes(lease, baseline)
+        judged = await self._judge(found, baseline)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
         if error is None and len(judged.changes) > MAX_LISTED:
             error = InvalidParams(
@@ -199,20 +218,23 @@ class SessionProject:
         """
         store = self._store
         baseline = await store.baseline(self._session_id, self._home)
+        found = await self._changes(lease, baseline)
         async with store.turn:
             with ExitStack() as stack:
                 project, writing = await anyio.to_thread.run_sync(self._open, stack)
                 try:
-                    staging = _Staging(writing)
-                    found = await _found(changes_of(lease, baseline, staging.write))
-                    await staging.end()
-                    judged = await anyio.to_thread.run_sync(_judge, project, found.changes)
+                    judged = await anyio.to_thread.run_sync(_judge, project, found, baseline)
                     if judged.conflicts:
                         raise _conflict(judged.conflicts)
+                    # Before anything is staged: until here, a program chooses how much that is.
                     if expected is not None and digest_of(judged.changes) != expected:
-                        raise WorkspaceChanged(
-                            "The project has changed since the diff was shown. Nothing was written."
-                        )
+                        raise WorkspaceChanged(CHANGED)
+                    staging = _Staging(writing)
+                    try:
+                        await stage(lease, found, judged.changes, staging.write)
+                    except NotRead:
+                        raise WorkspaceChanged(CHANGED) from None
+                    await staging.end()
                     with anyio.CancelScope(shield=True):
                         await anyio.to_thread.run_sync(
                             writing.write, judged.changes, found.directories
@@ -235,21 +257,33 @@ class SessionProject:
             tree.pop(change.path, None)
             if change.after is not None:
                 tree[change.path] = change.after
-        new = Baseline(tree, baseline.rules, baseline.everything, baseline.versions)
+        changed = {one.path for one in changes}
+        rules = {  # of changed files, they are read again
+            directory: text
+            for directory, text in baseline.rules.items()
+            if (f"{directory}/{FILE_NAME}" if directory else FILE_NAME) not in changed
+        }
+        new = Baseline(tree, rules, baseline.everything, baseline.versions)
         with suppress(EngineError):  # then what is there already is found to be so next time
             self._home = await self._store.put(self._session_id, Path(self._home.directory), new)
             await self._keep(self._home)
 
-    async def _judge(self, changes: Sequence[Change]) -> Judged:
+    async def _changes(self, lease: Lease, baseline: Baseline) -> Changes:
+        return await _found(changes_of(lease, baseline, self._store.comparing))
+
+    async def _judge(self, found: Changes, baseline: Baseline) -> Judged:
         def judge() -> Judged:
             with ProjectDirectory(Path(self._home.directory)) as project:
-                return _judge(project, changes)
+                return _judge(project, found, baseline)
 
         return await anyio.to_thread.run_sync(judge)
 
 
-def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
+def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
     """Compare changes with the host's files. What is there already is no change."""
+    changes = found.changes
+    repositories = _repositories(project, found)
+    left_out = _left_out(baseline)
     kept: list[Change] = []
     conflicts: dict[str, str] = {}
     old: dict[str, bytes] = {}
@@ -257,9 +291,14 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
     deleted = {one.path for one in changes if one.after is None}
     for change in changes:
         now, is_there = project.entry(change.path)
-        if now == change.after and (now is not None or not is_there):
+        # What was not copied in must not be guessed: that a guess is right would be seen here.
+        is_hidden = change.before is None and is_there and left_out(change.path)
+        if now == change.after and (now is not None or not is_there) and not is_hidden:
             continue
         kept.append(change)
+        if change.after is not None and change.path.startswith(repositories):
+            conflicts[change.path] = REPOSITORY
+            continue
         below = f"{change.path}/"
         is_emptied = change.before is None and any(path.startswith(below) for path in deleted)
         if now != change.before:
@@ -274,6 +313,38 @@ def _judge(project: ProjectDirectory, changes: Sequence[Change]) -> Judged:
                 room -= len(content)
                 old[change.path] = content
     return Judged(kept, conflicts, old)
+
+
+def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
+    """Return the directories that would be repositories with the session's and the host's files
+    together: git would run what their `config` names.
+    """
+    above = {
+        change.path[: at + 1]
+        for change in found.changes
+        if change.after is not None
+        for at, character in enumerate(change.path)
+        if character == "/"
+    }
+    names: set[str] = set(found.present | found.directories)
+    for top in ("", *above):
+        names.update(f"{top}{name}" for name in GIT_NAMES if project.has(f"{top}{name}"))
+    return tuple(top for top in git_directories(names) if top in above)
+
+
+def _left_out(baseline: Baseline) -> Callable[[str], bool]:
+    """Return whether the rules of the copied project leave a path out."""
+    rules = IgnoreRules()
+    for directory, text in baseline.rules.items():
+        rules.add(directory, text)
+
+    def left_out(path: str) -> bool:
+        try:
+            return not baseline.everything and rules.leave_out(path, is_directory=False)
+        except TooManyRules as error:
+            raise InvalidParams(f"The project cannot be compared: {error}.") from None
+
+    return left_out
 
 
 def _conflict(paths: dict[str, str]) -> InvalidParams:

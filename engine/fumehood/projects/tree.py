@@ -259,6 +259,15 @@ class ProjectDirectory:
         except OSError:
             return None, is_there
 
+    def has(self, path: str) -> bool:
+        """Whether anything is at a path."""
+        try:
+            with self.parent(path) as (directory, name):
+                os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
     def content(self, path: str, most: int) -> bytes | None:
         """Return a file's content, or None if it is larger, or not readable."""
         try:
@@ -314,6 +323,8 @@ def link_fault(path: str, target: str) -> str | None:
         return "is a link that leaves the project"
     if ".." in steps[ups:]:  # behind another link, it could lead anywhere
         return "is a link with '..' behind a name"
+    if is_never("/".join(steps[ups:])):
+        return "is a link into .git, or to files of the engine"
     return None
 
 

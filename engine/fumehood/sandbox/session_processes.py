@@ -12,13 +12,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio.abc
 
-from fumehood.core.errors import EngineError, InvalidParams
+from fumehood.core.errors import EngineError, InvalidParams, ResourceNotFound
 from fumehood.core.json_types import JsonObject
-from fumehood.protocol.framing import OUTPUT_PIECE_BYTES
+from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
+from fumehood.protocol.strict_json import dumps
 from fumehood.sandbox.session import Session, with_env
 
 _BEHIND_ALL = (1 << 53) - 1
 """An offset behind all output. Reading there tells where the output ends."""
+
+STARTED_AT = "started_at"
+"""Key of a stored request: when the process was started, in Unix seconds."""
+
+MAX_KEPT_BYTES = 256 * 1024
+"""Bytes of the requests of one session that are stored for a new start."""
 
 Visit = Callable[[], AbstractAsyncContextManager[None]]
 """Keeps a session running during the block. Raises if it is over or cannot run."""
@@ -46,15 +53,32 @@ class SessionProcesses:
         """
         session = self._session
         asked = {key: value for key, value in request.items() if key != "restart"}
+        name, restart = str(asked.get("name")), bool(request.get("restart"))
+        kept = session.kept_processes.get(name)
         if asked["do"] == "list" and session.is_stopped:
-            return {"processes": []}
+            return self._with_kept({"processes": []})
+        if asked["do"] == "start" and restart:
+            self._require_room(asked)
+        if asked["do"] == "stop" and kept is not None:
+            await self._forget(name)  # also if it has ended so long ago that nobody else knows it
         async with self._visit():
             if asked["do"] == "start":
                 answer = await session.container.processes(with_env(session.env, asked))
             else:
-                answer = await session.container.processes(asked)
-        await self._note(asked, restart=bool(request.get("restart")))
-        return answer
+                try:
+                    answer = await session.container.processes(asked)
+                except ResourceNotFound:
+                    if asked["do"] != "stop" or kept is None:
+                        raise
+                    answer = {"process": _ended(name, kept)}
+        if asked["do"] == "start" and restart:
+            started = answer["process"]["started_at"]
+            kept = {**asked, STARTED_AT: started}
+            session.kept_processes = {**session.kept_processes, name: kept}
+            await self._write()
+        elif asked["do"] == "start" and kept is not None:
+            await self._forget(name)
+        return self._with_kept(answer) if asked["do"] == "list" else answer
 
     async def read_end(self, name: str) -> JsonObject:
         """Read the end of a process's output; `skipped` is all before it. Raises as `ask`."""
@@ -64,17 +88,35 @@ class SessionProcesses:
         piece: JsonObject = (await self.ask({**asked, "after": after}))["output"]
         return {**piece, "skipped": after + piece["skipped"]}
 
-    async def _note(self, asked: JsonObject, *, restart: bool) -> None:
-        """Store whether a process is to be started again."""
+    def _require_room(self, asked: JsonObject) -> None:
+        """Raise InvalidParams if one more process cannot be kept for a new start."""
+        kept = {**self._session.kept_processes, str(asked["name"]): asked}
+        if len(kept) > MAX_PROCESSES:
+            raise InvalidParams(
+                f"{MAX_PROCESSES} processes of this session start again with it already. Stop one.",
+                fields=["restart"],
+            )
+        if len(dumps(dict(kept))) > MAX_KEPT_BYTES:
+            raise InvalidParams(
+                "The commands of the processes that start again with this session take more than "
+                f"{MAX_KEPT_BYTES >> 10} KB. Put this one into a file.",
+                fields=["restart"],
+            )
+
+    async def _forget(self, name: str) -> None:
+        """Store that a process is not to be started again."""
         kept = self._session.kept_processes
-        name = asked.get("name")
-        if asked["do"] == "start" and restart:
-            self._session.kept_processes = {**kept, str(name): asked}
-        elif asked["do"] in ("start", "stop") and name in kept:
-            self._session.kept_processes = {k: v for k, v in kept.items() if k != name}
-        else:
-            return
+        self._session.kept_processes = {key: one for key, one in kept.items() if key != name}
         await self._write()
+
+    def _with_kept(self, answer: JsonObject) -> JsonObject:
+        """Return a list with the processes that are to be started again, also if they have ended
+        so long ago that the session does not know them.
+        """
+        known = {one["name"] for one in answer["processes"]}
+        kept = self._session.kept_processes
+        unknown = [_ended(name, asked) for name, asked in kept.items() if name not in known]
+        return {**answer, "processes": [*unknown, *answer["processes"]]}
 
     @asynccontextmanager
     async def connect(self, port: int) -> AsyncIterator[anyio.abc.ByteStream]:
@@ -94,11 +136,20 @@ async def start_again(session: Session, tell: Callable[[str, str], None]) -> Non
     """Start the processes of a session that has a new container. `tell` gets the name of one that
     cannot be started, and why.
     """
-    for name, asked in session.kept_processes.items():
+    for name, kept in session.kept_processes.items():
+        asked = {key: value for key, value in kept.items() if key != STARTED_AT}
         try:
             await session.container.processes(with_env(session.env, asked))
         except EngineError as error:
             tell(name, error.message)
+
+
+def _ended(name: str, kept: JsonObject) -> JsonObject:
+    """Return a process that is known only because it is to be started again."""
+    return {
+        "name": name, "state": "ended", "exit_code": None, "signal": None, "lost": False,
+        "started_at": kept.get(STARTED_AT, 0.0),
+    }  # fmt: skip
 
 
 def require_none(session: Session) -> None:

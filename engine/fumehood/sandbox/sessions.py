@@ -55,6 +55,7 @@ from fumehood.core.session import (
     SessionStatus,
     Snapshot,
 )
+from fumehood.core.tasks import start_soon
 from fumehood.sandbox.presets import find_preset, merged, require_bound, require_within
 from fumehood.sandbox.session import (
     CopyLost,
@@ -1202,7 +1203,7 @@ class SessionKeeper:
         if self._group is None:
             return
         self._leaving += 1
-        self._group.start_soon(self._until_gone, container, saved_as)
+        start_soon(self._group, self._until_gone, container, saved_as)
 
     async def _until_gone(self, container: SessionContainer, saved_as: str | None) -> None:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.projects import patch, service
+from fumehood.projects.changes import Baseline, Changes
 from fumehood.projects.patch import patch_of, shown
 from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.projects.writing import Change
@@ -46,7 +47,8 @@ def test_old_contents_of_many_files_take_bounded_memory(
         (tmp_path / one.path).write_bytes(OLD)
     monkeypatch.setattr(service, "SHOWN_BYTES", 5 * len(OLD))
     with ProjectDirectory(tmp_path) as project:
-        judged = service._judge(project, CHANGES)
+        found = Changes(CHANGES, frozenset(), frozenset(), {}, {}, [])
+        judged = service._judge(project, found, Baseline({}, {}, False))
     assert len(judged.changes) == len(CHANGES)
     assert not judged.conflicts
     assert len(judged.old) == 5

@@ -137,3 +137,25 @@ def test_names_to_skip_are_those_without_magic_or_exception() -> None:
         "build",
     )
     assert plain_names("node_modules/\n!node_modules/kept\n") == ()
+
+
+def test_time_that_rules_take_is_bounded_by_comparisons_and_not_by_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fumehood.projects.rules.MAX_TESTS", 100_000)
+    rules = IgnoreRules()
+    rules.add("", "\n".join([f"**/{'a/' * 24}b"] * 100))
+    checked = []
+
+    def check_all() -> None:
+        for number in range(1000):
+            checked.append(number)
+            rules.leave_out(f"{'a/' * 50}{number}", is_directory=False)
+
+    with pytest.raises(TooManyRules):
+        check_all()
+    assert len(checked) < 5
+    plain = IgnoreRules()
+    plain.add("", "\n".join(f"*.{number}" for number in range(100)))
+    for number in range(900):
+        plain.leave_out(f"{number}.txt", is_directory=False)

@@ -36,6 +36,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
+from fumehood.core.tasks import start_soon
 from fumehood.protocol.framing import ConnectionFrame, FrameError
 from fumehood.sandbox.cluster.model import (
     VERSION,
@@ -953,7 +954,7 @@ class ClusterWall(HasImages):
 
     def _start_soon(self, task: Callable[..., Any], *arguments: object) -> None:
         if self._group is not None:
-            self._group.start_soon(self._guarded, task, *arguments)
+            start_soon(self._group, self._guarded, task, *arguments)
 
     async def _guarded(self, task: Callable[..., Any], *arguments: object) -> None:
         """Await a task whose failure must not end the engine."""

@@ -37,6 +37,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
+from fumehood.core.tasks import start_soon
 from fumehood.sandbox.container.channel import (
     DIRTY,
     NOT_CLEAN_IN_TIME,
@@ -594,7 +595,7 @@ class ContainerWall(HasImages):
         self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: object
     ) -> None:
         assert self._group is not None
-        self._group.start_soon(task, *arguments)
+        start_soon(self._group, task, *arguments)
 
     def _names_in_use(self) -> list[str]:
         return [*self._supply.unsettled, *self._pool.names, *self._held, *self._expected]
