@@ -154,6 +154,8 @@ def read_request(
         raise malformed("its target is no path")
     if not path.isascii() or any(character <= " " for character in path):
         raise malformed("its target has characters that must be escaped")
+    if "#" in path:
+        raise malformed("its target has a fragment, which servers read differently")
     if _climbs(path):
         raise malformed("its path has segments that lead upwards, which servers read differently")
     given = dict(rows)

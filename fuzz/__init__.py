@@ -1,0 +1,1 @@
+"""Fuzzing: `make fuzz`."""
