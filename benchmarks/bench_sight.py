@@ -67,8 +67,10 @@ def sight_lines() -> Iterator[Line]:
         _collector() as endpoint,
         multiprocessing.get_context("spawn").Pool(CLIENTS) as pool,
     ):
+        without = {"FUMEHOOD_ALERTS__ENABLED": "false"}
+        seen = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
         for _ in range(PAIRS):
-            _compare(endpoint, pool, rates, cpu)
+            compare(without, seen, pool, rates, cpu)
     lost = 1 - statistics.median(with_it / without for without, with_it in rates)
     yield Line(
         "metrics and traces: lost throughput of the calculator", f"≤ {TARGET:.0%}",
@@ -82,14 +84,15 @@ def sight_lines() -> Iterator[Line]:
     )  # fmt: skip
 
 
-def _compare(
-    endpoint: str, pool: Pool, rates: list[tuple[float, float]], cpu: list[tuple[float, float]]
+def compare(
+    without: dict[str, str],
+    with_it: dict[str, str],
+    pool: Pool,
+    rates: list[tuple[float, float]],
+    cpu: list[tuple[float, float]],
 ) -> None:
     """Rounds in turn of two new daemons: calls a second, and processor seconds for each call."""
-    with (
-        run_daemon({"FUMEHOOD_ALERTS__ENABLED": "false"}) as plain,
-        run_daemon({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}) as seen,
-    ):
+    with run_daemon(without) as plain, run_daemon(with_it) as seen:
         for daemon in (plain, seen):
             _round(pool, daemon)
         for number in range(ROUNDS):

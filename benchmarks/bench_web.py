@@ -51,7 +51,7 @@ def web_lines(pending: int = PENDING) -> Iterator[Line]:
         caller = running.enter_context(Client(home / "engine.sock"))
         for start in range(0, pending, 500):
             caller.batch([_call(number) for number in range(start, min(start + 500, pending))])
-        link = running.enter_context(_console(environment, credential))
+        link = running.enter_context(console(environment, credential))
         address, token = link.split("/login?token=")
         browser = running.enter_context(httpx2.Client(base_url=address, timeout=TIMEOUT))
         browser.post("/login", data={"token": token}, headers={"origin": address})
@@ -72,7 +72,7 @@ def _call(number: int) -> dict[str, object]:
 
 
 @contextmanager
-def _console(environment: dict[str, str], credential: str) -> Iterator[str]:
+def console(environment: dict[str, str], credential: str) -> Iterator[str]:
     """`fumehood web`; its link."""
     process = subprocess.Popen(
         [str(FUMEHOOD), "web", "--port", "0", "--credential-stdin"], env=environment,

@@ -49,6 +49,7 @@ from benchmarks.bench_mcp import mcp_lines
 from benchmarks.bench_policy import policy_lines
 from benchmarks.bench_projects import project_lines
 from benchmarks.bench_rate_limits import rate_limit_lines
+from benchmarks.bench_record import record_lines
 from benchmarks.bench_registry import registry_lines
 from benchmarks.bench_rest import rest_lines
 from benchmarks.bench_restricted import restricted_lines
@@ -100,6 +101,7 @@ def measure() -> Iterator[Line]:
     yield from rest_lines()
     yield from sight_lines()
     yield from web_lines()
+    yield from record_lines()
     with run_daemon() as daemon:
         yield from restricted_lines(daemon)
     with run_daemon() as daemon:

@@ -17,6 +17,7 @@ from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
+from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionRecord, WorkspaceEntry
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import Finding, ToolDefinition
@@ -111,12 +112,15 @@ class CallList(_Data):
 
 
 class CallAnswer(_Data):
-    """One call. Where a human was asked, the approval; where it has ended by one, its answer.
+    """One call with what is kept of it, and the approval where a human was asked.
 
-    Of a call that still waits `call` says so: its code is REQUIRES_HUMAN_APPROVAL.
+    `arguments` and `envelope` are kept as the engine's operator has configured it; answers of calls
+    that needed approval always are. Of a call that still waits `call` says so: its code is
+    REQUIRES_HUMAN_APPROVAL.
     """
 
     call: CallRecord
+    arguments: JsonObject | None = None
     approval: Approval | None = None
     envelope: Envelope | None = None
 
@@ -125,17 +129,18 @@ class CallDetails(_Data):
     """One call of anybody's, with everything that is kept of it, for approvers and administrators.
 
     `stages_ms` is the time of each stage in order. `audit_seq` is its row in the audit chain.
-    `children` are the calls that its program made, newest first.
+    `children` are the calls that its program made, and those that their programs made.
     """
 
     call: CallRecord
     stages_ms: dict[str, float]
     audit_seq: int | None
     approval: Approval | None
+    arguments: JsonObject | None
     envelope: Envelope | None
     answer: Literal["shown", "not_kept", "needs_admin"]
     """Why there is an envelope or not. Answers of calls that needed approval or had an idempotency
-    key are kept."""
+    key are always kept, others if `record.calls` says so."""
     children: tuple[CallRecord, ...]
     can_repeat: bool
     """Whether its arguments are kept, so that it can be repeated as a dry run."""

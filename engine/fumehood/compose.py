@@ -392,7 +392,13 @@ def _read_state(
         agents=agents,
         tokens=tokens,
         approvers=approvers,
-        calls=CallLog(database, kept_days=config.calls_kept_days, kept=config.calls_kept),
+        calls=CallLog(
+            database,
+            kept_days=config.calls_kept_days,
+            kept=config.calls_kept,
+            recorded=config.recorded_calls,
+            record=config.record,
+        ),
         budgets=budgets,
         rates=rates,
         blobs=BlobStore(

@@ -82,7 +82,7 @@ from fumehood.sandbox.settings import (
     SessionSettings,
     require_presets_within,
 )
-from fumehood.storage.settings import FileSettings, StateSettings
+from fumehood.storage.settings import FileSettings, RecordSettings, StateSettings
 
 
 class TlsSettings(BaseModel):
@@ -111,6 +111,7 @@ class Config(SocketSettings):
     drain_seconds: float = Field(default=10, ge=0, le=600)
     calls_kept_days: int = Field(default=30, ge=1, le=3650)
     calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
+    record: RecordSettings = RecordSettings()
     blobs_kept_hours: float = Field(default=24, gt=0, le=24 * 365)
     blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
     streams_mb: int = Field(default=2048, ge=1, le=1_000_000)
@@ -200,6 +201,11 @@ class Config(SocketSettings):
     def principal_ids(self) -> dict[int, str]:
         """User id of a local user → id of the configured principal."""
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
+
+    @property
+    def recorded_calls(self) -> Literal["all", "failed", "none"]:
+        """The calls whose arguments and answers are kept."""
+        return self.record.calls or ("none" if self.mode == "service" else "all")
 
     @property
     def own_images(self) -> Path:

@@ -30,9 +30,7 @@ from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import (
     EngineError,
-    IdempotencyConflict,
     InvalidParams,
-    ResourceNotFound,
     ToolNotFound,
 )
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
@@ -502,13 +500,7 @@ class Engine:
         Raises:
             ResourceNotFound: the principal has no such call, or it has ended.
         """
-        if self._made.calls.running.has(call_id, principal):
-            await self._made.calls.running.cancel(call_id, principal)
-            return
-        try:
-            await self.approvals.cancel_call(call_id, principal)
-        except (IdempotencyConflict, ResourceNotFound):
-            raise ResourceNotFound("No such call of yours is running. Do not retry.") from None
+        await self.overview.cancel_as(call_id, principal)
 
     def tools(self) -> list[ToolDefinition]:
         """Return the preferred version of every registered tool, by name."""
@@ -639,7 +631,7 @@ class Engine:
     async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """Return a page of the call log of this process's owner, newest first.
 
-        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+        `query` is that of `CallQuery`: since, until, agent, tool, code, state, text, limit, cursor.
 
         Raises:
             InvalidParams: the query is wrong.
@@ -647,7 +639,18 @@ class Engine:
             ReadFailed: the state cannot be read.
         """
         asked = parsed(CallQuery, checked_keywords(CallQueryKeywords, "calls", query), "query")
-        return await self.call_log.page(self.owner.id, asked)
+        return await self.calls_of(self.owner, asked)
+
+    async def calls_of(self, principal: Principal, query: CallQuery) -> CallPage:
+        """Return a page of the call log of a principal, or its calls that run now.
+
+        Raises:
+            ResourceNotFound: the cursor is unknown, or too old.
+            ReadFailed: the state cannot be read.
+        """
+        if query.state is not None:
+            return self.overview.running(query, principal.id)
+        return await self.call_log.page(principal.id, query)
 
     async def call_record(self, call_id: str) -> CallRecord:
         """Return the record of a call of this process's owner.

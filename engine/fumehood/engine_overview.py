@@ -8,6 +8,8 @@ that needed approval.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -16,19 +18,25 @@ from typing import Any, BinaryIO
 import anyio
 
 from fumehood.answers import CallDetails
+from fumehood.audit.chain import chain_of
 from fumehood.compose import Composition
 from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallPage,
+    CallQuery,
+    CallRecord,
+    CallSeries,
     MatchedCalls,
     RulesToTry,
+    SeriesQuery,
     ToolFiguresList,
     TriedRule,
     TriedRules,
 )
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
+    IdempotencyConflict,
     InvalidParams,
     PermissionDenied,
     ResourceNotFound,
@@ -37,22 +45,33 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL
-from fumehood.core.pages import MAX_PAGE
 from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.metrics import Figure, network_figures, node_figures
+from fumehood.pipeline.running import LiveCall
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
 from fumehood.protocol.messages import decode_envelope
 from fumehood.sandbox.session_processes import SessionProcesses
 from fumehood.storage.blobs import Blob
-from fumehood.storage.calls import AllCalls, CallGroup
-from fumehood.storage.changes import recorded
+from fumehood.storage.calls import AllCalls, CallGroup, FoundCall
+from fumehood.storage.changes import recorded, stamp
+from fumehood.storage.records import Recorded
 
 SHOWN_GROUPS = 20
+_HAS_CONDITIONS = re.compile(r"\b(?:when|any)\b")
+"""Finds rules whose conditions look at arguments, and maybe others."""
+
+NOTED_FOR_S = 300.0
+"""Seconds in which looking at the same again is not noted again."""
+
+MAX_NOTED = 1000
+NOT_RUNNING = "No such call is running. Do not retry."
+_FIELDS = {"agent": "agent_id", "principal": "principal_id", "session": "session_id",
+           "trace": "trace_id", "parent": "parent_id"}  # fmt: skip
 
 
 class Overview:
@@ -64,6 +83,8 @@ class Overview:
         self._calls = AllCalls(made.database)
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
+        self._noted: dict[tuple[object, ...], float] = {}
+        """What was noted lately of who has looked at what, and when."""
 
     # -- nodes -----------------------------------------------------------------------------
 
@@ -89,35 +110,132 @@ class Overview:
 
     # -- calls -----------------------------------------------------------------------------
 
-    async def calls(self, query: AllCallsQuery) -> CallPage:
-        """Return calls of all principals, newest first. Raises as `AllCalls.page`."""
+    async def calls(self, query: AllCallsQuery, reader: Principal) -> CallPage:
+        """Return calls of all principals, newest first.
+
+        Raises:
+            PermissionDenied: a search by text is for administrators: it tells of what is in calls.
+            ResourceNotFound, ReadFailed: as `AllCalls.page`.
+            WriteFailed: the search could not be recorded.
+        """
+        if query.state is not None:
+            return self.running(query)
+        if query.text is not None:
+            if Scope.ADMIN not in reader.scopes:
+                raise PermissionDenied("A search in what calls were given needs admin.")
+            if query.cursor is None:
+                await self._note_reading("calls.searched", reader, {"text": query.text})
         return await self._calls.page(query)
+
+    def running(self, query: CallQuery, principal_id: str | None = None) -> CallPage:
+        """Return the calls that run now, oldest first, of one principal or all."""
+        wanted = query.model_dump(include={"agent", "principal", "session", "trace", "parent"})
+        tool, _, version = (query.tool or "").partition("@")
+        wanted |= {"tool_name": tool or None, "tool_version": version or None}
+        records = [self._live(one) for one in self._running()]
+        items = tuple(
+            record
+            for record in records
+            if principal_id in (None, record.principal_id)
+            and all(
+                value is None or getattr(record, _FIELDS.get(name, name)) == value
+                for name, value in wanted.items()
+            )
+        )
+        return CallPage(items=items, has_more=False, next_cursor=None, total_count=len(items))
+
+    def running_call(
+        self, call_id: str, principal_id: str | None = None
+    ) -> tuple[CallRecord, JsonObject] | None:
+        """Return a call that runs now with the end of its output, and its arguments; or None."""
+        for one in self._running():
+            by = one.request.principal
+            is_own = principal_id is None or (by is not None and by.id == principal_id)
+            if one.request.call_id == call_id and is_own:
+                return self._live(one, with_output=True), self._made.calls.given(one)
+        return None
+
+    def _running(self) -> list[LiveCall]:
+        """Return the calls that run now, oldest first, an approved one once."""
+        found = {one.request.call_id: one for one in self._made.calls.running}
+        for run in self._made.approvals.requests.runs.running.values():
+            if run.request is not None:
+                call = LiveCall(run.request, run.handle, run.began_at)
+                found[run.request.call_id] = call
+        return sorted(found.values(), key=lambda one: one.began_at)
+
+    def _live(self, one: LiveCall, *, with_output: bool = False) -> CallRecord:
+        currency = self._made.basis.config.prices.currency
+        return one.record(self._clock.now(), currency, with_output=with_output)
+
+    async def cancel(self, call_id: str, by: Principal) -> None:
+        """Cancel anybody's running call, and record that as a change.
+
+        Raises:
+            ResourceNotFound: no such call is running.
+            WriteFailed: the change could not be recorded, and the call continues.
+        """
+        found = self.running_call(call_id)
+        if found is None:
+            raise ResourceNotFound(NOT_RUNNING)
+        record, _ = found
+        await self._record(by, "call.cancel", call_id, {"principal_id": record.principal_id})
+        await self.cancel_as(call_id, Principal(record.principal_id))
+
+    async def cancel_as(self, call_id: str, principal: Principal) -> None:
+        """Cancel a running call of one principal, and wait until its program has ended.
+
+        Raises:
+            ResourceNotFound: the principal has no such call, or it has ended.
+        """
+        running = self._made.calls.running
+        if running.has(call_id, principal):
+            await running.cancel(call_id, principal)
+            return
+        try:
+            await self._made.approvals.cancel_call(call_id, principal)
+        except (IdempotencyConflict, ResourceNotFound):
+            raise ResourceNotFound(NOT_RUNNING) from None
 
     async def call(self, call_id: str, reader: Principal) -> CallDetails:
         """Return one call with everything that is kept of it, as far as the reader may see it.
 
         Raises:
-            ResourceNotFound: the call log does not have it.
+            ResourceNotFound: the call log does not have it, and it does not run.
         """
-        record, stages_ms, audit_seq = await self._calls.get(call_id)
+        running = self.running_call(call_id)
+        if running is None:
+            found = await self._calls.get(call_id)
+        else:
+            record, given = running
+            found = FoundCall(_for_reader(record, reader), {}, None, Recorded(given, b""))
         stored = await self._made.approvals.requests.table.of_call(call_id)
         approval = None
         if stored is not None:
             approval = await self._made.approvals.show(stored.approval.id)
         answer = stored.answer if stored is not None else None
         if answer is None:
-            answer = await self._made.state.keys.answer_of(record.principal_id, call_id)
+            answer = await self._made.state.keys.answer_of(found.call.principal_id, call_id)
+        encoded = answer.encode() if answer is not None else None
+        if encoded is None and found.record is not None:
+            encoded = found.record.envelope
+        envelope = decode_envelope(encoded) if encoded else None
+        arguments = found.record.arguments if found.record is not None else None
         may_read = approval is not None or Scope.ADMIN in reader.scopes
-        children = await self._calls.page(AllCallsQuery(parent=call_id, limit=MAX_PAGE))
+        if approval is None and may_read and found.record is not None:
+            told = {"call_id": call_id, "principal_id": found.call.principal_id}
+            await self._note_reading("call.read", reader, told)
+        children = await self._calls.below(call_id) if running is None else ()
         return CallDetails(
-            call=record,
-            stages_ms=stages_ms,
-            audit_seq=audit_seq,
+            call=found.call,
+            stages_ms=found.stages_ms,
+            audit_seq=found.audit_seq,
             approval=approval,
-            envelope=decode_envelope(answer.encode()) if answer is not None and may_read else None,
-            answer="shown" if answer is not None and may_read else
-            "not_kept" if answer is None else "needs_admin",
-            children=children.items,
+            arguments=arguments if may_read else None,
+            envelope=envelope if may_read else None,
+            answer="shown" if envelope is not None and may_read else
+            "not_kept" if envelope is None else "needs_admin",
+            children=children,
             can_repeat=stored is not None and not stored.approval.tool.startswith(EXTERNAL),
         )  # fmt: skip
 
@@ -165,6 +283,10 @@ class Overview:
     async def figures(self, hours: int) -> ToolFiguresList:
         """Return success and latency of each tool's recent calls. Raises ReadFailed."""
         return await self._calls.figures(self._clock.now() - timedelta(hours=hours))
+
+    async def series(self, query: SeriesQuery) -> CallSeries:
+        """Return how calls went over time. Raises ReadFailed."""
+        return await self._calls.series(query, self._clock.now() - timedelta(hours=query.hours))
 
     # -- sessions --------------------------------------------------------------------------
 
@@ -239,6 +361,21 @@ class Overview:
             )
         )  # fmt: skip
 
+    async def _note_reading(self, event: str, by: Principal, told: JsonObject) -> None:
+        """Add to the audit chain that somebody looked into what is others', once in a while for
+        the same: a page asks again while a call runs. Raises WriteFailed.
+        """
+        key, now = (event, by.id, *told.values()), self._clock.monotonic()
+        if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
+            return
+        at = stamp(self._clock.now())
+        await self._made.database.write(
+            lambda rows: chain_of(rows).append(rows, event, at, {"by": by.id, **told})
+        )
+        if len(self._noted) >= MAX_NOTED:
+            self._noted.clear()
+        self._noted[key] = now
+
     # -- the engine ------------------------------------------------------------------------
 
     def summary(self, readiness: Readiness) -> EngineSummary:
@@ -260,22 +397,30 @@ class Overview:
 
     # -- rules -----------------------------------------------------------------------------
 
-    async def try_rules(self, wish: RulesToTry) -> TriedRules:
-        """Try rules against the calls of the last days. The rules in force stay.
+    async def try_rules(self, wish: RulesToTry, reader: Principal) -> TriedRules:
+        """Try rules against the calls of the last days, for administrators also against what these
+        calls were given. The rules in force stay.
 
         Raises:
             InvalidParams: the rules have faults.
             ReadFailed: the log cannot be read.
+            WriteFailed: it could not be recorded that arguments are looked at.
         """
         known = [tool.definition for tool in self._made.registry]
-        groups, is_partial = await self._calls.groups(self._clock.now() - timedelta(days=wish.days))
+        since = self._clock.now() - timedelta(days=wish.days)
+        groups, is_partial = await self._calls.groups(since)
         tools = {group[:2]: self._tool(group) for group in groups}
         found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
         environment = self._made.basis.config.environment
+        given: list[tuple[CallGroup, JsonObject]] = []
+        if Scope.ADMIN in reader.scopes and _HAS_CONDITIONS.search(wish.rules):
+            await self._note_reading("calls.searched", reader, {"rules": wish.rules})
+            given = await self._calls.given(since, {group.tool for group, _ in found})
 
         def tried() -> tuple[TriedRule, ...]:
             policy = parse_policy("rules.toml", wish.rules.encode(), known)
-            return tuple(_tried(rule, environment, found) for rule in policy.rules)
+            calls = [(one, tools[one[:2]], arguments) for one, arguments in given]
+            return tuple(_tried(rule, environment, found, calls) for rule in policy.rules)
 
         try:  # thousands of rules take seconds, which must not be those of calls
             items = await anyio.to_thread.run_sync(tried, limiter=self._trying)
@@ -302,31 +447,54 @@ class Overview:
 
 
 def _tried(
-    rule: Rule, environment: str, groups: Sequence[tuple[CallGroup, ToolDefinition]]
+    rule: Rule,
+    environment: str,
+    groups: Sequence[tuple[CallGroup, ToolDefinition]],
+    given: Sequence[tuple[CallGroup, ToolDefinition | None, JsonObject]],
 ) -> TriedRule:
-    unknown = [one.name for one in (*rule.when, *(rule.any or ()))]
-    unknown += ["over_budget"] if rule.over_budget else []
+    conditions = [one.name for one in (*rule.when, *(rule.any or ()))]
+    budget = ["over_budget"] if rule.over_budget else []
     plain = rule.model_copy(update={"when": (), "any": None, "over_budget": None})
     compiled = compile_rule(plain, None, environment)
-    matched = [
-        group
+    whole = compile_rule(rule.model_copy(update={"over_budget": None}), None, environment)
+    left = {  # calls that nothing is known of but what the log has
+        group[:4]: group.calls
         for group, tool in groups
         if compiled.is_about(tool)
         and compiled.matches(CallFacts(tool, {}, group.principal_id, group.agent_id, None))
-    ]
+    }
+    certain = dict.fromkeys(left, 0)
+    for group, tool, arguments in given if conditions else ():
+        key = group[:4]
+        if tool is not None and left.get(key):
+            left[key] -= 1
+            facts = CallFacts(tool, arguments, group.principal_id, group.agent_id, None)
+            certain[key] += whole.matches(facts)
+    at_most = {key: count + certain[key] for key, count in left.items()}
+    unknown = (conditions if any(left.values()) else []) + budget
+    matched = sorted((key for key, count in at_most.items() if count), key=lambda k: -at_most[k])
     return TriedRule(
         id=rule.id,
         decision=rule.decision.value,
-        calls=sum(group.calls for group in matched),
+        calls=sum(at_most.values()),
+        at_least=0 if budget else sum((certain if conditions else at_most).values()),
         groups=tuple(
             MatchedCalls(
-                tool=group.tool, principal_id=group.principal_id, agent_id=group.agent_id,
-                calls=group.calls,
+                tool=tool_name, principal_id=principal_id, agent_id=agent_id,
+                calls=at_most[tool_name, version, principal_id, agent_id],
             )
-            for group in matched[:SHOWN_GROUPS]
+            for tool_name, version, principal_id, agent_id in matched[:SHOWN_GROUPS]
         ),
         unknown=tuple(unknown),
     )  # fmt: skip
+
+
+def _for_reader(record: CallRecord, reader: Principal) -> CallRecord:
+    """Return a running call as its reader may see it: its output is for administrators."""
+    if Scope.ADMIN in reader.scopes or record.running is None:
+        return record
+    running = record.running.model_copy(update={"stdout": None, "stderr": None})
+    return record.model_copy(update={"running": running})
 
 
 def _owned(kept: KeptSession) -> OwnedSession:

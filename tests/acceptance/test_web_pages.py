@@ -48,6 +48,7 @@ class House:
     session: str
     asked_call: str
     kept_call: str
+    failed_call: str
 
     def address(self, path: str) -> str:
         return f"{self.console.address}{path}"
@@ -67,6 +68,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             client.call("calculator", {"expression": "1 / 0"})
             asked = client.call("calculator", {"expression": "2 + 2"}).metadata.call_id
             code = {"code": f"print({SCRIPT!r} * 20)\n[{{'a': 1, 'b': {SCRIPT!r}}}]"}
+            broken = "# fails\nimport os\nraise ValueError('no ' + 'luck')"
+            failed = client.call("run_restricted_python", {"code": broken}).metadata.call_id
             kept = client.call("run_restricted_python", code, idempotency_key="kept")
             session = client.create_session(memory_mb=128).id
             for name, content in (("a.svg", SVG), ("a.html", HTML), (ATTACK, b"hello")):
@@ -79,7 +82,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             (waiting,) = control.approvals.list().items
             control.approvals.deny(waiting.id, version=waiting.version, reason="no")
         with running_console(daemon) as console:
-            yield House(daemon, console, session, str(asked), str(kept.metadata.call_id))
+            kept_call = str(kept.metadata.call_id)
+            yield House(daemon, console, session, str(asked), kept_call, str(failed))
 
 
 @pytest.fixture
@@ -96,6 +100,9 @@ def test_each_page_opens_and_passes_axe_accessibility_check(
         "/calls", f"/calls/{house.asked_call}", f"/calls/{house.kept_call}", "/tools",
         "/tools/calculator", "/agents", "/sessions", f"/sessions/{house.session}", "/nodes",
         "/usage", "/usage?days=30&by=principal", "/policy", "/health", "/calls?tool=nothing",
+        f"/calls/{house.failed_call}", "/calls?text=expression&hours=24", "/charts",
+        "/charts?hours=720&agent=reader", "/tools/calculator/try", "/tools/run_restricted_python/try",
+        "/search", "/calls?since=2026-01-01T00:00:00Z",
     ]  # fmt: skip
     found: list[tuple[str, str]] = []
     for path in paths:
@@ -122,7 +129,7 @@ def test_live_call_list_adds_only_matching_calls(owner: Page, house: House) -> N
 def test_call_list_filters_and_search_find_matching_calls(owner: Page, house: House) -> None:
     owner.goto(house.address("/calls"))
     owner.fill("#code", "execution_error")
-    owner.click("text=Filter")
+    owner.click("button:text-is('Filter')")
     expect(owner).to_have_url(re.compile(r"/calls\?code=execution_error$"))  # and nothing empty
     badges = owner.locator("table.calls td.wide .badge")
     expect(badges).to_have_text(["EXECUTION_ERROR"])
@@ -145,6 +152,72 @@ def test_call_page_repeats_call_as_dry_run(owner: Page, house: House) -> None:
     assert faults_of(owner) == []
 
 
+def test_failed_call_begins_with_what_it_was_given_and_why_it_failed(
+    owner: Page, house: House
+) -> None:
+    owner.goto(house.address("/calls"))
+    owner.keyboard.press("/")
+    owner.keyboard.type(house.failed_call)
+    owner.keyboard.press("Enter")
+    owner.wait_for_url(f"**/calls/{house.failed_call}")
+    assert owner.locator("main h2").first.inner_text() == "Arguments"
+    expect(owner.locator(".arguments .code .word", has_text="import")).to_be_visible()
+    expect(owner.locator(".arguments .code .comment")).to_have_text("# fails")
+
+
+def test_words_in_arguments_lead_to_their_call(owner: Page, house: House) -> None:
+    owner.goto(house.address("/calls"))
+    owner.fill("#text", '"ValueError no"')
+    owner.press("#text", "Enter")
+    rows = owner.locator("#calls table.calls tbody tr")
+    expect(rows).to_have_count(1)
+    rows.locator("a.tool").click()
+    owner.wait_for_url(f"**/calls/{house.failed_call}")
+
+
+def test_palette_is_opened_by_a_key_and_goes_to_what_is_typed(owner: Page, house: House) -> None:
+    owner.goto(house.address("/health"))
+    owner.keyboard.press("g")
+    expect(owner.locator("#palette-results a").first).to_be_visible()
+    assert faults_of(owner) == []
+    owner.keyboard.type("calcu")
+    expect(owner.locator("#palette-results a").first).to_contain_text("calculator")
+    owner.keyboard.press("Enter")
+    owner.wait_for_url("**/tools/calculator")
+
+
+def test_filters_are_behind_one_button_on_a_phone(person: NewPerson, house: House) -> None:
+    page = person(size=NARROW).log_in(house.console, house.daemon.credential)
+    page.goto(house.address("/calls"))
+    expect(page.locator("#code")).to_be_hidden()
+    page.click("label:text-is('Filters')")
+    expect(page.locator("#code")).to_be_visible()
+    page.goto(house.address("/calls?code=OK"))
+    expect(page.locator("#code")).to_be_visible()
+
+
+def test_tool_is_tried_from_its_page(owner: Page, house: House) -> None:
+    owner.goto(house.address("/tools/calculator"))
+    owner.click("text=Try it")
+    owner.fill("textarea[name='text:expression'], input[name='text:expression']", "6 * 7")
+    owner.click("button:text-is('Call it')")
+    expect(owner.locator("#tried")).to_contain_text("42")
+    expect(owner.locator("#tried .badge").first).to_have_text("OK")
+    owner.click("text=Copy this call")
+    copies = owner.locator("#tried details", has_text="Copy this call").locator("pre")
+    expect(copies.first).to_contain_text("fumehood call calculator")
+    assert faults_of(owner) == []
+    owner.click("a:text-is('The call')")
+    expect(owner.locator(".arguments")).to_contain_text("6 * 7")
+
+
+def test_column_of_a_chart_leads_to_its_calls(owner: Page, house: House) -> None:
+    owner.goto(house.address("/charts?tool=calculator"))
+    owner.locator("svg.columns a").nth(23).click()
+    owner.wait_for_url(re.compile(r"/calls\?since=.*&tool=calculator"))
+    assert owner.locator("table.calls tbody tr").count() > 0
+
+
 def test_hostile_answer_is_rendered_as_inert_text_and_table(owner: Page, house: House) -> None:
     owner.goto(house.address(f"/calls/{house.kept_call}"))
     expect(owner.locator("main pre").first).to_contain_text(SCRIPT)
@@ -160,7 +233,7 @@ def test_file_with_script_is_shown_as_text_and_downloaded(
     owner.click(f"a:text-is('{name}')")
     expect(owner.locator("#preview pre")).to_contain_text("<script>alert(")
     assert owner.locator("main svg[onload], main script, main iframe").count() == 0
-    row = owner.locator("tr", has=owner.locator(f"a:text-is('{name}')"))
+    row = owner.locator("li", has=owner.locator(f"a:text-is('{name}')"))
     with owner.expect_download() as download:
         row.locator("a[download]").click()
     assert download.value.path().read_bytes() == content
@@ -177,7 +250,7 @@ def test_session_file_with_hostile_name_is_rendered_as_inert_text(
     owner: Page, house: House
 ) -> None:
     owner.goto(house.address(f"/sessions/{house.session}"))
-    link = owner.locator("td a", has_text="onerror")
+    link = owner.locator(".tree a", has_text="onerror")
     expect(link.first).to_contain_text("\\u{202e}gnp.<img src=x")
     link.first.click()
     expect(owner.locator("#preview pre")).to_have_text("hello")

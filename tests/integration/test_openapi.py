@@ -44,6 +44,16 @@ TAR = tarfile.TarInfo("a").tobuf() + bytes(1024)
 ASKED = {"arguments": {"expression": "40 + 2"}}
 """Arguments for which the policy of these tests requires approval."""
 
+POLICY = """
+[[rules]]
+id = "the-answer"
+decision = "ask"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+equals = "40 + 2"
+"""
+
 CALLERS = [
     Asked("health", "/v1/health"),
     Asked("ready", "/v1/ready"),
@@ -253,7 +263,15 @@ CONTROL = [
     Asked("showEngine", "/v1/engine", code="UNAUTHORIZED", credential=""),
     Asked("showFigures", "/v1/figures?hours=168"),
     Asked("showFigures", "/v1/figures?hours=0", code="INVALID_PARAMS"),
+    Asked("showSeries", "/v1/figures/series?by=day&hours=168&tool=calculator"),
+    Asked("showSeries", "/v1/figures/series?by=minute", code="INVALID_PARAMS"),
     Asked("listAllCalls", "/v1/calls?principal=uid:0&limit=2"),
+    Asked("listAllCalls", "/v1/calls?text=print"),
+    Asked("listAllCalls", "/v1/calls?text=-", code="INVALID_PARAMS"),
+    Asked("listAllCalls", "/v1/calls?state=running"),
+    Asked("showAnyCall", "/v1/calls/{running_id}"),
+    Asked("cancelAnyCall", "/v1/calls/{running_id}/cancel", {}),
+    Asked("cancelAnyCall", "/v1/calls/{running_id}/cancel", {}, "RESOURCE_NOT_FOUND"),
     Asked("listAllCalls", "/v1/calls?cursor=call_0", code="RESOURCE_NOT_FOUND"),
     Asked("showAnyCall", "/v1/calls/{kept_call}"),
     Asked("showAnyCall", "/v1/calls/call_0", code="RESOURCE_NOT_FOUND"),
@@ -286,6 +304,16 @@ CONTROL = [
     Asked("tryRules", "/v1/policy/try",
           {"rules": '[[rules]]\nid = "r"\ndecision = "ask"\ntools = ["calculator"]'}),
     Asked("tryRules", "/v1/policy/try", {"rules": "[[rules]]"}, "INVALID_PARAMS"),
+    Asked("readPolicyFile", "/v1/policy/file"),
+    Asked("readPolicyFile", "/v1/policy/file", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("replacePolicyFile", "/v1/policy/file",
+          {"text": POLICY, "version": "{policy_version}"}),
+    Asked("replacePolicyFile", "/v1/policy/file",
+          {"text": POLICY, "version": "other"}, "IDEMPOTENCY_CONFLICT"),
+    Asked("replacePolicyFile", "/v1/policy/file",
+          {"text": "[[rules]]", "version": "{policy_version}"}, "INVALID_PARAMS"),
+    Asked("showDiffOfSession", "/v1/sessions/{session_id}/diff",
+          code="RESOURCE_NOT_FOUND"),
     Asked("showCache", "/v1/cache"),
     Asked("showCache", "/v1/cache", code="UNAUTHORIZED", credential=""),
     Asked("clearCache", "/v1/cache"),
@@ -340,7 +368,7 @@ ONLY_AFTER_A_CRASH = {"resolveApproval"}
 """Operations that succeed only after a crash has interrupted a call."""
 
 ONLY_WITH_NODES = {"drainNode", "resumeNode"}
-ONLY_WITH_A_PROJECT = {"showSessionDiff"}
+ONLY_WITH_A_PROJECT = {"showSessionDiff", "showDiffOfSession"}
 """Operations that succeed only in a cluster; see `test_cluster`."""
 
 NEVER_REFUSED = {"health", "ready", "openapi"}
@@ -377,17 +405,6 @@ class Face:
         if asked.version is not None:
             headers["if-match"] = asked.version
         return operation, self.client.request(method.upper(), path, body, headers)
-
-
-POLICY = """
-[[rules]]
-id = "the-answer"
-decision = "ask"
-tools = ["calculator"]
-[[rules.when]]
-argument = "/expression"
-equals = "40 + 2"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -446,12 +463,11 @@ def test_every_operation_answers_as_documented(face: Face, described_daemon: Dae
     examples = FACES[face.name][1]
     made: dict[str, str] = {}
     with streaming(
-        face.client.path, "run_restricted_python", {"code": "while True:\n    pass"},
+        described_daemon.socket, "run_restricted_python", {"code": "while True:\n    pass"},
         timeout_seconds=30,
     ) as running:  # fmt: skip
-        if face.name == "engine":
-            made["running_id"] = call_id_of(next(running.events()))
-        else:
+        made["running_id"] = call_id_of(next(running.events()))
+        if face.name == "control":
             made |= _waiting_calls(described_daemon)
         _check_examples(face, examples, made)
 
@@ -497,6 +513,8 @@ def _check_examples(face: Face, examples: list[Asked], made: dict[str, str]) -> 
             assert answer.code == asked.code, answer.body
             assert asked.code in operation["responses"][str(answer.status)]["description"]
             refused.add(asked.operation)
+        if asked.operation == "readPolicyFile" and asked.code is None:
+            made["policy_version"] = answer.body["data"]["version"]
         if asked.operation == "newToken" and asked.code is None:
             made["token_id"] = answer.body["data"]["token"]["id"]
         if asked.code == "REQUIRES_HUMAN_APPROVAL":

@@ -55,6 +55,7 @@ BODIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "previewEdit": ("/v1/approvals/apr_0/edit-preview", {"arguments": {}}),
         "resolveApproval": ("/v1/approvals/apr_0/resolve", {"outcome": "done"}),
         "tryRules": ("/v1/policy/try", {"rules": RULE}),
+        "replacePolicyFile": ("/v1/policy/file", {"text": RULE, "version": "none"}),
     },
 }  # fmt: skip
 """A path and a valid body for each socket and operation."""
@@ -70,7 +71,7 @@ OTHER_RULES = re.compile(
     r"|(createSession|(create|replace|update)Agent) network"  # hosts
     r"|createSession (memory_mb|cpus|disk_mb|(idle|lifetime)_seconds)"  # the operator's
     r"|handleMessage (message|options\.memory_limit_mb)"  # the format's; an envelope for each call
-    r"|decideApprovals items|tryRules rules"  # each approval once; TOML
+    r"|decideApprovals items|tryRules rules|replacePolicyFile (?:text|version)"  # each approval once; TOML
     r"|\S+ (.*\.)?(until|expires_at|scope)|decide\w+ (.*\.)?decision"  # times; rules between fields
 )
 """Fields for which JSON Schema states only the type; only wrong types are tried."""

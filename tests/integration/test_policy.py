@@ -259,3 +259,54 @@ def test_policy_commands_query_the_running_daemon(shared: Authority) -> None:
     assert [rule["matches"] for rule in told["rules"]] == [False, True, False]
     assert len(asked("show")["rules"]) == 3
     assert asked("reload")["version"] == asked("show")["version"]
+
+
+def test_administrator_changes_the_file_and_the_new_rules_hold_at_once(
+    authority: Authority, place: PolicyPlace
+) -> None:
+    file = authority.do("GET", "/v1/policy/file")
+    assert file["text"] == place.path.read_text()
+    place.path.chmod(0o640)
+    new = file["text"].replace("*6*", "*5*")
+    status = authority.do("PUT", "/v1/policy/file", {"text": new, "version": file["version"]})
+    assert status["version"] != file["version"]
+    assert place.path.read_text() == new
+    assert place.path.stat().st_mode & 0o777 == 0o640
+    assert code_of(authority, "5 + 1") == "PERMISSION_DENIED"
+    assert code_of(authority, "6 + 1") is None
+    (change, *_) = authority.do("GET", "/v1/changes")["items"]
+    assert (change["action"], change["principal_id"]) == ("policy.load", "approver:owner")
+    outdated = {"text": file["text"], "version": file["version"]}
+    assert authority.ask("PUT", "/v1/policy/file", outdated).code == "IDEMPOTENCY_CONFLICT"
+    faulty = {"text": "[[rules]]\nid = 7", "version": status["version"]}
+    answer = authority.ask("PUT", "/v1/policy/file", faulty)
+    assert answer.code == "INVALID_PARAMS"
+    assert answer.body["error"]["details"]["faults"]
+    assert place.path.read_text() == new
+
+
+def test_file_that_cannot_be_written_stays_and_approvers_may_not_read_it(
+    authority: Authority, place: PolicyPlace
+) -> None:
+    file = authority.do("GET", "/v1/policy/file")
+    draft = place.path.with_name(f"{place.path.name}.new")
+    draft.mkdir()  # in the way of the draft
+    changed = {"text": file["text"] + "\n", "version": file["version"]}
+    answer = authority.ask("PUT", "/v1/policy/file", changed)
+    assert answer.code == "STATE_UNAVAILABLE"
+    assert "cannot be written" in answer.body["error"]["message"]
+    assert place.path.read_text() == file["text"]
+    made = authority.do("POST", "/v1/approvers", {"name": "ann", "scopes": ["approve"]})
+    answer = authority.ask("GET", "/v1/policy/file", credential=made["secret"])
+    assert answer.code == "PERMISSION_DENIED"
+
+
+def test_engine_without_a_policy_file_has_none_to_change(
+    home: Path, start_daemon: StartDaemon
+) -> None:
+    credential = make_first_approver(home)
+    start_daemon()
+    authority = Authority(home, credential)
+    assert authority.ask("GET", "/v1/policy/file").code == "RESOURCE_NOT_FOUND"
+    changed = {"text": "x", "version": "y"}
+    assert authority.ask("PUT", "/v1/policy/file", changed).code == "RESOURCE_NOT_FOUND"

@@ -27,6 +27,7 @@ from fumehood.approvals.model import OPEN_STATES, Approval, ApprovalState, Store
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import ApprovalTable, Step, size_of
+from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
 from fumehood.core.fair_share import FairShare
@@ -312,6 +313,9 @@ class ApprovedRun:
     """An approved call that runs."""
 
     handle: CallHandle
+    began_at: datetime
+    request: CallRequest | None = None
+    """Once it was read."""
     over: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -323,10 +327,10 @@ class ApprovedRuns:
         """Approval id → run."""
         self._followers: dict[str, list[CallHandle]] = {}
 
-    def enter(self, approval_id: str) -> ApprovedRun:
+    def enter(self, approval_id: str, now: datetime) -> ApprovedRun:
         """Note that a run begins."""
         followers = self._followers.setdefault(approval_id, [])
-        self.running[approval_id] = run = ApprovedRun(_handle_for(followers))
+        self.running[approval_id] = run = ApprovedRun(_handle_for(followers), now)
         return run
 
     def leave(self, approval_id: str) -> None:

@@ -51,7 +51,6 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.executors.effects import Effect
-from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.pipeline.approve import approved_by_human, new_approval
 from fumehood.pipeline.authorize import PermittedCall
@@ -96,7 +95,7 @@ class ApprovalScheduler:
         runs = requests.runs
         if self._tasks is None or approval_id in runs.running or requests.is_draining():
             return
-        self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id))
+        self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id, requests.now()))
 
     async def catch_up(self) -> bool:
         """Do the work that is due. Returns whether any calls wait."""
@@ -215,7 +214,7 @@ class ApprovalScheduler:
         try:
             stored = await requests.table.get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
-                await self._carry_out(stored, run.handle)
+                await self._carry_out(stored, run)
         except (*_LATER, IdempotencyConflict) as fault:
             # The database has the truth; a call that is still approved is found again.
             requests.log.warning("approval.not_carried_out", reason=str(fault))
@@ -227,7 +226,7 @@ class ApprovalScheduler:
         finally:
             requests.runs.leave(approval_id)
 
-    async def _carry_out(self, stored: StoredApproval, handle: CallHandle) -> None:
+    async def _carry_out(self, stored: StoredApproval, run: ApprovedRun) -> None:
         """Run an approved call, and store its answer.
 
         Raises:
@@ -235,8 +234,10 @@ class ApprovalScheduler:
                 nothing was done, and the approval is still valid.
             IdempotencyConflict: the approval was ended otherwise meanwhile; nothing was done.
         """
+        handle = run.handle
         handle.attach()
         call = self.calls.context_of(stored, handle)
+        run.request = call.request
         try:
             ending = await self._ending(stored, call)
             handle.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fumehood.answers import CallAnswer
 from fumehood.cache.model import ClearedCache
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import (
@@ -25,9 +27,18 @@ from fumehood.cli.options import (
 from fumehood.cli.options import moment as read_moment
 from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
-from fumehood.cli.show import show_call_line, show_calls, show_envelope, show_json, wants_json
-from fumehood.client import Client, DaemonUnavailable
+from fumehood.cli.show import (
+    show_call_line,
+    show_calls,
+    show_envelope,
+    show_fields,
+    show_json,
+    wants_json,
+)
+from fumehood.client import Client, DaemonUnavailable, Refused
 from fumehood.core.call_log import CallRecord
+from fumehood.core.escaping import json_lines
+from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS
 
 calls = typer.Typer(help="The call log of the running engine.", no_args_is_help=True)
@@ -39,6 +50,10 @@ Since = Annotated[
     typer.Option(help="From this age (30s, 10m, 1h, 7d) or time (2026-01-31T09:30) on."),
 ]
 Code = Annotated[str | None, typer.Option(help="Calls with this result: OK, or an error code.")]
+Text = Annotated[
+    str | None,
+    typer.Option(metavar="WORDS", help="Calls with all of these words in arguments or answer."),
+]
 
 
 @calls.command("list")
@@ -47,12 +62,17 @@ def list_calls(
     agent: OfAgent = None,
     tool: OfTool = None,
     code: Code = None,
+    text: Text = None,
+    running: Annotated[
+        bool, typer.Option("--running", help="Calls that run now, oldest first.")
+    ] = False,
     limit: Limit = DEFAULT_PAGE,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
     """List your calls, newest first."""
-    filters = _filters(since, agent, tool, code)
+    filters = _filters(since, agent, tool, code, text)
+    filters |= {"state": "running"} if running else {}
     with calling(socket, as_json=as_json) as client:
         records, has_more = newest(partial(client.calls, **filters), limit)
     show_calls(records, as_json=wants_json(as_json))
@@ -60,15 +80,31 @@ def list_calls(
         print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
 
 
-plain(
-    calls,
-    "call_record",
-    "Show one call of yours.",
-    as_fields,
-    arguments={"call_id": CallId},
-    scope=None,
-    name="show",
-)
+@calls.command("show")
+def show_call(call_id: CallId, as_json: AsJson = False, socket: SocketPath = None) -> None:
+    """Show one call of yours: what it was given and what it answered, where that is kept."""
+    with calling(socket, as_json=as_json) as client:
+        found = client.call_state(call_id)
+    if wants_json(as_json):
+        show_json(_whole(found))
+        return
+    show_fields(found.call.model_dump(mode="json"))
+    _show_record(found)
+
+
+def _whole(found: CallAnswer) -> JsonObject:
+    """Return a call as one document: its row in the log, and its record."""
+    kept = found.model_dump(mode="json", include={"arguments", "envelope"})
+    return found.call.model_dump(mode="json") | kept
+
+
+def _show_record(found: CallAnswer) -> None:
+    if found.arguments is not None:
+        show_fields({"arguments": json_lines(found.arguments)})
+    if found.envelope is not None:
+        show_envelope(found.envelope, as_json=False)
+    elif found.call.running is None:
+        say("Its answer is not kept (`[record]` in the configuration).", to_stderr=True)
 
 
 @calls.command("answer")
@@ -77,7 +113,7 @@ def show_answer(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Show the answer of a call of yours that needed approval; as JSON its state while it waits.
+    """Show the answer of a call of yours again; as JSON its state while it waits for approval.
 
     Exit status: that of the call; 3 while it waits.
     """
@@ -89,7 +125,7 @@ def show_answer(
     if wants_json(as_json):
         show_json(found.model_dump(mode="json", exclude_none=True))
     if found.approval is None:
-        fail("Answers are kept only for calls that needed approval.", ExitCode.TOOL_FAILED)
+        fail("The answer of this call is not kept.", ExitCode.TOOL_FAILED)
     state = found.approval.state.value
     say(f"There is no answer yet: {found.approval.id} is {state}.", to_stderr=True)
     raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)
@@ -116,6 +152,10 @@ def tail_calls(
     agent: OfAgent = None,
     tool: OfTool = None,
     code: Code = None,
+    text: Text = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also what each was given and what it answered.")
+    ] = False,
     limit: Annotated[
         int, typer.Option(min=0, max=MAX_ITEMS, help="Maximum number of earlier calls to show.")
     ] = DEFAULT_PAGE,
@@ -123,20 +163,36 @@ def tail_calls(
     socket: SocketPath = None,
 ) -> None:
     """Show your calls as they end, oldest first, until Ctrl-C. One line per call."""
-    filters = _filters(since, agent, tool, code)
+    filters = _filters(since, agent, tool, code, text)
     try:
         with calling(socket, as_json=as_json) as client:
             for record in _followed(client, filters, limit, lambda: time.sleep(POLL_S)):
-                show_call_line(record, as_json=wants_json(as_json))
+                if full:
+                    _show_full(client, record, as_json=wants_json(as_json))
+                else:
+                    show_call_line(record, as_json=wants_json(as_json))
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.SUCCESS) from None
 
 
+def _show_full(client: Client, record: CallRecord, *, as_json: bool) -> None:
+    try:
+        found = client.call_state(record.call_id)
+    except Refused:  # it was just deleted
+        found = CallAnswer(call=record)
+    if as_json:
+        print(json.dumps(_whole(found)), flush=True)
+        return
+    show_call_line(record, as_json=False)
+    _show_record(found)
+    print(flush=True)
+
+
 def _filters(
-    since: str | None, agent: str | None, tool: str | None, code: str | None
+    since: str | None, agent: str | None, tool: str | None, code: str | None, text: str | None
 ) -> dict[str, Any]:
     moment = None if since is None else read_moment(since, datetime.now(UTC))
-    return {"since": moment, "agent": agent, "tool": tool, "code": code}
+    return {"since": moment, "agent": agent, "tool": tool, "code": code, "text": text}
 
 
 def _followed(

@@ -441,7 +441,7 @@ def forward_port(
     """Reach a server in a session from here, until Ctrl-C: by a link for a browser."""
     import anyio
 
-    from fumehood.cli.port import Forwarding
+    from fumehood.client.forwarding import Forwarding
 
     with calling(socket, is_payload=True) as client:
         found = client.session(session)

@@ -13,8 +13,10 @@ from fumehood.answers import (
     AuditPage,
     CallDetails,
     CallList,
+    CancelledCall,
     Deleted,
     ProcessOutput,
+    ProjectDiff,
     SessionFileList,
     SessionProcess,
     ToolWithSource,
@@ -32,7 +34,7 @@ from fumehood.budgets.model import UsageTable
 from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import ask, data_of, field_of, given, json_of, listed
 from fumehood.client.async_transport import AsyncTransport
-from fumehood.core.call_log import CallPage, ToolFiguresList, TriedRules
+from fumehood.core.call_log import CallPage, CallSeries, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import OwnedSession
 from fumehood.core.status import AlertList, EngineSummary, NodeRecord
@@ -45,7 +47,7 @@ from fumehood.identity.model import (
     MadeToken,
     TokenInfo,
 )
-from fumehood.policy.model import Explanation, PolicyStatus
+from fumehood.policy.model import Explanation, PolicyStatus, PolicyText
 
 
 class AsyncControlTools:
@@ -259,6 +261,14 @@ class AsyncControlSessions:
             )
         )
 
+    async def diff(self, session_id: str) -> ProjectDiff:
+        """Show what has changed in anybody's session since its project was copied in. The log says who
+        has looked.
+        """
+        return await self._transport.send(
+            ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
+        )
+
 
 class AsyncControlPolicy:
     """`policy` of the client of the control socket."""
@@ -302,6 +312,24 @@ class AsyncControlPolicy:
             )
         )
 
+    async def text(self) -> PolicyText:
+        """Read the policy file."""
+        return await self._transport.send(ask("GET", data_of(PolicyText), "policy", "file"))
+
+    async def replace(self, text: str, version: str) -> PolicyStatus:
+        """Write another policy file and use it at once. A faulty one is INVALID_PARAMS, and the old one
+        stays. It is recorded as a change.
+        """
+        return await self._transport.send(
+            ask(
+                "PUT",
+                data_of(PolicyStatus),
+                "policy",
+                "file",
+                body=given(text=text, version=version),
+            )
+        )
+
     async def reload(self) -> PolicyStatus:
         """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
         return await self._transport.send(ask("POST", data_of(PolicyStatus), "policy", "reload"))
@@ -309,7 +337,8 @@ class AsyncControlPolicy:
     async def try_rules(self, rules: str, days: int | None = None) -> TriedRules:
         """Try rules against the calls of the last days. The rules in force stay.
 
-        Needs `approve` or `admin`. The log keeps no arguments, so conditions on them are taken to hold.
+        Needs `approve` or `admin`. With `admin`, conditions are compared with the arguments that are
+        kept of calls; otherwise they are taken to hold.
         """
         return await self._transport.send(
             ask("POST", data_of(TriedRules), "policy", "try", body=given(rules=rules, days=days))
@@ -358,6 +387,8 @@ class AsyncControlCalls:
         agent: str | None = None,
         tool: str | None = None,
         code: str | None = None,
+        state: Literal["running"] | None = None,
+        text: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         principal: str | None = None,
@@ -365,9 +396,10 @@ class AsyncControlCalls:
         trace: str | None = None,
         parent: str | None = None,
     ) -> CallPage:
-        """List the calls of all principals, newest first.
+        """List the calls of all principals, newest first, or those that run now.
 
-        Needs `approve` or `admin`. A page may have fewer items than `limit` and still go on.
+        Needs `approve` or `admin`; with `text` `admin`. A page may have fewer items than `limit` and
+        still go on.
         """
         found = await self._transport.send(
             ask(
@@ -380,6 +412,8 @@ class AsyncControlCalls:
                     "agent": agent,
                     "tool": tool,
                     "code": code,
+                    "state": state,
+                    "text": text,
                     "limit": limit,
                     "cursor": cursor,
                     "principal": principal,
@@ -397,6 +431,13 @@ class AsyncControlCalls:
         Needs `approve` or `admin`. The answer of a call that needed no approval is for `admin`.
         """
         return await self._transport.send(ask("GET", data_of(CallDetails), "calls", call_id))
+
+    async def cancel(self, call_id: str) -> None:
+        """Cancel anybody's running call, and wait until its program has ended.
+
+        It is recorded as a change.
+        """
+        await self._transport.send(ask("POST", data_of(CancelledCall), "calls", call_id, "cancel"))
 
 
 class AsyncControlCache:
@@ -777,6 +818,35 @@ class AsyncControlOperations:
         """
         return await self._transport.send(
             ask("GET", data_of(ToolFiguresList), "figures", query={"hours": hours})
+        )
+
+    async def series(
+        self,
+        hours: int | None = None,
+        *,
+        by: Literal["hour", "day"] | None = None,
+        tool: str | None = None,
+        agent: str | None = None,
+        principal: str | None = None,
+    ) -> CallSeries:
+        """Show how calls went by hour or day: counts, failures, latency and cost.
+
+        Needs `approve` or `admin`. Computed from the call log.
+        """
+        return await self._transport.send(
+            ask(
+                "GET",
+                data_of(CallSeries),
+                "figures",
+                "series",
+                query={
+                    "hours": hours,
+                    "by": by,
+                    "tool": tool,
+                    "agent": agent,
+                    "principal": principal,
+                },
+            )
         )
 
     async def engine(self) -> EngineSummary:

@@ -1,15 +1,16 @@
 """The call log as its readers see it: records, pages, queries, figures, and rules tried against it.
 
-Values only. The fields have the same names as in the envelope. Argument values and results are not
-among them.
+Values only. The fields have the same names as in the envelope. Argument values and results are in
+the record of a call, which is kept apart.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fumehood.core.call import Id
 from fumehood.core.envelope import NetworkReport
@@ -18,8 +19,27 @@ from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 MAX_RULES_BYTES = 100_000
 
 
+RUNNING = "RUNNING"
+"""The `code` of a call that has not ended."""
+
+
+class RunningCall(BaseModel):
+    """How far a call is that has not ended."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    is_waiting: bool
+    """Whether it waits for a human."""
+    progress: float | None = None
+    """Percent, as its tool has reported it."""
+    message: str = ""
+    stdout: str | None = None
+    """The end of what it has printed; null in lists."""
+    stderr: str | None = None
+
+
 class CallRecord(BaseModel):
-    """The log row of one call. `code` is `OK`, or the error's."""
+    """The log row of one call. `code` is `OK`, or the error's; of a call that runs `RUNNING`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
@@ -46,6 +66,8 @@ class CallRecord(BaseModel):
     """The call whose program made it."""
     network: NetworkReport | None = Field(default=None, exclude_if=lambda network: network is None)
     """What its program sent through the gateway."""
+    running: RunningCall | None = Field(default=None, exclude_if=lambda running: running is None)
+    """How far it is, if it has not ended. `timestamp` is then its start."""
 
 
 class CallPage(BaseModel):
@@ -77,6 +99,34 @@ def _moment(value: Any) -> datetime:
 Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 
+_NO_WORD = re.compile(r"[\W_]+")
+
+
+def only_words(text: str) -> str:
+    """Return the words of a text, with one space between two. Databases divide texts into words in
+    different ways; they agree about this one.
+    """
+    return _NO_WORD.sub(" ", text).strip()
+
+
+def words_in(text: str) -> list[str]:
+    """Return the words and phrases of a search. A phrase is in quotes, or a word with signs in
+    it.
+    """
+    parts = [
+        part
+        for number, piece in enumerate(text.split('"'))
+        for part in ([piece] if number % 2 else piece.split())
+    ]
+    return [words for part in parts if (words := only_words(part))]
+
+
+def _with_words(text: str) -> str:
+    if not words_in(text):
+        raise ValueError("needs a word to search for")
+    return text
+
+
 class CallQuery(BaseModel):
     """What to list. Absent filters hold nothing back."""
 
@@ -91,6 +141,14 @@ class CallQuery(BaseModel):
     """`name`, or `name@version`."""
 
     code: str | None = Field(default=None, pattern="^[A-Z][A-Z0-9_]{1,63}$")
+    state: Literal["running"] | None = None
+    """`running`: calls that run now, all in one page, oldest first; only filters by name apply."""
+
+    text: Annotated[str, AfterValidator(_with_words)] | None = Field(default=None, max_length=200)
+    """Words that the arguments or the answer of a call have, all of them, as far as they are kept;
+    `"a phrase"` in quotes.
+    """
+
     limit: int = Field(default=DEFAULT_PAGE, ge=1, le=MAX_PAGE)
     cursor: Id | None = None
     """`next_cursor` of the page before."""
@@ -117,6 +175,39 @@ class FiguresQuery(_Value):
     """The hours until now that are looked at."""
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
+
+
+class SeriesQuery(_Value):
+    """The calls whose figures are shown over time, and in which steps."""
+
+    hours: int = Field(default=24, ge=1, le=24 * 31)
+    by: Literal["hour", "day"] = "hour"
+    tool: str | None = Field(default=None, min_length=1, max_length=160)
+    agent: Id | None = None
+    principal: str | None = Field(default=None, min_length=1, max_length=200)
+
+
+class CallStep(_Value):
+    """How the calls of one hour or day went, as in `ToolFigures`. `at` is its beginning, such as
+    `2026-01-31T09`, or its day.
+    """
+
+    at: str
+    calls: int
+    failed: int
+    """Calls that a program, the engine or a service failed."""
+    p50_ms: float
+    p95_ms: float
+    cost: float
+
+
+class CallSeries(_Value):
+    """The steps that have calls, oldest first. `is_partial` says that only the newest calls of the
+    time were looked at.
+    """
+
+    items: tuple[CallStep, ...]
+    is_partial: bool
 
 
 class ToolFigures(_Value):
@@ -169,12 +260,18 @@ class MatchedCalls(_Value):
 class TriedRule(_Value):
     """One rule and the past calls that it is about.
 
-    The log has no arguments: `unknown` names the conditions that were taken to hold.
+    Conditions are compared with the arguments of calls that have a record, for administrators. Of
+    other calls `unknown` names the conditions that were taken to hold.
     """
 
     id: str
     decision: str
     calls: int
+    """At most so many."""
+
+    at_least: int
+    """So many match for certain."""
+
     groups: tuple[MatchedCalls, ...]
     """The largest ones."""
 

@@ -96,6 +96,8 @@ class CallQueryKeywords(TypedDict, total=False):
     agent: str | None
     tool: str | None
     code: str | None
+    state: Literal["running"] | None
+    text: str | None
     limit: int
     cursor: str | None
 

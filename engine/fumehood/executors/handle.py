@@ -24,6 +24,9 @@ from fumehood.sandbox.wall import (
     RunSinks,
 )
 
+HEARD_CHARACTERS = 16 * 1024
+"""Characters of each stream of a running call that can be looked at."""
+
 
 class CallHandle:
     """One running call. The pipeline calls `attach`, `begin` and `close`."""
@@ -31,7 +34,8 @@ class CallHandle:
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
         "_on_retrying", "_on_waiting", "_over", "_reports", "_task", "answered_call", "drained",
-        "has_output", "is_cancelled", "is_delivered_later", "output", "partial",
+        "has_output", "heard", "is_cancelled", "is_delivered_later", "is_waiting", "output",
+        "partial", "progress",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +52,12 @@ class CallHandle:
         self.output = self._pass_on if output is not None else None
         self.has_output = False
         """Whether followers have received output. It cannot be taken back, so no retry follows."""
+        self.heard: dict[str, str] = {}
+        """The end of what each stream has printed so far."""
+        self.progress: tuple[float, str] | None = None
+        """The last report: percent, and a message."""
+        self.is_waiting = False
+        """Whether it waits for a human."""
         self.drained = drained
         """Function that waits until the output so far is on disk, or None if it is not recorded."""
         self.partial: Outcome | None = None
@@ -91,20 +101,28 @@ class CallHandle:
     def report(self, percent: float, message: str) -> None:
         """Pass the tool's progress to the listener. May run in any thread."""
         self._reports += 1
+        if self._reports <= MAX_REPORTS:
+            self.progress = percent, message
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
             self._on_progress(percent, message)
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
         """Notify the listener while the call waits for an approval and the answer after it."""
-        if self._on_waiting is None:
-            yield
-            return
-        self._on_waiting(True)
+        tell = self._on_waiting or (lambda is_waiting: None)
+        self.is_waiting = True
+        tell(True)
         try:
             yield
         finally:
-            self._on_waiting(False)
+            self.is_waiting = False
+            tell(False)
+
+    def hear(self, stream: str, text: str) -> None:
+        """Keep the end of a stream, and pass a piece of it to the listener."""
+        self.heard[stream] = (self.heard.get(stream, "") + text)[-HEARD_CHARACTERS:]
+        if self._on_output is not None:
+            self._pass_on(stream, text)
 
     def _pass_on(self, stream: str, text: str) -> None:
         self.has_output = True

@@ -109,7 +109,7 @@ class ProgramExecutor(Executor):
             principal_id,
             run.limits.output_bytes,
             run.redactor,
-            handle.output,
+            handle.hear,
             session_id,
         )
         cancelled: list[RunEnding] = []

@@ -177,6 +177,7 @@ _DONE = {
     "approver.add": "added approver {subject}",
     "approver.init": "made the first approver, {subject}",
     "approver.remove": "removed approver {subject}",
+    "call.cancel": "cancelled call {subject} of {principal_id}",
     "policy.load": "loaded the policy {subject}",
     "process.stop": "stopped process {process} in session {subject} of {principal_id}",
     "remembered.remove": "removed the remembered rule {subject}",

@@ -18,7 +18,9 @@ from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import ID_SUFFIX
 from fumehood.pipeline.services import PipelineServices
+from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.calls import APPROVAL_WAIT, CallRow
+from fumehood.storage.records import Record, texts_in
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
@@ -68,6 +70,8 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
         row["stages"] = waited | call.trace.stages_ms()
         if metadata.sandbox is not None and metadata.sandbox.network is not None:
             row["network"] = metadata.sandbox.network.model_dump()
+        if services.calls.keeps_record_of(code):
+            row["record"] = _record(call, envelope, services)
         services.calls.record(row)
 
 
@@ -180,6 +184,20 @@ def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
         "fumehood.sandbox.isolation": sandbox.isolation,
         "fumehood.sandbox.ended_by": sandbox.ended_by.value,
     }
+
+
+def _record(call: CallContext, envelope: Envelope, services: PipelineServices) -> Record | None:
+    """Return what the call was given and what it answered, or None if that is too long."""
+    given = call.validated.shown_arguments if call.validated else call.request.arguments
+    texts = texts_in(given)
+    if not services.redactor.is_clean(texts):
+        given = services.redactor.value(given)[0]
+        texts = texts_in(given)
+    error = envelope.error
+    texts += texts_in(envelope.data if error is None else error.details)
+    if error is not None:
+        texts += (error.code, error.message)
+    return Record.of(given, encode_envelope(envelope), texts)
 
 
 def _row(

@@ -8,16 +8,19 @@ when the engine has stopped, no call is running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import anyio
 
-from fumehood.core.call import CallBody, CallRequest
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallRequest
+from fumehood.core.call_log import RUNNING, CallRecord, RunningCall
 from fumehood.core.decision import ExternalCall
-from fumehood.core.envelope import Envelope
+from fumehood.core.envelope import Envelope, UsageReport
 from fumehood.core.errors import ResourceNotFound, ShuttingDown
 from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.observe.tracing import INCOMING, read_traceparent
@@ -30,18 +33,63 @@ END_PATIENCE_S = 15.0
 """Seconds that a cancellation waits for the call's end: more than a wall takes to end a program."""
 
 
+class LiveCall(NamedTuple):
+    """A call that has not ended."""
+
+    request: CallRequest
+    handle: CallHandle
+    began_at: datetime
+
+    def record(self, now: datetime, currency: str, *, with_output: bool = False) -> CallRecord:
+        """Return what is known of it."""
+        request, handle = self.request, self.handle
+        tool, _, version = request.tool.partition("@")
+        progress, message = handle.progress or (None, "")
+        heard = handle.heard if with_output else {}
+        return CallRecord(
+            call_id=request.call_id,
+            timestamp=timestamp(self.began_at),
+            principal_id=request.principal.id if request.principal is not None else "",
+            agent_id=request.options.agent_id,
+            session_id=request.options.session_id,
+            trace_id=request.trace_id,
+            tool_name=tool[:MAX_TOOL_CHARACTERS],
+            tool_version=version[:MAX_TOOL_CHARACTERS] or None,
+            code=RUNNING,
+            ended_by=None,
+            execution_time_ms=round((now - self.began_at).total_seconds() * 1e3, 3),
+            cpu_ms=None,
+            cost=UsageReport().cost,
+            currency=currency,
+            input_tokens=0,
+            output_tokens=0,
+            tokens_used=0,
+            parent_id=request.parent_id,
+            running=RunningCall(
+                is_waiting=handle.is_waiting,
+                progress=progress,
+                message=message,
+                stdout=heard.get("stdout", "") if with_output else None,
+                stderr=heard.get("stderr", "") if with_output else None,
+            ),
+        )
+
+
 class RunningCalls:
     """The running calls, by id."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, tuple[Principal | None, CallHandle]] = {}
+        self._calls: dict[str, LiveCall] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def enter(self, request: CallRequest, live: CallHandle) -> None:
+    def __iter__(self) -> Iterator[LiveCall]:
+        return iter(list(self._calls.values()))
+
+    def enter(self, request: CallRequest, live: CallHandle, now: datetime) -> None:
         """Add a call that starts."""
-        self._calls[request.call_id] = request.principal, live
+        self._calls[request.call_id] = LiveCall(request, live, now)
 
     def leave(self, call_id: str) -> None:
         """Remove a call that has ended."""
@@ -64,8 +112,9 @@ class RunningCalls:
             await live.over.wait()
 
     def _own(self, call_id: str, principal: Principal) -> CallHandle | None:
-        by, live = self._calls.get(call_id, (None, None))
-        return live if by is not None and by.id == principal.id else None
+        found = self._calls.get(call_id)
+        by = found.request.principal if found is not None else None
+        return found.handle if found and by is not None and by.id == principal.id else None
 
 
 class Intake:
@@ -159,6 +208,11 @@ class Calls:
         if live.answered_call is not None:
             self._services.approvals.fetched(live.answered_call)
 
+    def given(self, live: LiveCall) -> JsonObject:
+        """Return the arguments of a call that runs, redacted."""
+        arguments: JsonObject = self._services.redactor.value(live.request.arguments)[0]
+        return arguments
+
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
         self._intake.is_draining = True
@@ -194,7 +248,7 @@ class Calls:
         )
 
     async def _run(self, request: CallRequest, live: CallHandle) -> Envelope:
-        self.running.enter(request, live)
+        self.running.enter(request, live, self._clock.now())
         try:
             envelope = await run_call(request, self._services, live)
             if not live.is_delivered_later:

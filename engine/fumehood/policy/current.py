@@ -15,17 +15,24 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import InvalidParams
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    ResourceNotFound,
+    StateUnavailable,
+)
 from fumehood.core.identity import Principal
 from fumehood.observe.log import Logger, log_fault
-from fumehood.policy.loader import Known, PolicyFile
+from fumehood.policy.loader import Known, Outdated, PolicyFile
 from fumehood.policy.model import (
     CallFacts,
     ExplainWish,
     Explanation,
+    NewPolicy,
     Policy,
     PolicyError,
     PolicyStatus,
+    PolicyText,
 )
 from fumehood.policy.service import PolicyGate
 from fumehood.registry.directory import watch
@@ -34,6 +41,7 @@ from fumehood.storage.changes import recorded
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 
+NO_FILE = "There is no policy file: policy_file in the configuration names one. Do not retry."
 BY_FILE = "file"
 """The recorded author of a change made in the policy file."""
 
@@ -103,6 +111,49 @@ class CurrentPolicy:
                 f"The policy cannot be used, and the old rules stay: {refused.shown[0]}",
                 details={"faults": list(refused.shown)},
             ) from None
+        self._use(policy, by.id)
+        await self._record_loaded(policy, by.id)
+        return self.status()
+
+    async def text(self) -> PolicyText:
+        """Return the policy file.
+
+        Raises:
+            ResourceNotFound: there is none, or it cannot be read.
+        """
+        if self._file is None:
+            raise ResourceNotFound(NO_FILE)
+        try:
+            text, version = await anyio.to_thread.run_sync(self._file.text)
+        except PolicyError as refused:
+            raise ResourceNotFound(f"The policy file cannot be read: {refused.shown[0]}") from None
+        return PolicyText(text=text, version=version)
+
+    async def replace(self, new: NewPolicy, by: Principal) -> PolicyStatus:
+        """Write another policy file, and use it. A faulty one is not written.
+
+        Raises:
+            ResourceNotFound: there is no file.
+            InvalidParams: the new rules have faults.
+            IdempotencyConflict: the file has changed since it was read.
+            StateUnavailable: it cannot be written.
+        """
+        if self._file is None:
+            raise ResourceNotFound(NO_FILE)
+        try:
+            policy = await anyio.to_thread.run_sync(self._file.replace, new.text, new.version)
+        except Outdated:
+            raise IdempotencyConflict(
+                "The policy file has changed since you looked. Look at it again."
+            ) from None
+        except PolicyError as refused:
+            raise InvalidParams(
+                f"The rules cannot be used, and the old ones stay: {refused.shown[0]}",
+                fields=["text"], details={"faults": list(refused.shown)},
+            ) from None  # fmt: skip
+        except OSError as error:
+            words = f"The policy file cannot be written: {error.strerror}."
+            raise StateUnavailable(words, retryable=False) from None
         self._use(policy, by.id)
         await self._record_loaded(policy, by.id)
         return self.status()

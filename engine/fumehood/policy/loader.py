@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from fumehood.policy.model import (
 from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
+from fumehood.storage.directory import write_private
 
 Known = ToolDefinition | tuple[str, str]
 """A registered tool: its definition, or its name and version if only those are known. With an
@@ -93,11 +95,20 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     if document.get("mode") == "shadow":
         rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
     return Policy(
-        version=hashlib.sha256(data).hexdigest()[:VERSION_DIGITS],
+        version=version_of(data),
         file=name,
         rules=tuple(rules),
         lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
     )
+
+
+class Outdated(Exception):
+    """The policy file has changed since it was read."""
+
+
+def version_of(data: bytes) -> str:
+    """Return the version of a policy file's content."""
+    return hashlib.sha256(data).hexdigest()[:VERSION_DIGITS]
 
 
 class PolicyFile:
@@ -121,6 +132,29 @@ class PolicyFile:
             finally:
                 self._last = self._used
         return parse_policy(self.path.name, data, self._tools())
+
+    def text(self) -> tuple[str, str]:
+        """Return the file's content and its version. Raises PolicyError."""
+        with self._lock:
+            data, _ = _read(self.path)
+        return data.decode("utf-8", "replace"), version_of(data)
+
+    def replace(self, text: str, version: str) -> Policy:
+        """Write another content, if the file still has that version and the new one has no faults.
+        A crash leaves the old file or the new one. Return the new policy.
+
+        Raises:
+            PolicyError: the new content has faults; nothing was written.
+            Outdated: the file has changed meanwhile.
+            OSError: it cannot be written.
+        """
+        data = text.encode()
+        with self._lock:
+            if version_of(_read(self.path)[0]) != version:
+                raise Outdated
+            parse_policy(self.path.name, data, self._tools())
+            write_private(self.path, data, stat.S_IMODE(self.path.lstat().st_mode))
+            return self.load()
 
     def poll(self) -> Policy | PolicyError | None:
         """The policy or its faults, if they changed since the last report.

@@ -94,6 +94,9 @@ MAX_NAMES = 1_000
 MAX_CONDITIONS = 50
 """Conditions in `when`, and as many in `any`, of one rule."""
 
+MAX_POLICY_CHARACTERS = 1_000_000
+"""Characters of a policy file that is written through the engine."""
+
 MAX_TEXT = 4_096
 """Characters of one text in a rule."""
 
@@ -466,6 +469,21 @@ class RuleStatus(_Value):
     """Calls that the rule decided since this policy was loaded."""
     would_have_decided: int
     """Calls that the rule matched in shadow mode since this policy was loaded."""
+
+
+class PolicyText(_Value):
+    """The policy file, and its version."""
+
+    text: str
+    version: str
+
+
+class NewPolicy(_Value):
+    """Another content of the policy file."""
+
+    text: str = Field(min_length=1, max_length=MAX_POLICY_CHARACTERS)
+    version: str = Field(min_length=1, max_length=64)
+    """That of the file which this is a change of."""
 
 
 class PolicyStatus(_Value):

@@ -9,7 +9,7 @@ is longer than `MAX_HELD` characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import re2
@@ -137,6 +137,15 @@ class Redactor:
         except UnicodeEncodeError:  # half a character, as in a file's name that is not UTF-8
             return self.text(text.encode("utf-8", "replace").decode())
         return found
+
+    def is_clean(self, texts: Iterable[str]) -> bool:
+        """Whether nothing in texts is redacted. Where it is not sure, it says no."""
+        if self._pattern is None:
+            return True
+        try:
+            return self._pattern.search("\n".join(texts)) is None
+        except UnicodeEncodeError:
+            return False
 
     def line(self, text: str) -> str:
         """Return a short text with each match replaced."""

@@ -1,21 +1,33 @@
-"""Rows of the call log: who called what, when, and how it ended, without arguments.
+"""Rows of the call log: who called what, when, and how it ended, and the records of the calls.
 
 Host side. `pipeline/record` writes without waiting. The public interfaces read: `CallLog` for a
 principal's own calls, `AllCalls` for approvers and administrators. Each row is also added to the
-audit chain in the same transaction. Invariants: through `CallLog` a principal sees only its own
-rows; one principal's calls never displace another's rows; a query of `AllCalls` reads at most
-`SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set back.
+audit chain in the same transaction, without the record. Invariants: through `CallLog` a principal
+sees only its own rows; one principal's calls never displace another's rows; a query of `AllCalls`
+reads at most `SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set
+back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Select, case, func, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    Select,
+    case,
+    cast,
+    func,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.engine import RowMapping
 
 from fumehood.audit.chain import AuditEntry, chain_of
@@ -24,17 +36,30 @@ from fumehood.core.call_log import (
     CallPage,
     CallQuery,
     CallRecord,
+    CallSeries,
+    CallStep,
+    SeriesQuery,
     ToolFigures,
     ToolFiguresList,
 )
-from fumehood.core.errors import NO_FAULT, ResourceNotFound
+from fumehood.core.errors import NO_FAULT, InvalidParams, ResourceNotFound
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.storage import records
 from fumehood.storage.database import Database
-from fumehood.storage.schema import CALLS, MAX_INTEGER
+from fumehood.storage.records import Record, Recorded
+from fumehood.storage.schema import CALLS, MAX_INTEGER, RECORDS
+from fumehood.storage.settings import RecordSettings
 from fumehood.storage.writer import Row
 
 IN_MEMORY_KEPT = 10_000
 """Calls kept for one principal if the log is in memory only (about 5 MB)."""
+
+IN_MEMORY_MB = 8
+"""Megabytes of records that are kept then."""
+
+MAX_WAITING_BYTES = 64 * MB
+"""If records of a record's size would fill so much with what waits for the disk, it is not kept."""
 
 SCANNED = 200_000
 """Rows that one query of all calls examines. The next page of a list continues after them."""
@@ -45,7 +70,17 @@ SUMMED = 50_000
 
 MAX_TOOLS = 500
 
+MAX_GIVEN = 20_000
+"""Calls whose arguments rules are tried on."""
+
+MAX_BELOW = 500
+"""Calls of programs that are shown with the call that they belong to."""
+
+BUSY_ROWS = 50
+"""With so many rows at a time, calls come fast, and words are indexed later."""
+
 _INSERT = insert(CALLS)
+_INSERT_RECORD = insert(RECORDS)
 
 _SAME_NAME = (
     "principal_id", "agent_id", "session_id", "trace_id", "code", "ended_by", "cpu_ms", "cost",
@@ -53,10 +88,12 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
+NO_SUCH_CALL = "There is no such call of yours in the log. Do not retry."
+
 APPROVAL_WAIT = "approval wait"
 """Name of the stage in which a call waited for approval by a human."""
 
-_NOT_AUDITED = frozenset({"id", "at", "stages"})
+_NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
 class CallRow(TypedDict):
@@ -83,6 +120,7 @@ class CallRow(TypedDict):
     parent_id: NotRequired[str | None]
     stages: NotRequired[dict[str, float] | None]
     network: NotRequired[JsonObject | None]
+    record: NotRequired[Record | None]
 
 
 class CallLog:
@@ -91,20 +129,47 @@ class CallLog:
     The event `overdue` is set when it has grown so much that `prune` should run.
     """
 
-    def __init__(self, database: Database, *, kept_days: int, kept: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        kept_days: int,
+        kept: int,
+        recorded: Literal["all", "failed", "none"] = "none",
+        record: RecordSettings | None = None,
+    ) -> None:
+        in_memory, settings = database.directory is None, record or RecordSettings()
         self._database = database
         self._kept_days = kept_days
-        self._kept = kept if database.directory is not None else min(kept, IN_MEMORY_KEPT)
+        self._kept = min(kept, IN_MEMORY_KEPT) if in_memory else kept
+        self._recorded = recorded
+        self._record_days = settings.kept_days
+        self._record_bytes = MB * (
+            min(settings.kept_mb, IN_MEMORY_MB) if in_memory else settings.kept_mb
+        )
+        self._has_recorded = False
         self._unpruned = 0
+        self._unpruned_bytes = 0
         self._patience = max(1, self._kept // 10)
         self.overdue = asyncio.Event()
+
+    def keeps_record_of(self, code: str) -> bool:
+        """Whether the arguments and the answer of a call with this result are kept."""
+        return self._recorded == "all" or (self._recorded == "failed" and code != "OK")
 
     def record(self, row: CallRow) -> None:
         """Add one row without waiting. A crash within the next second may lose it."""
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
+        record = row.get("record")
+        size = len(record.document) if record is not None else 0
+        if size * self._database.waiting > MAX_WAITING_BYTES:
+            row["record"], size = None, 0
         self._database.post(_keep, row)  # type: ignore[arg-type]  # a TypedDict is a Row
+        self._has_recorded = True
         self._unpruned += 1
-        if self._unpruned == self._patience:
+        self._unpruned_bytes += size
+        is_much = self._unpruned_bytes * 10 >= self._record_bytes
+        if self._unpruned == self._patience or (is_much and not self.overdue.is_set()):
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
@@ -114,7 +179,7 @@ class CallLog:
             ResourceNotFound: the cursor is not a kept call of this principal.
             ReadFailed: the database cannot be read.
         """
-        await self._database.flush()
+        await _all_found(self._database, query)
         return await self._database.read(lambda connection: _page(connection, principal_id, query))
 
     async def get(self, principal_id: str, call_id: str) -> CallRecord:
@@ -124,10 +189,20 @@ class CallLog:
             ResourceNotFound: the principal has no such call, or it is no longer kept.
             ReadFailed: the database cannot be read.
         """
-        row = await _find(self._database, call_id, CALLS.c.principal_id == principal_id)
-        if row is None:
-            raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
-        return _record_of(row)
+        found = await self.find(principal_id, call_id)
+        if found is None:
+            raise ResourceNotFound(NO_SUCH_CALL)
+        return found[0]
+
+    async def find(
+        self, principal_id: str, call_id: str
+    ) -> tuple[CallRecord, Recorded | None] | None:
+        """Return one call of a principal with its record; or None, if the principal has no such
+        call, or it is no longer kept. Raises ReadFailed.
+        """
+        own = CALLS.c.principal_id == principal_id
+        found = await _find(self._database, call_id, own)
+        return None if found is None else (_record_of(found[0]), found[1])
 
     async def prune(self, now: datetime) -> int:
         """Delete rows that are too old or too many; return their number.
@@ -137,24 +212,43 @@ class CallLog:
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
-        if self._unpruned == 0 and self._database.directory is None:
-            return 0  # nothing was ever recorded
-        self._unpruned = 0
+        if not self._has_recorded and self._database.directory is None:
+            return 0
+        self._unpruned = self._unpruned_bytes = 0
         await self._database.flush()
+        oldest_record = as_kept(now - timedelta(days=self._record_days))
+        records_gone: list[int] = await self._database.read(
+            lambda connection: records.outdated(connection, oldest_record, self._record_bytes)
+        )
+        await self._database.delete(RECORDS.c.seq, records_gone)
         oldest_kept = as_kept(now - timedelta(days=self._kept_days))
         gone: list[int] = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        await self._database.delete(CALLS.c.seq, gone)
+        for column in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
+            await self._database.delete(column, gone)
         return len(gone)
 
 
 def _keep(connection: Connection, rows: list[Row]) -> None:
     last = chain_of(connection).append_all(connection, [_audited(row) for row in rows])
     first = last - len(rows) + 1
-    absent = {"stages": None, "network": None}
-    kept = [{**absent, **row, "audit_seq": first + at} for at, row in enumerate(rows)]
+    seq = _newest(connection)
+    kept: list[Row] = []
+    recorded: list[Row] = []
+    for audit_seq, row in enumerate(rows, first):
+        seq += 1
+        absent: Row = {"seq": seq, "stages": None, "network": None, "audit_seq": audit_seq}
+        values = absent | row
+        record: Record | None = values.pop("record", None)
+        kept.append(values)
+        if record is not None:
+            recorded.append(record.row(seq))
     connection.execute(_INSERT, kept)
+    if recorded:
+        connection.execute(_INSERT_RECORD, recorded)
+    if recorded and len(rows) < BUSY_ROWS:
+        records.index_words(connection)
 
 
 def _audited(row: Row) -> AuditEntry:
@@ -167,7 +261,7 @@ def _audited(row: Row) -> AuditEntry:
 
 def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
     own = CALLS.c.principal_id == principal_id
-    wanted = [own, *filters_of(query)]
+    wanted = [own, *filters_of(query), *_mentioning(connection, query)]
     if query.cursor is not None:
         wanted.append(CALLS.c.seq < _place_of(connection, query.cursor, own))
     items, has_more = _newest_first(connection, wanted, query.limit)
@@ -179,12 +273,29 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
     )
 
 
-async def _find(database: Database, call_id: str, *own: ColumnElement[bool]) -> RowMapping | None:
+async def _find(
+    database: Database, call_id: str, *own: ColumnElement[bool]
+) -> tuple[RowMapping, Recorded | None] | None:
+    """Return the row of a call, and its record."""
     wanted = select(CALLS).where(CALLS.c.id == call_id, *own)
+
+    def found(connection: Connection) -> tuple[RowMapping, Recorded | None] | None:
+        row = connection.execute(wanted).mappings().one_or_none()
+        return None if row is None else (row, records.recorded(connection, row["seq"]))
+
     await database.flush()
-    return await database.read(
-        lambda connection: connection.execute(wanted).mappings().one_or_none()
-    )
+    return await database.read(found)
+
+
+async def _all_found(database: Database, query: CallQuery) -> None:
+    """Let a query find every call that has ended by now."""
+    await database.flush()
+    if query.text is not None:
+        await database.repeat(records.index_words)
+
+
+def _mentioning(connection: Connection, query: CallQuery) -> list[ColumnElement[bool]]:
+    return [] if query.text is None else [records.mentions(connection, query.text)]
 
 
 def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
@@ -272,6 +383,17 @@ class CallGroup(NamedTuple):
     calls: int
 
 
+class FoundCall(NamedTuple):
+    """One call of anybody's: its row, the milliseconds of each stage, the number of its audit row,
+    and its record.
+    """
+
+    call: CallRecord
+    stages_ms: dict[str, float]
+    audit_seq: int | None
+    record: Recorded | None
+
+
 class AllCalls:
     """The call log of all principals, read only."""
 
@@ -287,11 +409,11 @@ class AllCalls:
             ResourceNotFound: the cursor is not a kept call.
             ReadFailed: the database cannot be read.
         """
-        await self._database.flush()
+        await _all_found(self._database, query)
         return await self._database.read(lambda connection: _page_of_all(connection, query))
 
-    async def get(self, call_id: str) -> tuple[CallRecord, dict[str, float], int | None]:
-        """Return one call, the milliseconds of each stage, and the number of its audit row.
+    async def get(self, call_id: str) -> FoundCall:
+        """Return one call with everything that is stored about it.
 
         Calls recorded by early versions have no stages and no audit row.
 
@@ -299,15 +421,35 @@ class AllCalls:
             ResourceNotFound: no such call is kept.
             ReadFailed: the database cannot be read.
         """
-        row = await _find(self._database, call_id)
-        if row is None:
+        found = await _find(self._database, call_id)
+        if found is None:
             raise ResourceNotFound("There is no such call in the log. Do not retry.")
-        return _record_of(row), row["stages"] or {}, row["audit_seq"]
+        row, record = found
+        return FoundCall(_record_of(row), row["stages"] or {}, row["audit_seq"], record)
+
+    async def below(self, call_id: str) -> tuple[CallRecord, ...]:
+        """Return the calls that a call's program made, and what their programs made, at most
+        `MAX_BELOW`, newest first of each program. Raises ReadFailed.
+        """
+        return await self._database.read(lambda connection: _below(connection, call_id))
 
     async def figures(self, since: datetime) -> ToolFiguresList:
         """Return the counts and times of each tool's calls since a moment. Raises ReadFailed."""
         await self._database.flush()
         return await self._database.read(lambda connection: _figures(connection, since))
+
+    async def series(self, query: SeriesQuery, since: datetime) -> CallSeries:
+        """Return the counts and times of calls by hour or day since a moment. Raises ReadFailed."""
+        await self._database.flush()
+        return await self._database.read(lambda connection: _series(connection, query, since))
+
+    async def given(
+        self, since: datetime, tools: Collection[str]
+    ) -> list[tuple[CallGroup, JsonObject]]:
+        """Return the newest calls of tools since then that have a record, at most `MAX_GIVEN`, each
+        as a group of one with its arguments. Raises ReadFailed.
+        """
+        return await self._database.read(lambda connection: _given(connection, since, tools))
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
         """Return the groups of calls since then, largest first, and whether some are missing."""
@@ -321,11 +463,23 @@ def _page_of_all(connection: Connection, query: AllCallsQuery) -> CallPage:
         newest = _place_of(connection, query.cursor) - 1
     oldest = newest - SCANNED + 1
     seen = [CALLS.c.seq.between(oldest, newest), *filters_of(query)]
+    seen += _mentioning(connection, query)
     items, has_more = _newest_first(connection, seen, query.limit)
     cursor = items[-1].call_id if has_more else None
     if cursor is None and _first(connection, CALLS.c.seq < oldest) is not None:
         cursor = _first(connection, CALLS.c.seq >= oldest)
     return CallPage(items=items, has_more=cursor is not None, next_cursor=cursor, total_count=None)
+
+
+def _below(connection: Connection, call_id: str) -> tuple[CallRecord, ...]:
+    found: list[CallRecord] = []
+    parents = [call_id]
+    while parents and len(found) < MAX_BELOW:
+        wanted = [CALLS.c.parent_id.in_(parents)]
+        level, _ = _newest_first(connection, wanted, MAX_BELOW - len(found))
+        found += level
+        parents = [one.call_id for one in level]
+    return tuple(found)
 
 
 def _newest(connection: Connection) -> int:
@@ -358,7 +512,7 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
     rows = connection.execute(_figures_of(wanted)).all()
     items = tuple(
         ToolFigures(
-            tool=row.tool, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
+            tool=row.step, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
             last_at=row.last_at, mean_ms=round(row.mean_ms, 3), p50_ms=row.p50_ms,
             p95_ms=row.p95_ms,
         )
@@ -367,40 +521,76 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
     return ToolFiguresList(items=items, is_partial=is_cut or len(rows) > MAX_TOOLS)
 
 
-def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]:
-    # For each call, the share of its tool's calls that took at most as long.
+def _series(connection: Connection, query: SeriesQuery, since: datetime) -> CallSeries:
+    wanted, is_cut = _recent(connection, since, SUMMED)
+    step = func.substr(CALLS.c.at, 1, 13 if query.by == "hour" else 10)
+    summed = _summed(step, [*wanted, *filters_of(query)])
+    rows = connection.execute(summed.order_by(text("step"))).all()
+    return CallSeries(
+        items=tuple(
+            CallStep(
+                at=row.step, calls=row.calls, failed=row.failed, p50_ms=row.p50_ms,
+                p95_ms=row.p95_ms, cost=row.cost,
+            )
+            for row in rows
+        ),
+        is_partial=is_cut,
+    )  # fmt: skip
+
+
+def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[Any]:
+    calls, tool = text("calls DESC"), text("step")
+    return _summed(CALLS.c.tool, wanted).order_by(calls, tool).limit(MAX_TOOLS + 1)
+
+
+def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Select[Any]:
+    """Select the figures of the calls that are equal in `step`."""
+    # For each call, the share of these calls that took at most as long.
     waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
     own_ms = case((CALLS.c.total_ms > waited_ms, CALLS.c.total_ms - waited_ms), else_=0.0)
-    part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=own_ms)
+    part = func.cume_dist().over(partition_by=step, order_by=own_ms)
     columns = (
-        CALLS.c.tool, CALLS.c.code, CALLS.c.at, own_ms.label("own_ms"), part.label("part"),
+        step.label("step"), CALLS.c.code, CALLS.c.at, own_ms.label("own_ms"), part.label("part"),
+        cast(CALLS.c.cost, Float).label("cost"),
     )  # fmt: skip
     in_order = select(*columns).where(*wanted).subquery().c
-    count = func.count()
 
     def not_faster_than(least: float) -> ColumnElement[float]:
         return func.min(case((in_order.part >= least, in_order.own_ms)))
 
-    return (
-        select(
-            in_order.tool,
-            count.label("calls"),
-            func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
-            func.sum(case((in_order.code.in_(NO_FAULT), 0), else_=1)).label("failed"),
-            func.avg(in_order.own_ms).label("mean_ms"),
-            not_faster_than(0.5).label("p50_ms"),
-            not_faster_than(0.95).label("p95_ms"),
-            func.max(in_order.at).label("last_at"),
-        )
-        .group_by(in_order.tool)
-        .order_by(count.desc(), in_order.tool)
-        .limit(MAX_TOOLS + 1)
-    )
+    return select(
+        in_order.step,
+        func.count().label("calls"),
+        func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
+        func.sum(case((in_order.code.in_(NO_FAULT), 0), else_=1)).label("failed"),
+        func.avg(in_order.own_ms).label("mean_ms"),
+        not_faster_than(0.5).label("p50_ms"),
+        not_faster_than(0.95).label("p95_ms"),
+        func.max(in_order.at).label("last_at"),
+        func.sum(in_order.cost).label("cost"),
+    ).group_by(in_order.step)
+
+
+_WAS_JUDGED = CALLS.c.code != InvalidParams.code
+"""The condition that the rules were asked about a call: its arguments fitted the tool."""
+
+
+def _given(
+    connection: Connection, since: datetime, tools: Collection[str]
+) -> list[tuple[CallGroup, JsonObject]]:
+    keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
+    both = CALLS.join(RECORDS, RECORDS.c.seq == CALLS.c.seq)
+    found = select(*keys, RECORDS.c.document).select_from(both)
+    found = found.where(CALLS.c.at >= as_kept(since), CALLS.c.tool.in_(tools), _WAS_JUDGED)
+    rows = connection.execute(found.order_by(CALLS.c.seq.desc()).limit(MAX_GIVEN))
+    return [(CallGroup(*row[:4], 1), records.read(row[4]).arguments) for row in rows]
 
 
 def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], bool]:
     wanted, is_cut = _recent(connection, since, SCANNED)
     keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
     count = func.count()
-    counted = select(*keys, count).where(*wanted).group_by(*keys).order_by(count.desc())
+    counted = (
+        select(*keys, count).where(*wanted, _WAS_JUDGED).group_by(*keys).order_by(count.desc())
+    )
     return [CallGroup(*row) for row in connection.execute(counted)], is_cut

@@ -124,13 +124,16 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
     return found, inode
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a private file atomically; it is durable when this returns. Raises OSError."""
+def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
+    """Write a file atomically, by default a private one; it is durable when this returns. Raises
+    OSError.
+    """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, PRIVATE_FILE)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
         file.write(content)
         file.flush()
         os.fsync(descriptor)

@@ -28,6 +28,7 @@ from sqlalchemy import (
     Table,
     TypeDecorator,
     UniqueConstraint,
+    event,
     text,
 )
 from sqlalchemy.exc import DontWrapMixin
@@ -196,6 +197,26 @@ CALLS = Table(
     Index("calls_by_parent", "parent_id", sqlite_where=text("parent_id IS NOT NULL")),
 )
 """One row for each call, ordered by `seq`; `at` is the envelope's timestamp, in milliseconds."""
+
+RECORDS = Table(
+    "records",
+    METADATA,
+    Column("seq", _WHOLE, primary_key=True, autoincrement=False),
+    Column("size", _WHOLE, nullable=False),
+    Column("document", LargeBinary, nullable=False),
+    Column("words", _TEXT, nullable=False),
+)
+"""The record of a call, with its `seq`. `document` is JSON, compressed if it is long; `words` are
+found by text: SQLite's table `record_words` follows them, and PostgreSQL's index of that name."""
+
+_WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
+
+
+@event.listens_for(RECORDS, "after_create")
+def _index_words(_: Table, connection: Connection, **_options: object) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_WORDS_INDEX)
+
 
 BLOBS = Table(
     "blobs",
@@ -392,6 +413,25 @@ def _sql(*statements: str) -> Step:
             connection.exec_driver_sql(statement)
 
     return upgrade
+
+
+def _records_of_calls(connection: Connection) -> None:
+    """Create the table of records, and the search in their words."""
+    if connection.dialect.name == "postgresql":
+        table = """CREATE TABLE records (seq BIGINT NOT NULL PRIMARY KEY, size BIGINT NOT NULL,
+            document BYTEA NOT NULL, words VARCHAR COLLATE "C" NOT NULL)"""
+        _sql(table, _WORDS_INDEX)(connection)
+        return
+    _sql(
+        """CREATE TABLE records (seq INTEGER NOT NULL PRIMARY KEY, size INTEGER NOT NULL,
+        document BLOB NOT NULL, words VARCHAR NOT NULL)""",
+        "CREATE VIRTUAL TABLE record_words USING fts5(words, content=records, content_rowid=seq)",
+        # What is not indexed yet (`records.index_words`) must not be taken from the index.
+        """CREATE TRIGGER record_deleted AFTER DELETE ON records
+        WHEN old.seq <= (SELECT max(id) FROM record_words_docsize) BEGIN
+        INSERT INTO record_words(record_words, rowid, words)
+        VALUES ('delete', old.seq, old.words); END""",
+    )(connection)
 
 
 _KEPT = timedelta(days=30)
@@ -613,5 +653,6 @@ STEPS: tuple[Step, ...] = (
     _sql(
         "ALTER TABLE agents ADD COLUMN presets JSON",
     ),
+    _records_of_calls,
 )
 """The migrations, in order. A schema's version is the number of steps that have run."""

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 BUCKET_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\w[\w.-]*)*", re.ASCII)
 """A bucket with an optional prefix, of which no part begins with a dot."""
+
+
+class RecordSettings(BaseModel):
+    """Which calls' arguments and answers are kept, and for how long."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: Literal["all", "failed", "none"] | None = None
+    """Without a value `all`, but `none` as a service, where they are other people's."""
+
+    kept_days: int = Field(default=7, ge=1, le=3650)
+    kept_mb: int = Field(default=512, ge=1, le=1_000_000)
 
 
 class StateSettings(BaseModel):

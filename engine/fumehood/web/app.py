@@ -5,8 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +23,7 @@ from fumehood.web.guard import Guard
 from fumehood.web.live import Live
 from fumehood.web.logins import LONGEST_S, Connect, Login, Logins
 from fumehood.web.pages import PAGES
+from fumehood.web.ports import Ports
 from fumehood.web.text import STATIC, make_environment
 from fumehood.web.view import (
     CSRF_HEADER,
@@ -49,14 +52,24 @@ class Console:
     """One web console: logins, live updates, templates, and the clients for its requests."""
 
     def __init__(
-        self, connect: Connect, caller: AsyncClient, port: int, pages: Sequence[Page] = PAGES
+        self,
+        connect: Connect,
+        caller: AsyncClient,
+        port: int,
+        pages: Sequence[Page] = PAGES,
+        *,
+        callers: Path = Path(),
     ) -> None:
-        """`connect` makes clients of the control socket; `caller` reads at the callers' socket."""
+        """`connect` makes clients of the control socket; `caller` reads at the callers' socket,
+        whose path is `callers`.
+        """
         self.port = port
+        self.callers = callers
+        self.ports = Ports(callers)
         self.logins = Logins(connect)
         self.live = Live(self.logins)
         self.caller = caller
-        self._pages = pages
+        self.pages = pages
         self._environment = make_environment()
         routes = [
             Route("/", self._home),
@@ -90,15 +103,18 @@ class Console:
         **values: Any,
     ) -> HTMLResponse:  # fmt: skip
         """Render a template as a response."""
-        page = next((one for one in self._pages if path.startswith(one.path)), None)
+        page = next((one for one in self.pages if path.startswith(one.path)), None)
         text = self._environment.get_template(template).render(
-            login=login, pages=self._pages, page=page, path=path, **values
+            login=login, pages=self.pages, page=page, path=path, **values
         )
         return HTMLResponse(text, status)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        yield
+        async with anyio.create_task_group() as group:
+            self.ports.group = group
+            yield
+            group.cancel_scope.cancel()
         await self.logins.close_all()
         await self.caller.close()
 

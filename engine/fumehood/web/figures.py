@@ -67,14 +67,14 @@ def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
     total = sum(stages_ms.values()) or 1.0
     bars, passed = [], 0.0
     for name, ms in stages_ms.items():
-        bars.append(Bar(name, _part(passed, total), max(_part(ms, total), 0.4), ms))
+        bars.append(Bar(name, part_of(passed, total), max(part_of(ms, total), 0.4), ms))
         passed += ms
     return bars
 
 
 def share(amount: float, whole: float) -> float:
     """Return a percentage, at most 100, for a bar."""
-    return min(_part(max(amount, 0.0), whole), 100.0) if whole > 0 else 0.0
+    return min(part_of(max(amount, 0.0), whole), 100.0) if whole > 0 else 0.0
 
 
 def columns_of(names: Sequence[str], cells: Iterable[tuple[str, str, float]]) -> Plot:
@@ -107,15 +107,16 @@ def _pieces(row: Mapping[str, float], shown: Sequence[str], most: float) -> tupl
             amount = sum(value for name, value in row.items() if name not in shown)
         else:
             amount = row.get(series, 0.0)
-        height = _part(amount, most) if most else 0.0
+        height = part_of(amount, most) if most else 0.0
         if height:
             top -= height
             pieces.append(Piece(number, round(top, 3), round(height, 3)))
     return tuple(pieces)
 
 
-def _part(amount: float, whole: float) -> float:
-    return round(100 * amount / whole, 3)
+def part_of(amount: float, whole: float) -> float:
+    """Return a percentage for an SVG attribute; 0 of nothing."""
+    return round(100 * amount / whole, 3) if whole else 0.0
 
 
 FAIR, GOOD = 0.95, 0.99
@@ -232,12 +233,12 @@ def call_facts(details: CallDetails) -> list[tuple[str, str]]:
         ("Tokens", f"{call.input_tokens:,} in · {call.output_tokens:,} out"),
         ("Ended by", ended_by.replace("_", " ") if ended_by != "ok" else ""),
         ("Cache", "answered from the cache" if call.cache_hit else ""),
-        ("Network", _network(call.network) if call.network is not None else ""),
+        ("Network", network_in_words(call.network) if call.network is not None else ""),
     ]
     return [(name, value) for name, value in facts if value]
 
 
-def _network(network: NetworkReport) -> str:
+def network_in_words(network: NetworkReport) -> str:
     """Describe what a program sent."""
     hosts = ", ".join(f"{host} ({count})" for host, count in network.hosts.items())
     refused = f", {network.denied} refused" if network.denied else ""

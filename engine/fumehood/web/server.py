@@ -72,6 +72,7 @@ def run(
         lambda credential: AsyncControlClient(control, credential=credential),
         AsyncClient(callers),
         listener.getsockname()[1],
+        callers=callers,
     )
     # Any user of this machine can cause uvicorn's warnings.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
 from fumehood.core.long_text import cut
 from fumehood.web.changes import changes_in
+from fumehood.web.code import coloured, language_of
 from fumehood.web.figures import FILTERS
 
 HERE = Path(__file__).parent
@@ -85,6 +87,7 @@ def make_environment() -> Environment:
     environment.filters.update(
         age=age,
         moment=moment,
+        person=person,
         amount=amount,
         brief=brief,
         exact=Markup.escape,
@@ -103,6 +106,8 @@ def make_environment() -> Environment:
         visible=visible,
         unknown_of=lambda preview: {k: v for k, v in preview.items() if not is_shown(k, v)},
         hidden=hidden_in,
+        coloured=coloured,
+        language_of=language_of,
         outside=lambda approval: f"{OUTSIDE}." if is_outside(approval) else "",
     )
     environment.filters.update(FILTERS)
@@ -118,6 +123,18 @@ def age(then: datetime | None, now: datetime | None = None) -> Markup:
     return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC" data-age>{}</time>').format(
         at.isoformat(), at, words
     )
+
+
+@cache
+def person(principal_id: str) -> str:
+    """Return a principal with the name of its user on this machine, such as `ann (uid:1000)`."""
+    kind, _, number = principal_id.partition(":")
+    if kind != "uid" or not number.isdigit():
+        return principal_id
+    try:
+        return f"{pwd.getpwuid(int(number)).pw_name} ({principal_id})"
+    except (KeyError, OverflowError):
+        return principal_id
 
 
 def moment(then: datetime | None) -> Markup:

@@ -88,6 +88,10 @@ def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
+def query_of(**parts: str) -> str:
+    return "&".join(f"{key}={quote(value, safe='')}" for key, value in parts.items() if value)
+
+
 def in_words(refused: Exception) -> str:
     """Return the engine's message without its advice to programs."""
     return str(refused).removesuffix(" Do not retry.")
@@ -222,6 +226,8 @@ class Page:
     title: str
     path: str
     addresses: tuple[Address, ...]
+    is_listed: bool = True
+    """Whether the navigation has it."""
 
 
 def get(path: str, handler: Handler) -> Address:

@@ -360,7 +360,7 @@ def test_every_operation_without_a_generated_client_method_has_a_written_one(
 SAMPLES: dict[str, Any] = {
     "str": "x", "list[str]": ["x"], "int": 1, "float": 1.5, "bool": True, "JsonObject": {"k": None},
     "datetime": datetime(2030, 1, 1, tzinfo=UTC), "Iterable[str]": ["x"], "dict[str, str]": {"A": "x"},
-    "Literal['done', 'failed']": "done", "RememberWish": RememberWish(uses=1),
+    "Literal['done', 'failed']": "done", "Literal['running']": "running", "Literal['hour', 'day']": "day", "RememberWish": RememberWish(uses=1),
     "Iterable[OneOfSeveral]": [OneOfSeveral(approval_id="x", decision=NewDecision(decision="deny"))],
 }  # fmt: skip
 """A value for each type that a parameter of a generated method has, by the first of its types."""

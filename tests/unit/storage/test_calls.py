@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from fumehood.core.call_log import AllCallsQuery, CallPage, CallQuery
+from fumehood.core.call_log import AllCallsQuery, CallPage, CallQuery, SeriesQuery
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import (
     KeptSession,
@@ -386,3 +386,27 @@ async def test_session_rows_survive_reopening_and_are_changed_and_deleted_in_one
     await SessionTable(again).change([ended], ["sess_2", "sess_unknown"])
     assert SessionTable(again).all_now() == [ended]
     again.close()
+
+
+@pytest.mark.parametrize(("by", "steps"), [("hour", ["T10", "T11"]), ("day", [""])])
+async def test_calls_are_summed_by_hour_or_day(
+    log: CallLog, database: Database, by: str, steps: list[str]
+) -> None:
+    day = "2026-03-01"
+    for number, (hour, ms) in enumerate([(10, 1.0), (10, 2.0), (10, 30.0), (11, 5.0)]):
+        log.record(
+            call_row(
+                number, at=f"{day}T{hour}:30:00.000Z", total_ms=ms, cost="0.250000",
+                code="TIMEOUT" if ms == 30 else "OK", agent_id="a" if hour == 10 else None,
+            )
+        )  # fmt: skip
+    log.record(call_row(9, at="2026-02-01T00:00:00.000Z"))
+    since = datetime(2026, 3, 1, tzinfo=UTC)
+    found = await AllCalls(database).series(SeriesQuery.model_validate({"by": by}), since)
+    assert [one.at for one in found.items] == [f"{day}{step}" for step in steps]
+    first = found.items[0]
+    whole = 3 if by == "hour" else 4
+    assert (first.calls, first.failed, first.cost) == (whole, 1, 0.25 * whole)
+    assert (first.p50_ms, first.p95_ms) == (2.0, 30.0)
+    of_agent = await AllCalls(database).series(SeriesQuery(agent="a"), since)
+    assert [one.at for one in of_agent.items] == [f"{day}T10"]

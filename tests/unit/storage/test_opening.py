@@ -108,6 +108,7 @@ def tables_of(inspector: Inspector) -> dict[str, object]:
             sorted(u["column_names"] for u in inspector.get_unique_constraints(name)),
         )
         for name in inspector.get_table_names()
+        if not name.startswith("record_words")  # SQLite's own, for the search in records
     }
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import html
 import re
-from datetime import timedelta
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -15,6 +18,8 @@ from fumehood.answers import (
     CallDetails,
     Pagination,
     ProcessOutput,
+    ProjectDiff,
+    ProjectFile,
     SessionFileList,
     SessionProcess,
     ToolDetails,
@@ -24,12 +29,16 @@ from fumehood.client.api_request import address
 from fumehood.core.call_log import (
     CallPage,
     CallRecord,
+    CallSeries,
+    CallStep,
     MatchedCalls,
+    RunningCall,
     ToolFigures,
     ToolFiguresList,
     TriedRule,
     TriedRules,
 )
+from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
 from fumehood.core.session import OwnedSession, SessionStatus, WorkspaceEntry
 from fumehood.core.status import (
@@ -42,7 +51,7 @@ from fumehood.core.status import (
     StateReadiness,
 )
 from fumehood.identity.model import Agent, Binding, Change
-from fumehood.policy.model import Explanation, PolicyStatus, RuleStatus, Verdict
+from fumehood.policy.model import Explanation, PolicyStatus, PolicyText, RuleStatus, Verdict
 from fumehood.protocol.messages import decode_envelope
 from fumehood.web.guard import CONTENT_POLICY, SANDBOX
 from fumehood.web.pages import PAGES, health
@@ -53,6 +62,7 @@ from support.web import ALICE, PORT, Browser, FakeCaller, FakeControl, FakeEngin
 
 pytestmark = pytest.mark.row("D5")
 
+SCRIPT = "<img src=x onerror=alert(1)></textarea><script>alert(2)</script>"
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202egnp.exe\x1b[31m"
 PNG = b"\x89PNG\r\n\x1a\n picture"
 SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"
@@ -71,10 +81,17 @@ def call(number: int = 1, **fields: Any) -> CallRecord:
     return CallRecord(**{**values, **fields})
 
 
+def under_way(number: int = 1, **fields: Any) -> CallRecord:
+    """A call that runs."""
+    values = {"is_waiting": False, "stdout": EVIL, "stderr": "", **fields}
+    return call(number, tool_name=EVIL, code="RUNNING", running=RunningCall(**values))
+
+
 def details(**fields: Any) -> CallDetails:
     values = {
         "call": call(), "stages_ms": {"validate": 1.0, "execute": 3.0}, "audit_seq": 7,
-        "approval": None, "envelope": None, "answer": "not_kept", "children": (),
+        "approval": None, "arguments": None, "envelope": None, "answer": "not_kept",
+        "children": (),
         "can_repeat": False,
     }  # fmt: skip
     return CallDetails(**{**values, **fields})
@@ -107,15 +124,23 @@ class Watched(FakeControl):
     def __init__(self, engine: FakeEngine, credential: str, told: SimpleNamespace) -> None:
         super().__init__(engine, credential)
         self.told = told
-        self.calls = SimpleNamespace(list=self._calls, show=self._call, blob=self._blob)
+        self.calls = SimpleNamespace(
+            list=self._calls, show=self._call, blob=self._blob, cancel=self._cancel
+        )
         self.sessions = SimpleNamespace(
             list=self._sessions, show=self._session, files=self._files,
             download_file=self._download, processes=self._processes,
-            process_output=self._output, stop_process=self._stop,
+            process_output=self._output, stop_process=self._stop, diff=self._diff,
         )  # fmt: skip
-        self.agents = SimpleNamespace(list=self._agents, show=self._agent)
+        self.agents = SimpleNamespace(
+            list=self._agents, show=self._agent, create=self._note("create"),
+            update=self._note("update"), bind=self._note("bind"), unbind=self._note("unbind"),
+        )  # fmt: skip
         self.nodes = SimpleNamespace(list=self._nodes, drain=self._drain, resume=self._resume)
-        self.policy = SimpleNamespace(show=self._policy, explain=self._explain, try_rules=self._try)
+        self.policy = SimpleNamespace(
+            show=self._policy, explain=self._explain, try_rules=self._try, text=self._file,
+            replace=self._replace,
+        )  # fmt: skip
 
     async def whoami(self) -> Any:
         found = await super().whoami()
@@ -123,6 +148,10 @@ class Watched(FakeControl):
 
     async def _calls(self, **query: Any) -> CallPage:
         self._check()
+        if query.get("state") == "running":
+            return CallPage(
+                items=self.told.running, has_more=False, next_cursor=None, total_count=None
+            )
         self.told.asked.append(query)
         if query.get("code") == "NONSENSE":
             raise refusal("INVALID_PARAMS", "The query is wrong.")
@@ -135,11 +164,14 @@ class Watched(FakeControl):
         self.told.asked.append(call_id)
         return self.told.details
 
+    async def _cancel(self, call_id: str) -> None:
+        self.told.asked.append(("cancel", call_id))
+
     async def _blob(self, call_id: str, url: str) -> bytes:
         return self.told.blob
 
     async def _sessions(self) -> Any:
-        return (session(principal_id=EVIL),)
+        return (session(principal_id=EVIL, **self.told.session),)
 
     async def _session(self, session_id: str) -> Any:
         return session(id=session_id, is_busy=self.told.is_busy, **self.told.session)
@@ -161,8 +193,16 @@ class Watched(FakeControl):
         self.told.asked.append(("stop", session_id, name))
 
     async def _files(self, session_id: str, path: str = "", **query: Any) -> SessionFileList:
-        page = Pagination(has_more=False, next_cursor=None, total_count=None)
-        return SessionFileList(items=self.told.files, pagination=page)
+        has_more = bool(query.get("recursive")) and len(self.told.files) > query["limit"]
+        page = Pagination(has_more=has_more, next_cursor=None, total_count=None)
+        found = [one for one in self.told.files if query.get("recursive") or "/" not in one.path]
+        return SessionFileList(items=tuple(found), pagination=page)
+
+    async def _diff(self, session_id: str) -> ProjectDiff:
+        return ProjectDiff(
+            diff=f"+{EVIL}\n", truncated=False, unseen=(EVIL,),
+            files=(ProjectFile(path=EVIL, change="added", bytes=3, conflict=EVIL),),
+        )  # fmt: skip
 
     async def _download(self, session_id: str, path: str, write: Any) -> None:
         self.told.asked.append(path)
@@ -175,6 +215,20 @@ class Watched(FakeControl):
     async def _agent(self, agent_id: str) -> Any:
         bound = Binding(tool="calculator", fixed={"x": EVIL})
         return SimpleNamespace(agent=Agent(id="a", description=EVIL), tools=(bound,))
+
+    def _note(self, what: str) -> Any:
+        async def note(*given: Any, **named: Any) -> None:
+            self.told.asked.append((what, *given, named))
+
+        return note
+
+    async def _file(self) -> PolicyText:
+        return PolicyText(text=self.told.policy, version="v1")
+
+    async def _replace(self, text: str, version: str) -> None:
+        if version != "v1":
+            raise refusal("IDEMPOTENCY_CONFLICT", "The policy file has changed.")
+        self.told.asked.append(("replace", text))
 
     async def _nodes(self) -> tuple[NodeRecord, ...]:
         return self.told.nodes
@@ -206,12 +260,23 @@ class Watched(FakeControl):
             raise refusal("INVALID_PARAMS", f"The rules cannot be used: {EVIL}")
         group = MatchedCalls(tool=EVIL, principal_id="uid:1", agent_id=None, calls=3)
         tried = TriedRule(
-            id="r", decision="ask", calls=3, groups=(group,), unknown=("argument /a",)
+            id="r",
+            decision="ask",
+            calls=3,
+            at_least=self.told.certain,
+            groups=(group,),
+            unknown=("argument /a",),
         )
         return TriedRules(items=(tried,), calls=10, skipped=1, is_partial=False)
 
     async def remembered(self) -> Any:
         return ()
+
+    async def series(self, hours: int, **query: Any) -> CallSeries:
+        self.told.asked.append({"hours": hours, **query})
+        if query.get("agent") == "-":
+            raise refusal("INVALID_PARAMS", "The query is wrong.")
+        return CallSeries(items=self.told.steps, is_partial=False)
 
     async def figures(self, hours: int) -> ToolFiguresList:
         one = ToolFigures(
@@ -259,17 +324,27 @@ class Tools(FakeCaller):
         address("tools", reference)  # as the client does
         return ToolDetails(tool=self.tool_of_all, versions=("1.0.0",), source="entry point")
 
+    async def call(self, tool: str, arguments: Any, **options: Any) -> Envelope:
+        self.made.append((tool, arguments, options))
+        if arguments.get("to") == "refused":
+            raise refusal("INVALID_PARAMS", "This is not an address.")
+        return decode_envelope(envelope_bytes({"stdout": EVIL}))
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
 
 @pytest.fixture
 def told() -> SimpleNamespace:
     """What the engine has to tell."""
     return SimpleNamespace(
-        calls=(call(),), cursor=None, details=details(), blob=b"", asked=[], content=b"",
+        calls=(call(),), running=(), cursor=None, certain=0, policy=f"# {EVIL}", details=details(), blob=b"", asked=[], content=b"",
         files=(WorkspaceEntry(path=EVIL, kind="file", size=5, modified_at="2026"),),
         scopes=(Scope.APPROVE, Scope.ADMIN), is_busy=False, session={},
         processes=(process("web"), process(EVIL, state="ended", exit_code=3)),
         output=ProcessOutput(text=f"line\n{EVIL}", offset=9, skipped=0, ended=False),
         figures={"calls": 200, "succeeded": 190, "failed": 10},
+        steps=(CallStep(at="2026", calls=4, failed=1, p50_ms=1, p95_ms=3, cost=0.5),),
         nodes=(NodeRecord(name=EVIL, state=NodeState.UNREADY, why=EVIL),),
     )  # fmt: skip
 
@@ -284,7 +359,8 @@ def browser(told: SimpleNamespace) -> Browser:
     def connect(credential: str) -> Any:
         return _Named(Watched(engine, credential, told))
 
-    console = Console(connect, Tools(), PORT, PAGES)  # type: ignore[arg-type]
+    told.tools = Tools()
+    console = Console(connect, told.tools, PORT, PAGES, callers=Path("/run/engine.sock"))
     return Site(engine, console, [0.0]).browser()
 
 
@@ -319,10 +395,10 @@ class _Named:
 
 
 ADDRESSES = [
-    "/calls", "/calls/list", f"/calls/{call().call_id}", "/tools", "/tools/send", "/agents",
-    "/sessions", f"/sessions/{SESSION}", f"/sessions/{SESSION}/processes",
-    f"/sessions/{SESSION}/output?process=web", "/nodes", "/usage", "/usage?days=30&by=agent",
-    "/policy", "/health", "/health/live",
+    "/calls", "/calls/list", "/calls/now", f"/calls/{call().call_id}", "/search", "/tools", "/tools/send", "/agents",
+    "/tools/send/try", "/sessions", f"/sessions/{SESSION}", f"/sessions/{SESSION}/processes",
+    f"/sessions/{SESSION}/output?process=web", f"/sessions/{SESSION}/diff", "/nodes", "/usage", "/usage?days=30&by=agent",
+    "/charts", f"/charts?tool={quote(EVIL)}&hours=720", "/policy", "/health", "/health/live",
 ]  # fmt: skip
 
 
@@ -339,7 +415,20 @@ def test_page_is_made_of_hostile_values_and_inert(
     browser: Browser, told: SimpleNamespace, path: str
 ) -> None:
     told.calls = (call(tool_name=EVIL, agent_id=EVIL, code="TIMEOUT", parent_id="call_1"),)
-    told.details = answered({"stdout": EVIL, "value": [{EVIL: EVIL, "n": 1}], "x": {EVIL: EVIL}})
+    told.details = answered(
+        {
+            "stdout": EVIL, "value": [{EVIL: EVIL, "n": 1}], "x": {EVIL: EVIL},
+            "exception": {"traceback": EVIL}, "files": [{"filename": EVIL, "size": 3}],
+        }
+    ).model_copy(
+        update={
+            "call": call(tool_name="run_python", session_id=SESSION),
+            "arguments": {"code": EVIL, EVIL: EVIL, "x": [EVIL]},
+            "children": (call(7, tool_name=EVIL, parent_id=call().call_id),),
+        }
+    )  # fmt: skip
+    told.session = {"name": EVIL}
+    told.running = (under_way(message=EVIL, progress=3.5),)
     page = browser.get(path)
     assert page.status_code == 200, page.text
     assert page.headers["content-security-policy"] == CONTENT_POLICY
@@ -353,7 +442,7 @@ def test_every_page_is_in_the_navigation(browser: Browser) -> None:
     text = browser.get("/calls").text
     titles = re.findall(r'<a href="/[a-z]+"(?: aria-current="page")?>([A-Z][a-z]+)', text)
     assert titles == [
-        "Inbox", "Calls", "Tools", "Agents", "Sessions", "Nodes", "Usage", "Policy", "Health",
+        "Inbox", "Calls", "Charts", "Tools", "Agents", "Sessions", "Nodes", "Usage", "Policy", "Health",
     ]  # fmt: skip
 
 
@@ -418,19 +507,22 @@ def test_page_of_a_call_says_why_its_answer_is_missing(
     told.details = details(answer=answer)
     text = browser.get(f"/calls/{call().call_id}").text
     assert words in text
-    assert "cannot be repeated" in text
+    assert "Run again" not in text
 
 
 def test_page_of_a_call_shows_stages_audit_row_children_and_tables(
     browser: Browser, told: SimpleNamespace
 ) -> None:
     told.details = answered({"value": [{"city": "Graz", "n": 3}]}).model_copy(
-        update={"children": (call(9),)}
+        update={
+            "children": (call(9, parent_id=call().call_id), call(10, parent_id=call(9).call_id))
+        }
     )
     text = browser.get(f"/calls/{call().call_id}").text
     assert re.search(r'<rect class="stage-2" x="25.0" width="75.0"', text)
     assert "row 7" in text
-    assert f"/calls/{call(9).call_id}" in text
+    below = text[text.index(f"/calls/{call(9).call_id}") :]
+    assert below.index("<ul") < below.index(f"/calls/{call(10).call_id}") < below.index("</ul>")
     assert re.search(r"<th>city</th>.*<td>Graz</td>", text, re.DOTALL)
 
 
@@ -473,6 +565,117 @@ def require_download(found: Any) -> None:
     assert found.headers["content-security-policy"] == SANDBOX
     assert found.headers["content-disposition"].isascii()
     assert "\n" not in found.headers["content-disposition"]
+
+
+def test_files_of_an_answer_are_text_downloads(browser: Browser, told: SimpleNamespace) -> None:
+    told.details = answered({"files": [shown(b"<script>alert(1)</script>"), {"url": "/v1/x"}]})
+    told.blob = SVG
+    path = f"/calls/{call().call_id}/files"
+    for number, content in enumerate((b"<script>alert(1)</script>", SVG)):
+        found = browser.get(f"{path}/{number}")
+        require_download(found)
+        assert found.content == content
+    assert browser.get(f"{path}/2").status_code == 404
+
+
+def test_program_is_shown_in_colours_and_its_traceback_once(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    trace = "Traceback: no\nsuch luck"
+    told.details = answered(
+        {"stderr": trace, "exception": {"traceback": trace}, "stdout": "out\n"}
+    ).model_copy(
+        update={
+            "call": call(tool_name="run_python"), "answer": "shown",
+            "arguments": {"code": "import os  # '<b>'\n", "stdin": "import os"},
+        }
+    )  # fmt: skip
+    text = browser.get(f"/calls/{call().call_id}").text
+    assert '<span class="word">import</span> os' in text
+    assert '<span class="comment"># &#39;&lt;b&gt;&#39;</span>' in text
+    assert text.count('<span class="word">import</span>') == 1
+    page = text[: text.index("The whole envelope")]
+    assert page.count("such luck") == 1
+    assert page.index("Arguments</h2>") < page.index("such luck") < page.index("stdout</h3>")
+
+
+def test_running_call_shows_its_output_until_that_changes(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    path = f"/calls/{call().call_id}"
+    told.details = details(call=under_way(progress=40, message="half-way"))
+    page = browser.get(path).text
+    require_inert(page)
+    assert "40 % half-way" in page
+    assert "Cancel this call" in page
+    assert "Stages</h2>" not in page
+    (mark,) = re.findall(r"/running\?mark=([0-9a-f]{16})", page)
+    told.details = details(call=under_way(progress=80))
+    part = browser.part(f"{path}/running?mark={mark}")
+    assert "80 %" in part.text
+    assert mark not in part.text
+    told.details = details()
+    over = browser.part(f"{path}/running?mark={mark}")
+    assert (over.status_code, over.headers["hx-refresh"]) == (204, "true")
+
+
+def test_request_of_a_running_call_waits_for_news(
+    browser: Browser, told: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.web.pages.calls.HELD_S", 0.3)
+    path = f"/calls/{call().call_id}"
+    told.details = details(call=under_way())
+    (mark,) = re.findall(r"/running\?mark=([0-9a-f]{16})", browser.get(path).text)
+    told.asked.clear()
+    begun = time.monotonic()
+    part = browser.part(f"{path}/running?mark={mark}")
+    assert mark in part.text
+    assert time.monotonic() - begun >= 0.3
+    assert 2 <= len(told.asked) <= 4
+
+
+def test_running_calls_are_cancelled_from_the_list_by_administrators_only(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.running = (under_way(3), under_way(4, is_waiting=True))
+    page = browser.get("/calls").text
+    path = f"/calls/{call(3).call_id}/cancel"
+    assert page.count(path) == 1
+    assert "waits for a human" in page
+    assert browser.post(path).status_code == 303
+    assert ("cancel", call(3).call_id) in told.asked
+    (mark,) = re.findall(r'name="mark" value="([0-9a-f]+)"', page)
+    assert browser.get(f"/calls/now?mark={mark}").status_code == 204
+
+
+def test_words_are_searched_in_arguments_and_answers(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    browser.get("/calls?text=division+by+zero&hours=24")
+    assert told.asked[-1]["text"] == "division by zero"
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (call().call_id, f"/calls/{call().call_id}"),
+        (SESSION, f"/sessions/{SESSION}"),
+        ("Usage", "/usage"),
+        ("mon", "/sessions/" + SESSION),
+        ("alert(1)", "/sessions/" + SESSION),
+        ("division", "/calls?text=division"),
+        ("sess_../calls", "/calls?text=sess_..%2Fcalls"),
+    ],
+)
+def test_palette_goes_to_what_has_the_name(
+    browser: Browser, told: SimpleNamespace, words: str, address: str
+) -> None:
+    told.session = {"name": f"monday {EVIL}"}
+    found = browser.get(f"/search?q={quote(words)}")
+    assert (found.status_code, found.headers["location"]) == (303, address)
+    part = browser.part(f"/search?q={quote(words)}")
+    require_inert(part.text)
+    assert f'href="{address}"' in part.text.replace("&amp;", "&")
 
 
 def test_figure_that_is_not_base64_is_not_found(browser: Browser, told: SimpleNamespace) -> None:
@@ -650,7 +853,7 @@ def test_policy_shows_what_shadow_rules_would_have_done(browser: Browser) -> Non
     text = browser.get("/policy").text
     assert "41" in text
     assert "The newest file is refused" in text
-    assert "The log keeps no arguments" in text
+    assert "arguments that are kept" in text
 
 
 def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNamespace) -> None:
@@ -663,7 +866,14 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
         assert "not a JSON object" in found.text
     tried = browser.post("/policy/try", {"rules": "[[rules]]"})
     require_inert(tried.text)
-    assert "at most 3 calls" in tried.text
+    assert "would have decided at most 3 calls" in tried.text
+    told.certain = 2
+    assert (
+        "would have decided 2 to 3 calls"
+        in browser.post("/policy/try", {"rules": "[[rules]]"}).text
+    )
+    told.certain = 3
+    assert "would have decided 3 calls" in browser.post("/policy/try", {"rules": "[[rules]]"}).text
     require_inert(browser.post("/policy/try", {"rules": "id = 7"}).text)
 
 
@@ -749,3 +959,155 @@ def test_console_runs_the_doctor_only_on_a_post(
     text = browser.post("/health/check").text
     assert "missing" in text
     require_inert(text)
+
+
+def entry(path: str, kind: str = "file") -> WorkspaceEntry:
+    return WorkspaceEntry(path=path, kind=kind, size=5, modified_at="2026")
+
+
+def test_workspace_is_a_tree_or_one_directory_if_it_is_large(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    path = f"/sessions/{SESSION}"
+    told.files = (entry("a", "directory"), entry("a/b.txt"), entry("c", "directory"), entry("d"))
+    text = browser.get(path).text
+    assert re.search(r"<summary><code>a/</code></summary>\s*<ul><li><a [^>]*file=a/b\.txt", text)
+    assert f'href="{path}?folder=c"' in text
+    told.files = (entry("a", "directory"), *(entry(f"a/{n}") for n in range(200)))
+    text = browser.get(path).text
+    assert f'href="{path}?folder=a"' in text
+    assert "a/7" not in text
+
+
+def test_page_of_a_session_is_reached_by_its_name(browser: Browser, told: SimpleNamespace) -> None:
+    told.session = {"name": "monday"}
+    assert browser.get("/sessions/monday").headers["location"] == f"/sessions/{SESSION}"
+    assert "monday" in browser.get("/sessions").text
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "-1", ""])
+def test_port_that_is_none_is_refused(browser: Browser, port: str) -> None:
+    assert browser.post(f"/sessions/{SESSION}/ports", {"port": port}).status_code == 400
+
+
+def test_ports_are_opened_by_administrators_only(browser: Browser, told: SimpleNamespace) -> None:
+    assert "Open a port" in browser.get(f"/sessions/{SESSION}").text
+    told.scopes = (Scope.APPROVE,)
+    browser.log_in(ALICE)
+    assert "Open a port" not in browser.get(f"/sessions/{SESSION}").text
+    assert browser.post(f"/sessions/{SESSION}/ports", {"port": "8000"}).status_code == 403
+
+
+def test_tool_is_called_by_its_form_and_the_answer_shown(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    fields = {"given:to": "1", "text:to": "it's me", "agent": "clerk", "token": ""}
+    page = browser.post("/tools/send/try", fields)
+    require_inert(page.text)
+    assert told.tools.made == [("send", {"to": "it's me"}, {"agent_id": "clerk"})]
+    text = html.unescape(page.text)
+    command = """fumehood call send '{"to": "it'"'"'s me"}' --agent clerk"""
+    assert command in text
+    assert "curl --unix-socket /run/engine.sock" in text
+    assert """client.call('send', {'to': "it's me"}, agent_id='clerk')""" in text
+    assert '{"method": "tools/call", "params": {"name": "send"' in text
+    browser.post("/tools/send/try", {**fields, "dry_run": "1"})
+    assert told.tools.made[-1][2] == {"agent_id": "clerk", "dry_run": True}
+
+
+def test_faults_of_arguments_are_shown_by_argument(browser: Browser, told: SimpleNamespace) -> None:
+    page = browser.post("/tools/send/try", {"given:n": "1", "number:n": "many"})
+    assert "This is not a number" in page.text
+    assert told.tools.made == []
+    page = browser.post("/tools/send/try", {"given:to": "1", "text:to": "refused"})
+    assert "This is not an address" in page.text
+
+
+def test_credential_of_an_approver_calls_nothing(
+    browser: Browser, told: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.scopes = (Scope.APPROVE,)
+    browser.log_in(ALICE)
+    assert browser.post("/tools/send/try", {}).status_code == 403
+    assert browser.post("/tools/send/try", {}, csrf=False).status_code == 403
+    assert told.tools.made == []
+    made: list[Any] = []
+
+    class WithToken(Tools):
+        def __init__(self, socket: Path, *, credential: str) -> None:
+            super().__init__()
+            made.append((socket, credential))
+
+    monkeypatch.setattr("fumehood.web.pages.playground.AsyncClient", WithToken)
+    page = browser.post("/tools/send/try", {"token": " fht_secret "})
+    assert page.status_code == 200
+    assert made == [(Path("/run/engine.sock"), "fht_secret")]
+    assert "fht_secret" not in page.text
+
+
+@pytest.mark.parametrize(("hours", "by", "steps"), [("24", "hour", 24), ("720", "day", 30)])
+def test_each_step_of_a_chart_leads_to_its_calls(
+    browser: Browser, told: SimpleNamespace, hours: str, by: str, steps: int
+) -> None:
+    now = datetime.now(UTC)
+    at = now.strftime("%Y-%m-%dT%H" if by == "hour" else "%Y-%m-%d")
+    told.steps = (CallStep(at=at, calls=8, failed=2, p50_ms=1.0, p95_ms=4.0, cost=0.0),)
+    text = html.unescape(browser.get(f"/charts?hours={hours}&tool=send&agent=").text)
+    assert told.asked[-1] == {"hours": int(hours), "by": by, "tool": "send"}
+    links = re.findall(r'<a href="(/calls\?[^"]+)" aria-label="([^"]+)"', text)
+    assert len(links) == 2 * steps
+    address, words = links[steps - 1]
+    assert words.endswith("8 calls, 2 of them failed")
+    assert "tool=send" in address
+    since, until = (
+        datetime.fromisoformat(unquote(one))
+        for one in re.findall(r"(?:since|until)=([^&]+)", address)
+    )
+    assert since <= now < until
+    assert (until - since) == timedelta(hours=1 if by == "hour" else 24)
+    assert 'height="25.0"' in text
+    browser.get(address)
+    assert told.asked[-1]["since"] == since.isoformat()
+    assert "Cost</h2>" not in text
+
+
+def test_wrong_filter_of_charts_is_reported(browser: Browser) -> None:
+    page = browser.get("/charts?agent=-")
+    assert "The query is wrong" in page.text
+
+
+def test_rules_are_tried_before_they_are_saved(browser: Browser, told: SimpleNamespace) -> None:
+    assert "has invisible characters" in browser.get("/policy").text
+    told.policy = f"# {SCRIPT}\tx"
+    page = browser.get("/policy").text
+    require_inert(page)
+    (version,) = re.findall(r'name="version" value="([^"]+)"', page)
+    odd = {"text": f"# {EVIL}", "version": version}
+    assert browser.post("/policy/check", odd).status_code == 400
+    rules = f"[[rules]]\r\nid = 'a'\r\n# {SCRIPT}"
+    checked = browser.post("/policy/check", {"text": rules, "version": version})
+    require_inert(checked.text)
+    assert "would have decided" in checked.text
+    assert not [one for one in told.asked if one[0] == "replace"]
+    saved = browser.post("/policy/save", {"text": rules, "version": version})
+    assert saved.headers["location"] == "/policy"
+    assert told.asked[-1] == ("replace", rules.replace("\r\n", "\n"))
+    again = browser.post("/policy/save", {"text": rules, "version": "v0"})
+    assert "has changed" in again.text
+    assert "Save these rules" not in browser.post("/policy/check", {"text": "id = 7"}).text
+
+
+def test_agents_are_made_and_changed_in_the_console(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    made = {"id": "clerk", "description": "d", "principals": "uid:1, token:ci"}
+    assert browser.post("/agents", made).status_code == 303
+    assert told.asked[-1] == ("create", "clerk", "d", {"principals": ["uid:1", "token:ci"]})
+    browser.post("/agents/clerk/bind", {"tool": "send", "fixed": '{"to": "x"}'})
+    assert told.asked[-1] == ("bind", "clerk", "send", {"fixed": {"to": "x"}})
+    assert browser.post("/agents/clerk/bind", {"tool": "send", "fixed": "["}).status_code == 400
+    browser.post("/agents/clerk/unbind", {"tool": "send"})
+    assert told.asked[-1] == ("unbind", "clerk", "send", {})
+    browser.post("/agents/clerk", {"is_enabled": "false"})
+    assert told.asked[-1] == ("update", "clerk", {"is_enabled": False})
+    assert browser.post("/agents/clerk", {"is_enabled": "true"}, csrf=False).status_code == 403

@@ -13,8 +13,10 @@ from fumehood.answers import (
     AuditPage,
     CallDetails,
     CallList,
+    CancelledCall,
     Deleted,
     ProcessOutput,
+    ProjectDiff,
     SessionFileList,
     SessionProcess,
     ToolWithSource,
@@ -32,7 +34,7 @@ from fumehood.budgets.model import UsageTable
 from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import ask, data_of, field_of, given, json_of, listed
 from fumehood.client.sync.transport import Transport
-from fumehood.core.call_log import CallPage, ToolFiguresList, TriedRules
+from fumehood.core.call_log import CallPage, CallSeries, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import OwnedSession
 from fumehood.core.status import AlertList, EngineSummary, NodeRecord
@@ -45,7 +47,7 @@ from fumehood.identity.model import (
     MadeToken,
     TokenInfo,
 )
-from fumehood.policy.model import Explanation, PolicyStatus
+from fumehood.policy.model import Explanation, PolicyStatus, PolicyText
 
 
 class ControlTools:
@@ -255,6 +257,14 @@ class ControlSessions:
             )
         )
 
+    def diff(self, session_id: str) -> ProjectDiff:
+        """Show what has changed in anybody's session since its project was copied in. The log says who
+        has looked.
+        """
+        return self._transport.send(
+            ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
+        )
+
 
 class ControlPolicy:
     """`policy` of the client of the control socket."""
@@ -298,6 +308,24 @@ class ControlPolicy:
             )
         )
 
+    def text(self) -> PolicyText:
+        """Read the policy file."""
+        return self._transport.send(ask("GET", data_of(PolicyText), "policy", "file"))
+
+    def replace(self, text: str, version: str) -> PolicyStatus:
+        """Write another policy file and use it at once. A faulty one is INVALID_PARAMS, and the old one
+        stays. It is recorded as a change.
+        """
+        return self._transport.send(
+            ask(
+                "PUT",
+                data_of(PolicyStatus),
+                "policy",
+                "file",
+                body=given(text=text, version=version),
+            )
+        )
+
     def reload(self) -> PolicyStatus:
         """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
         return self._transport.send(ask("POST", data_of(PolicyStatus), "policy", "reload"))
@@ -305,7 +333,8 @@ class ControlPolicy:
     def try_rules(self, rules: str, days: int | None = None) -> TriedRules:
         """Try rules against the calls of the last days. The rules in force stay.
 
-        Needs `approve` or `admin`. The log keeps no arguments, so conditions on them are taken to hold.
+        Needs `approve` or `admin`. With `admin`, conditions are compared with the arguments that are
+        kept of calls; otherwise they are taken to hold.
         """
         return self._transport.send(
             ask("POST", data_of(TriedRules), "policy", "try", body=given(rules=rules, days=days))
@@ -352,6 +381,8 @@ class ControlCalls:
         agent: str | None = None,
         tool: str | None = None,
         code: str | None = None,
+        state: Literal["running"] | None = None,
+        text: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         principal: str | None = None,
@@ -359,9 +390,10 @@ class ControlCalls:
         trace: str | None = None,
         parent: str | None = None,
     ) -> CallPage:
-        """List the calls of all principals, newest first.
+        """List the calls of all principals, newest first, or those that run now.
 
-        Needs `approve` or `admin`. A page may have fewer items than `limit` and still go on.
+        Needs `approve` or `admin`; with `text` `admin`. A page may have fewer items than `limit` and
+        still go on.
         """
         found = self._transport.send(
             ask(
@@ -374,6 +406,8 @@ class ControlCalls:
                     "agent": agent,
                     "tool": tool,
                     "code": code,
+                    "state": state,
+                    "text": text,
                     "limit": limit,
                     "cursor": cursor,
                     "principal": principal,
@@ -391,6 +425,13 @@ class ControlCalls:
         Needs `approve` or `admin`. The answer of a call that needed no approval is for `admin`.
         """
         return self._transport.send(ask("GET", data_of(CallDetails), "calls", call_id))
+
+    def cancel(self, call_id: str) -> None:
+        """Cancel anybody's running call, and wait until its program has ended.
+
+        It is recorded as a change.
+        """
+        self._transport.send(ask("POST", data_of(CancelledCall), "calls", call_id, "cancel"))
 
 
 class ControlCache:
@@ -765,6 +806,35 @@ class ControlOperations:
         """
         return self._transport.send(
             ask("GET", data_of(ToolFiguresList), "figures", query={"hours": hours})
+        )
+
+    def series(
+        self,
+        hours: int | None = None,
+        *,
+        by: Literal["hour", "day"] | None = None,
+        tool: str | None = None,
+        agent: str | None = None,
+        principal: str | None = None,
+    ) -> CallSeries:
+        """Show how calls went by hour or day: counts, failures, latency and cost.
+
+        Needs `approve` or `admin`. Computed from the call log.
+        """
+        return self._transport.send(
+            ask(
+                "GET",
+                data_of(CallSeries),
+                "figures",
+                "series",
+                query={
+                    "hours": hours,
+                    "by": by,
+                    "tool": tool,
+                    "agent": agent,
+                    "principal": principal,
+                },
+            )
         )
 
     def engine(self) -> EngineSummary:

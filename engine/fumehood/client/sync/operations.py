@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Literal
 
 from fumehood.answers import (
     ApprovalList,
@@ -108,10 +109,12 @@ class CallerOperations:
         agent: str | None = None,
         tool: str | None = None,
         code: str | None = None,
+        state: Literal["running"] | None = None,
+        text: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> CallPage:
-        """List the caller's own calls, newest first."""
+        """List the caller's own calls, newest first, or those that run now."""
         found = self._transport.send(
             ask(
                 "GET",
@@ -123,6 +126,8 @@ class CallerOperations:
                     "agent": agent,
                     "tool": tool,
                     "code": code,
+                    "state": state,
+                    "text": text,
                     "limit": limit,
                     "cursor": cursor,
                 },
@@ -131,9 +136,9 @@ class CallerOperations:
         return found.page
 
     def call_state(self, call_id: str) -> CallAnswer:
-        """Show one of the caller's own calls.
+        """Show one of the caller's own calls, with its arguments and its envelope where they are kept.
 
-        If it needed approval, also the approval and, once the call has ended, its envelope.
+        If it needed approval, also the approval.
         """
         return self._transport.send(ask("GET", data_of(CallAnswer), "calls", call_id))
 

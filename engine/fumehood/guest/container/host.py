@@ -224,7 +224,7 @@ class Reporter:
             for stream in (run.child.stdout, run.child.stderr):  # what was printed before it
                 stream.read(run.limits.output_bytes)
                 self.output(run, stream)
-        if report is not None and run.live and run.reports <= framing.MAX_REPORTS:
+        if report is not None and run.reports <= framing.MAX_REPORTS:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def call(self, run: Run, claim: Any) -> bool:

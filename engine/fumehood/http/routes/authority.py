@@ -15,6 +15,7 @@ from fumehood.core.errors import (
     IdempotencyConflict,
     InvalidParams,
     ResourceNotFound,
+    StateUnavailable,
     ToolDeprecated,
     ToolDisabled,
     ToolNotFound,
@@ -39,7 +40,13 @@ from fumehood.identity.model import (
     NewToken,
     TokenInfo,
 )
-from fumehood.policy.model import ExplainWish, Explanation, PolicyStatus
+from fumehood.policy.model import (
+    ExplainWish,
+    Explanation,
+    NewPolicy,
+    PolicyStatus,
+    PolicyText,
+)
 from fumehood.storage import changes
 
 
@@ -306,6 +313,26 @@ async def explain_call(engine: Engine, body: ExplainWish) -> Explanation:
     return engine.policy.explain(body)
 
 
+@endpoint("GET", "/v1/policy/file", Needs.ADMIN, errors=[ResourceNotFound], client="policy.text")
+async def read_policy_file(engine: Engine, caller: Principal) -> PolicyText:
+    """Read the policy file."""
+    return await engine.policy.text()
+
+
+@endpoint(
+    "PUT",
+    "/v1/policy/file",
+    Needs.ADMIN,
+    errors=[ResourceNotFound, InvalidParams, IdempotencyConflict, StateUnavailable],
+    client="policy.replace",
+)
+async def replace_policy_file(engine: Engine, caller: Principal, body: NewPolicy) -> PolicyStatus:
+    """Write another policy file and use it at once. A faulty one is INVALID_PARAMS, and the old one
+    stays. It is recorded as a change.
+    """
+    return await engine.policy.replace(body, caller)
+
+
 @endpoint("POST", "/v1/policy/reload", Needs.ADMIN, errors=[InvalidParams], client="policy.reload")
 async def reload_policy(engine: Engine, caller: Principal) -> PolicyStatus:
     """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
@@ -332,5 +359,7 @@ OPERATIONS = [
     unbind_tool,
     show_policy,
     explain_call,
+    read_policy_file,
+    replace_policy_file,
     reload_policy,
 ]

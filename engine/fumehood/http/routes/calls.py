@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fumehood.answers import BatchAnswer, CallAnswer, CallList, Pagination
-from fumehood.approvals.model import Approval
+from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.call import BatchBody, CallBody, RawBatch
 from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.decision import Decision, DecisionBody, decided
@@ -47,7 +47,9 @@ from fumehood.observe.clock import timestamp
 from fumehood.pipeline.batch import Batch
 from fumehood.pipeline.incoming import parse_message
 from fumehood.pipeline.tool_calls import MessageCalls
+from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.blobs import Blob
+from fumehood.storage.calls import NO_SUCH_CALL
 
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
 NewMessage = Annotated[HandleBody, ParsedBy(parse_message, HandleBody)]
@@ -132,8 +134,8 @@ async def handle_message(
 
 @endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound], client="calls")
 async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> CallList:
-    """List the caller's own calls, newest first."""
-    page = await engine.call_log.page(caller.id, query)
+    """List the caller's own calls, newest first, or those that run now."""
+    page = await engine.calls_of(caller, query)
     return CallList(items=page.items, pagination=Pagination.of(page))
 
 
@@ -151,20 +153,30 @@ async def show_call(
     caller: Principal,
     call_id: Annotated[str, "The `call_id` of an envelope."],
 ) -> Response:
-    """Show one of the caller's own calls.
+    """Show one of the caller's own calls, with its arguments and its envelope where they are kept.
 
-    If it needed approval, also the approval and, once the call has ended, its envelope.
+    If it needed approval, also the approval.
     """
     approval = await engine.approvals.of_call(call_id, caller)
     envelope = await engine.approvals.answer_of(call_id, caller, is_fetched=False)
-    try:
-        record = await engine.call_log.get(caller.id, call_id)
-    except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
-        if approval is None:
-            raise
-        record = _waiting(approval, engine)
-    response = answer(engine, CallAnswer(call=record, approval=approval, envelope=envelope))
-    if envelope is None:
+    is_approvals = envelope is not None
+    record, kept = await engine.call_log.find(caller.id, call_id) or (None, None)
+    arguments = kept.arguments if kept is not None else None
+    if record is None:  # a call that has not ended is not in the log yet
+        running = engine.overview.running_call(call_id, caller.id)
+        if approval is not None and (running is None or approval.state is ApprovalState.PENDING):
+            record = _waiting(approval, engine)
+        elif running is not None:
+            record, arguments = running
+        else:
+            raise ResourceNotFound(NO_SUCH_CALL)
+    if envelope is None and kept is not None:
+        envelope = decode_envelope(kept.envelope)
+    response = answer(
+        engine,
+        CallAnswer(call=record, arguments=arguments, approval=approval, envelope=envelope),
+    )
+    if not is_approvals:
         return response
     return once_delivered(request, response, lambda: engine.approvals.fetched(call_id))
 

@@ -15,15 +15,19 @@ from starlette.responses import Response
 from fumehood.answers import (
     CallDetails,
     CallList,
+    CancelledCall,
     Pagination,
     ProcessOutput,
+    ProjectDiff,
     SessionFileList,
     SessionProcess,
 )
 from fumehood.core.call_log import (
     AllCallsQuery,
+    CallSeries,
     FiguresQuery,
     RulesToTry,
+    SeriesQuery,
     ToolFiguresList,
     TriedRules,
 )
@@ -77,15 +81,16 @@ Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
     "/v1/calls",
     Needs.APPROVER,
     authorize=require_authority,
-    errors=[ResourceNotFound],
+    errors=[ResourceNotFound, PermissionDenied],
     client="calls.list",
 )
-async def list_all_calls(engine: Engine, query: AllCallsQuery) -> CallList:
-    """List the calls of all principals, newest first.
+async def list_all_calls(engine: Engine, caller: Principal, query: AllCallsQuery) -> CallList:
+    """List the calls of all principals, newest first, or those that run now.
 
-    Needs `approve` or `admin`. A page may have fewer items than `limit` and still go on.
+    Needs `approve` or `admin`; with `text` `admin`. A page may have fewer items than `limit` and
+    still go on.
     """
-    page = await engine.overview.calls(query)
+    page = await engine.overview.calls(query, caller)
     return CallList(items=page.items, pagination=Pagination.of(page))
 
 
@@ -103,6 +108,22 @@ async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> C
     Needs `approve` or `admin`. The answer of a call that needed no approval is for `admin`.
     """
     return await engine.overview.call(call_id, caller)
+
+
+@endpoint(
+    "POST",
+    "/v1/calls/{call_id}/cancel",
+    Needs.ADMIN,
+    errors=[ResourceNotFound],
+    client="calls.cancel",
+)
+async def cancel_any_call(engine: Engine, caller: Principal, call_id: CallId) -> CancelledCall:
+    """Cancel anybody's running call, and wait until its program has ended.
+
+    It is recorded as a change.
+    """
+    await engine.overview.cancel(call_id, caller)
+    return CancelledCall(call_id=call_id, cancelled=True)
 
 
 @endpoint(
@@ -156,6 +177,15 @@ async def show_figures(engine: Engine, query: FiguresQuery) -> ToolFiguresList:
     Needs `approve` or `admin`. Computed from the call log.
     """
     return await engine.overview.figures(query.hours)
+
+
+@endpoint("GET", "/v1/figures/series", Needs.APPROVER, authorize=require_authority, client="series")
+async def show_series(engine: Engine, query: SeriesQuery) -> CallSeries:
+    """Show how calls went by hour or day: counts, failures, latency and cost.
+
+    Needs `approve` or `admin`. Computed from the call log.
+    """
+    return await engine.overview.series(query)
 
 
 @endpoint("GET", "/v1/engine", Needs.APPROVER, authorize=require_authority, client="engine")
@@ -315,6 +345,26 @@ async def get_file_of_session(
     return response
 
 
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/diff",
+    Needs.ADMIN,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="sessions.diff",
+)
+async def show_diff_of_session(
+    engine: Engine, caller: Principal, session_id: SessionId
+) -> ProjectDiff:
+    """Show what has changed in anybody's session since its project was copied in. The log says who
+    has looked.
+    """
+    owner = engine.overview.owner_of(session_id)
+    found = await engine.projects.difference(owner, session_id)
+    engine.log.info("session.diff_read", session_id=session_id, by=caller.id)
+    return ProjectDiff.model_validate(found)
+
+
 @endpoint("GET", "/v1/nodes", Needs.APPROVER, authorize=require_authority, client="nodes.list")
 async def list_nodes(
     engine: Engine,
@@ -349,20 +399,23 @@ async def resume_node(engine: Engine, caller: Principal, node: NodeName) -> Node
     errors=[InvalidParams],
     client="policy.try_rules",
 )
-async def try_rules(engine: Engine, body: RulesToTry) -> TriedRules:
+async def try_rules(engine: Engine, caller: Principal, body: RulesToTry) -> TriedRules:
     """Try rules against the calls of the last days. The rules in force stay.
 
-    Needs `approve` or `admin`. The log keeps no arguments, so conditions on them are taken to hold.
+    Needs `approve` or `admin`. With `admin`, conditions are compared with the arguments that are
+    kept of calls; otherwise they are taken to hold.
     """
-    return await engine.overview.try_rules(body)
+    return await engine.overview.try_rules(body, caller)
 
 
 OPERATIONS = [
     list_all_calls,
     show_any_call,
+    cancel_any_call,
     get_blob_of_call,
     repeat_as_dry_run,
     show_figures,
+    show_series,
     show_engine,
     list_all_sessions,
     show_any_session,
@@ -372,6 +425,7 @@ OPERATIONS = [
     stop_process_of_session,
     list_files_of_session,
     get_file_of_session,
+    show_diff_of_session,
     list_nodes,
     drain_node,
     resume_node,

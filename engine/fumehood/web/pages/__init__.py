@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from fumehood.web.pages import calls, health, inbox, nodes, policy, sessions, tools, usage
+from fumehood.web.pages import (
+    calls,
+    charts,
+    health,
+    inbox,
+    nodes,
+    policy,
+    search,
+    sessions,
+    tools,
+    usage,
+)
 
 PAGES = (
-    inbox.PAGE, calls.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, nodes.PAGE, usage.PAGE,
-    policy.PAGE, health.PAGE,
+    inbox.PAGE, calls.PAGE, charts.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, nodes.PAGE,
+    usage.PAGE, policy.PAGE, health.PAGE, search.PAGE,
 )  # fmt: skip

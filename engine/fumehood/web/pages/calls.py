@@ -7,24 +7,39 @@ bytes; everything else is shown as text or downloaded.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
+import anyio
 from starlette.responses import Response
 
+from fumehood.answers import CallDetails, SessionProcess
 from fumehood.client.api_request import Refused
+from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.escaping import json_lines
-from fumehood.web.figures import time_line
+from fumehood.core.session import SessionStatus
+from fumehood.web.figures import network_in_words, time_line
 from fumehood.web.guard import SANDBOX
-from fumehood.web.view import Page, Problem, View, get, in_words, is_name, post
+from fumehood.web.view import Page, Problem, View, get, in_words, is_name, post, query_of
+
+HELD_S = 10.0
+"""Seconds that the request of a running call's page waits for news."""
+
+LOOK_S = 0.15
+"""Seconds between two looks at a running call."""
 
 PAGE_SIZE = 50
 """Number of calls in the list."""
 
 PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
-FILTERS = ("q", "tool", "agent", "code", "principal", "session", "trace", "hours", "cursor")
+FILTERS = (
+    "q", "text", "tool", "agent", "code", "principal", "session", "trace", "hours", "since",
+    "until", "cursor",
+)  # fmt: skip
 
 MAX_ROWS, MAX_COLUMNS = 50, 12
 """Maximum size of a table in an answer; the rest is not shown."""
@@ -41,7 +56,17 @@ async def show(view: View) -> Response:
     wanted = view.query.get("q").strip()
     if wanted.startswith("call_") and is_name(wanted):
         return view.go(f"/calls/{wanted}")
-    return view.render("calls.html", **await _list(view))
+    values = await _list(view)
+    running = await _running(view) if values["is_live"] else {}
+    return view.render("calls.html", **values, **running)
+
+
+async def show_now(view: View) -> Response:
+    """Show the calls that run now alone, if that has changed."""
+    values = await _running(view)
+    if values["mark"] == view.query.get("mark"):
+        return view.unchanged()
+    return view.render("calls_now.html", **values)
 
 
 async def show_list(view: View) -> Response:
@@ -56,29 +81,62 @@ async def show_list(view: View) -> Response:
 async def show_one(view: View) -> Response:
     """Show one call with everything that is stored about it."""
     details = await view.control.calls.show(view.path["call_id"])
-    answer = details.envelope
+    call, answer, approval = details.call, details.envelope, details.approval
+    given = details.arguments
+    if given is None and approval is not None:
+        given = approval.arguments
+    session, processes = await _session_of(view, call.session_id)
     return view.render(
         "call.html",
         one=details,
+        call=call,
+        given=given,
         bars=time_line(details.stages_ms),
-        answer=_parts_of(answer) if answer else None,
+        answer=parts_of(answer) if answer else None,
+        tree=_tree(call.call_id, details.children),
+        network=network_in_words(call.network) if call.network is not None else "",
+        session_name=session,
+        processes=processes,
+        mark=_mark(call.running),
+        query=query_of,
     )
+
+
+async def show_running(view: View) -> Response:
+    """Show how far a call is, once that differs from what the page shows, or after a while."""
+    give_up = anyio.current_time() + HELD_S
+    while True:
+        details = await view.control.calls.show(view.path["call_id"])
+        call = details.call
+        if call.running is None:  # the page is now another one
+            response = view.unchanged()
+            response.headers["hx-refresh"] = "true"
+            return response
+        mark = _mark(call.running)
+        if mark != view.query.get("mark") or anyio.current_time() > give_up:
+            return view.render("call_running.html", call=call, mark=mark, query=query_of)
+        await anyio.sleep(LOOK_S)
+
+
+async def cancel(view: View) -> Response:
+    """Cancel a running call."""
+    call_id = view.path["call_id"]
+    await view.control.calls.cancel(call_id)
+    return view.go(f"/calls/{call_id}")
+
+
+async def file(view: View) -> Response:
+    """Send one file of a call's answer."""
+    details = await view.control.calls.show(view.path["call_id"])
+    entry = _entry(_files(details.envelope), view.path["number"])
+    return view.download(await _content(view, details, entry), str(entry.get("filename", "file")))
 
 
 async def picture(view: View) -> Response:
     """Send one figure of a call's answer."""
     details = await view.control.calls.show(view.path["call_id"])
-    found = _pictures(details.envelope)
-    entry = {str(number): one for number, one in enumerate(found)}.get(view.path["number"])
-    if entry is None:
-        raise Problem("There is no such figure.", 404)
-    try:
-        if isinstance(entry.get("content_base64"), str):
-            content = base64.b64decode(entry["content_base64"], validate=True)
-        else:
-            content = await view.control.calls.blob(details.call.call_id, str(entry.get("url")))
-    except ValueError:
-        raise Problem("This figure is not kept.", 404) from None
+    entry = _entry(_pictures(details.envelope), view.path["number"])
+    content = await _content(view, details, entry)
     kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
     if kind is None:
         return view.download(content, str(entry.get("filename", "figure")))
@@ -124,9 +182,17 @@ async def _list(view: View) -> dict[str, Any]:
     }  # fmt: skip
 
 
+async def _running(view: View) -> dict[str, Any]:
+    found = await view.control.calls.list(state="running")
+    seen = [(one.call_id, one.running) for one in found.items]
+    return {"running": found.items, "mark": _mark(seen)}
+
+
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
     """Build the query from the filters. The form of the search text determines its meaning."""
-    names = ("tool", "agent", "principal", "session", "trace", "cursor")
+    names = (
+        "text", "tool", "agent", "principal", "session", "trace", "since", "until", "cursor",
+    )  # fmt: skip
     query: dict[str, Any] = {name: given[name] for name in names if given[name]}
     if given["code"]:
         query["code"] = given["code"].upper()
@@ -153,17 +219,78 @@ def _output(envelope: Envelope) -> dict[str, Any]:
 
 
 def _pictures(envelope: Envelope | None) -> list[dict[str, Any]]:
-    found = _output(envelope).get("images") if envelope is not None else None
+    return _entries(envelope, "images")
+
+
+def _files(envelope: Envelope | None) -> list[dict[str, Any]]:
+    return _entries(envelope, "files")
+
+
+def _entries(envelope: Envelope | None, name: str) -> list[dict[str, Any]]:
+    found = _output(envelope).get(name) if envelope is not None else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _parts_of(envelope: Envelope) -> dict[str, Any]:
+def _entry(entries: list[dict[str, Any]], number: str) -> dict[str, Any]:
+    """Return the entry with a number in an address. Raises Problem."""
+    entry = {str(at): one for at, one in enumerate(entries)}.get(number)
+    if entry is None:
+        raise Problem("There is no such file in the answer.", 404)
+    return entry
+
+
+async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> bytes:
+    """Return the bytes of a file of an answer. Raises Problem."""
+    try:
+        if isinstance(entry.get("content_base64"), str):
+            return base64.b64decode(entry["content_base64"], validate=True)
+        return await view.control.calls.blob(details.call.call_id, str(entry.get("url")))
+    except ValueError:
+        raise Problem("This file is not kept.", 404) from None
+
+
+async def _session_of(view: View, session_id: str | None) -> tuple[str, list[SessionProcess]]:
+    """Return how a session is called, and its processes, as far as they can be listed now."""
+    if session_id is None:
+        return "", []
+    try:
+        session = await view.control.sessions.show(session_id)
+        name = session.name or session_id
+        if session.state is not SessionStatus.ACTIVE or session.is_busy:
+            return name, []
+        return name, list(await view.control.sessions.processes(session_id))
+    except Refused:  # it has ended, or cannot list them now
+        return session_id, []
+
+
+def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
+    """Return the calls below one as pairs of a call and the pairs below it, oldest first."""
+    below: dict[str, list[CallRecord]] = {}
+    for call in reversed(calls):
+        below.setdefault(call.parent_id or "", []).append(call)
+
+    def pairs(parent: str) -> list[Any]:
+        return [(call, pairs(call.call_id)) for call in below.pop(parent, [])]
+
+    return pairs(root)
+
+
+def _mark(state: object) -> str:
+    """Return what changes with the state of running calls."""
+    return sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def parts_of(envelope: Envelope) -> dict[str, Any]:
     """Split the answer into pictures, files, tables, texts and the rest, by name."""
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     output = _output(envelope)
-    shown_elsewhere = {"images", "files"}
+    shown_elsewhere = {"images", "files", "exception"}
+    exception = output.get("exception")
+    traceback = exception.get("traceback") if isinstance(exception, dict) else None
+    if isinstance(traceback, str) and output.get("stderr") == traceback:
+        shown_elsewhere.add("stderr")
     if output.get("value") is not None:
         shown_elsewhere.add("value_repr")
     for name, value in output.items():
@@ -175,10 +302,9 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
             texts[name] = value
         else:
             rest[name] = value
-    files = output.get("files")
     return {
-        "pictures": _pictures(envelope),
-        "files": [one for one in files if isinstance(one, dict)] if isinstance(files, list) else [],
+        "pictures": _pictures(envelope), "files": _files(envelope),
+        "traceback": traceback if isinstance(traceback, str) else "",
         "tables": tables, "texts": texts, "rest": rest,
     }  # fmt: skip
 
@@ -209,9 +335,13 @@ PAGE = Page(
     (
         get("/calls", show),
         get("/calls/list", show_list),
+        get("/calls/now", show_now),
         get("/calls/{call_id}", show_one),
+        get("/calls/{call_id}/running", show_running),
         get("/calls/{call_id}/figures/{number}", picture),
+        get("/calls/{call_id}/files/{number}", file),
         get("/calls/{call_id}/raw", raw),
         post("/calls/{call_id}/dry-run", repeat),
+        post("/calls/{call_id}/cancel", cancel),
     ),
 )

@@ -3,11 +3,14 @@ on past calls."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
 
 from fumehood.client.api_request import Refused
+from fumehood.core.call_log import TriedRules
+from fumehood.core.escaping import printable
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 EXAMPLE = '[[rules]]\nid = "ask-for-shell"\ndecision = "ask"\ntools = ["run_shell"]\n'
@@ -17,7 +20,15 @@ async def show(view: View) -> Response:
     """Show the rules, and two forms that change nothing."""
     status = await view.control.policy.show()
     remembered = await view.control.approvals.remembered() if view.login.can_approve else ()
-    return view.render("policy.html", policy=status, remembered=remembered, example=EXAMPLE)
+    file = None
+    if view.login.can_administer and status.file is not None:
+        with suppress(Refused):  # it is faulty now, or away; the page says so above
+            file = await view.control.policy.text()
+    is_plain = file is not None and _is_plain(file.text)
+    return view.render(
+        "policy.html", policy=status, remembered=remembered, example=EXAMPLE,
+        file=file if is_plain else None, is_odd=file is not None and not is_plain,
+    )  # fmt: skip
 
 
 async def explain(view: View) -> Response:
@@ -37,25 +48,74 @@ async def explain(view: View) -> Response:
 
 async def try_rules(view: View) -> Response:
     """Show which past calls the given rules match."""
-    rules = view.form.get("rules").replace("\r\n", "\n")
+    tried = await _tried(view, view.form.get("rules").replace("\r\n", "\n"))
+    return tried if isinstance(tried, Response) else _answer(view, tried=tried)
+
+
+async def check(view: View) -> Response:
+    """Try another policy file on past calls, and ask whether to save it."""
+    text = view.form.get("text").replace("\r\n", "\n")
+    if not _is_plain(text):
+        raise Problem("These rules have invisible characters: change the file itself.")
+    response = await _tried(view, text)
+    if isinstance(response, Response):
+        return response
+    return _answer(view, tried=response, saves=text, version=view.form.get("version"))
+
+
+async def save(view: View) -> Response:
+    """Write another policy file, which is used at once."""
+    text = view.form.get("text").replace("\r\n", "\n")
+    try:
+        await view.control.policy.replace(text, view.form.get("version"))
+    except Refused as refused:
+        return _refused(view, refused)
+    return view.go("/policy")
+
+
+async def forget(view: View) -> Response:
+    """Remove a remembered rule."""
+    await view.control.approvals.forget(view.path["rule_id"])
+    return view.go("/policy")
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text is what a reader sees: it is shown as it is, so that it can be sent back."""
+    plain = text.replace("\t", " ")
+    return printable(plain) == plain
+
+
+async def _tried(view: View, rules: str) -> TriedRules | Response:
     if not rules.strip():
         raise Problem("Write a rule first.")
     try:
-        tried = await view.control.policy.try_rules(rules, days=7)
+        return await view.control.policy.try_rules(rules, days=7)
     except Refused as refused:
-        details = refused.envelope.error.details if refused.envelope.error else None
-        faults = details.get("faults") if isinstance(details, dict) else None
-        return _answer(view, error=in_words(refused), faults=faults or [])
-    return _answer(view, tried=tried)
+        return _refused(view, refused)
+
+
+def _refused(view: View, refused: Refused) -> Response:
+    details = refused.envelope.error.details if refused.envelope.error else None
+    faults = details.get("faults") if isinstance(details, dict) else None
+    return _answer(view, error=in_words(refused), faults=faults or [])
 
 
 def _answer(view: View, **values: Any) -> Response:
-    nothing: dict[str, Any] = {"error": "", "faults": [], "explanation": None, "tried": None}
+    nothing: dict[str, Any] = {
+        "error": "", "faults": [], "explanation": None, "tried": None, "saves": None, "version": "",
+    }  # fmt: skip
     return view.render("policy_answer.html", **(nothing | values))
 
 
 PAGE = Page(
     "Policy",
     "/policy",
-    (get("/policy", show), post("/policy/explain", explain), post("/policy/try", try_rules)),
+    (
+        get("/policy", show),
+        post("/policy/explain", explain),
+        post("/policy/try", try_rules),
+        post("/policy/check", check),
+        post("/policy/save", save),
+        post("/policy/remembered/{rule_id}/forget", forget),
+    ),
 )

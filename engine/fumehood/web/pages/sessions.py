@@ -12,19 +12,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from starlette.responses import Response
 
 from fumehood.answers import SessionFileList, SessionProcess
 from fumehood.client.api_request import Refused
 from fumehood.core.pages import MAX_PAGE
+from fumehood.core.session import WorkspaceEntry
+from fumehood.web.ports import TooManyPorts
 from fumehood.web.text import MAX_SHOWN
-from fumehood.web.view import Page, Problem, View, get, in_words, post
+from fumehood.web.view import Page, Problem, View, get, in_words, post, query_of
 
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
 """Maximum size of a download in bytes, because the file is held in memory. `fumehood sessions get`
 downloads larger ones."""
+
+
+MAX_IN_TREE = MAX_PAGE
+"""Files and directories that are shown as a tree. Of more, one directory is shown."""
+
+MAX_DEPTH = 20
+"""Levels of the tree of files. What is deeper is part of a file's name."""
 
 
 class _TooLarge(Exception):
@@ -38,7 +46,12 @@ async def show(view: View) -> Response:
 
 async def show_one(view: View) -> Response:
     """Show one session with its calls and files, and the file that is chosen."""
-    session = await view.control.sessions.show(view.path["session_id"])
+    wanted = view.path["session_id"]
+    if not wanted.startswith("sess_"):  # a name, which stands for the newest session that has it
+        for one in await view.control.sessions.list():
+            if one.name == wanted:
+                return view.go(f"/sessions/{one.id}")
+    session = await view.control.sessions.show(wanted)
     calls = await view.control.calls.list(session=session.id, limit=20)
     folder, name = view.query.get("folder"), view.query.get("file")
     running = {} if session.state.is_over else await _processes(view, session.id)
@@ -47,17 +60,50 @@ async def show_one(view: View) -> Response:
     may_look = view.login.can_administer and not session.state.is_over
     if may_look:
         try:
-            files = await view.control.sessions.files(session.id, folder, limit=MAX_PAGE)
+            list_files = view.control.sessions.files
+            files = await list_files(session.id, folder, recursive=True, limit=MAX_IN_TREE)
+            if files.pagination.has_more:
+                files = await list_files(session.id, folder, limit=MAX_PAGE)
             if name:
                 content = await _content(view, session.id, name, MAX_SHOWN)
                 is_cut = len(content) > MAX_SHOWN
                 preview = _text_of(content[:MAX_SHOWN])
         except (Refused, ValueError) as refused:
             problem = in_words(refused)
+    waiting = await view.control.approvals.list(state="pending") if view.login.can_approve else None
     return view.render(
         "session.html", session=session, calls=calls.items, files=files, problem=problem,
-        folder=folder, name=name, preview=preview, is_cut=is_cut, query=_query, **running,
+        tree=_tree(files.items, folder) if files else [], folder=folder, name=name,
+        preview=preview, is_cut=is_cut,
+        query=query_of, ports=view.console.ports.of(session.id),
+        waiting=[one for one in waiting.items if one.session_id == session.id] if waiting else [],
+        **running,
     )  # fmt: skip
+
+
+async def show_diff(view: View) -> Response:
+    """Show what has changed in a session's project."""
+    try:
+        found = await view.control.sessions.diff(view.path["session_id"])
+    except Refused as refused:
+        return view.render("session_diff.html", problem=in_words(refused), found=None)
+    return view.render("session_diff.html", problem="", found=found)
+
+
+async def open_port(view: View) -> Response:
+    """Forward a port of a session to an origin of its own."""
+    session_id, port = view.path["session_id"], view.form.number("port", 0)
+    if not view.login.can_administer:
+        raise Problem("Ports of other people's sessions are for administrators.", 403)
+    if not 0 < port < 65_536:
+        raise Problem("A port is a number from 1 to 65535.")
+    try:
+        await view.console.ports.open(session_id, port)
+    except TooManyPorts:
+        raise Problem("Too many ports are open. They close after an hour.", 429) from None
+    except OSError as error:
+        raise Problem(f"The port cannot be opened: {error.strerror}.", 503) from None
+    return view.go(f"/sessions/{session_id}#ports")
 
 
 async def show_processes(view: View) -> Response:
@@ -65,7 +111,7 @@ async def show_processes(view: View) -> Response:
     values = await _processes(view, view.path["session_id"], has_output=False)
     if values["mark"] == view.query.get("mark"):
         return view.unchanged()
-    return view.render("session_processes.html", query=_query, **values)
+    return view.render("session_processes.html", query=query_of, **values)
 
 
 async def show_output(view: View) -> Response:
@@ -75,7 +121,7 @@ async def show_output(view: View) -> Response:
     if output.mark == view.query.get("mark"):
         return view.unchanged()
     return view.render(
-        "session_output.html", session_id=session_id, process=process, output=output, query=_query
+        "session_output.html", session_id=session_id, process=process, output=output, query=query_of
     )
 
 
@@ -86,7 +132,7 @@ async def stop_process(view: View) -> Response:
         await view.control.sessions.stop_process(session_id, process)
     except ValueError:
         raise Problem("There is no such process.", 404) from None
-    return view.go(f"/sessions/{session_id}?{_query(process=process)}#output")
+    return view.go(f"/sessions/{session_id}?{query_of(process=process)}#output")
 
 
 async def download(view: View) -> Response:
@@ -105,6 +151,34 @@ async def end(view: View) -> Response:
     """End a session with its files."""
     ended = await view.control.sessions.end(view.path["session_id"])
     return view.go(f"/sessions/{ended.id}")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A file of the workspace, or a directory with what is in it."""
+
+    name: str
+    entry: WorkspaceEntry | None
+    below: tuple[Folder, ...] = ()
+
+
+def _tree(entries: Sequence[WorkspaceEntry], folder: str) -> list[Folder]:
+    """Return what is below a directory by the directory it is in, at most `MAX_DEPTH` levels."""
+    above = f"{folder}/" if folder else ""
+    paths = [(one.path.removeprefix(above).split("/", MAX_DEPTH), one) for one in entries]
+    return _level(paths)
+
+
+def _level(entries: Sequence[tuple[list[str], WorkspaceEntry]]) -> list[Folder]:
+    found: dict[str, list[tuple[list[str], WorkspaceEntry]]] = {}
+    own: dict[str, WorkspaceEntry] = {}
+    for (name, *rest), entry in entries:
+        below = found.setdefault(name, [])
+        if rest:
+            below.append((rest, entry))
+        else:
+            own[name] = entry
+    return [Folder(name, own.get(name), tuple(_level(below))) for name, below in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +247,6 @@ def _text_of(content: bytes) -> str | None:
         return None
 
 
-def _query(**parts: str) -> str:
-    return "&".join(f"{key}={quote(value, safe='')}" for key, value in parts.items() if value)
-
-
 PAGE = Page(
     "Sessions",
     "/sessions",
@@ -184,9 +254,11 @@ PAGE = Page(
         get("/sessions", show),
         get("/sessions/{session_id}", show_one),
         get("/sessions/{session_id}/download", download),
+        get("/sessions/{session_id}/diff", show_diff),
         get("/sessions/{session_id}/processes", show_processes),
         get("/sessions/{session_id}/output", show_output),
         post("/sessions/{session_id}/stop", stop_process),
+        post("/sessions/{session_id}/ports", open_port),
         post("/sessions/{session_id}/end", end),
     ),
 )

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from fumehood.core.call_log import ToolFigures
 from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.core.tool import ToolDefinition
-from fumehood.web.view import Page, Problem, View, get
+from fumehood.web.pages import playground
+from fumehood.web.view import Page, Problem, View, get, post
 
 PERIODS = {"24": "last day", "168": "last 7 days"}
 
@@ -62,5 +63,56 @@ def _text_of(tool: ToolDefinition) -> str:
     return f"{tool.name} {tool.category or ''} {' '.join(tool.tags)} {tool.description}".lower()
 
 
-PAGE = Page("Tools", "/tools", (get("/tools", show), get("/tools/{name}", show_one)))
-AGENTS = Page("Agents", "/agents", (get("/agents", show_agents),))
+async def create_agent(view: View) -> Response:
+    """Make an agent."""
+    form = view.form
+    principals = form.get("principals").replace(",", " ").split()
+    name = form.get("id").strip()
+    await view.control.agents.create(name, form.get("description").strip(), principals=principals)
+    return view.go("/agents")
+
+
+async def change_agent(view: View) -> Response:
+    """Switch an agent on or off, or change who may call for it."""
+    form = view.form
+    if form.get("principals"):
+        principals = form.get("principals").replace(",", " ").split()
+        await view.control.agents.update(view.path["agent_id"], principals=principals)
+    if form.get("is_enabled"):
+        is_enabled = form.get("is_enabled") == "true"
+        await view.control.agents.update(view.path["agent_id"], is_enabled=is_enabled)
+    return view.go("/agents")
+
+
+async def bind_tool(view: View) -> Response:
+    """Give an agent a tool, with arguments that are fixed for it."""
+    fixed = view.form.json("fixed")
+    tool = view.form.get("tool").strip()
+    if not tool:
+        raise Problem("Name a tool.")
+    await view.control.agents.bind(view.path["agent_id"], tool, fixed=fixed)
+    return view.go("/agents")
+
+
+async def unbind_tool(view: View) -> Response:
+    """Take a tool from an agent."""
+    await view.control.agents.unbind(view.path["agent_id"], view.form.get("tool"))
+    return view.go("/agents")
+
+
+PAGE = Page(
+    "Tools",
+    "/tools",
+    (get("/tools", show), get("/tools/{name}", show_one), *playground.ADDRESSES),
+)
+AGENTS = Page(
+    "Agents",
+    "/agents",
+    (
+        get("/agents", show_agents),
+        post("/agents", create_agent),
+        post("/agents/{agent_id}", change_agent),
+        post("/agents/{agent_id}/bind", bind_tool),
+        post("/agents/{agent_id}/unbind", unbind_tool),
+    ),
+)

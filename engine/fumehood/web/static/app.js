@@ -169,9 +169,12 @@
   });
 
   document.addEventListener("click", (event) => {
-    const target = event.target.closest("[data-unselect], [data-help]");
+    const target = event.target.closest("[data-unselect], [data-help], [data-palette]");
     if (!target) return;
-    if (target.matches("[data-help]")) byId("help").showModal();
+    if (target.matches("[data-palette]")) {
+      event.preventDefault(); // without this script it is a link to a page
+      showPalette();
+    } else if (target.matches("[data-help]")) byId("help").showModal();
     else clearSelection();
   });
 
@@ -263,8 +266,18 @@
       const row = document.activeElement?.closest(".row") || document.querySelector(".row[aria-current]");
       row?.closest(".item").querySelector("input[name=item]")?.click();
     },
+    "/": () => (all("[data-search]")[0]?.focus() ?? showPalette()),
+    g: () => showPalette(),
     "?": () => byId("help").showModal(),
   };
+
+  function showPalette() {
+    byId("palette").showModal();
+    const words = byId("palette-words");
+    words.select();
+    words.focus();
+    htmx.trigger(words, "palette");
+  }
 
   function goBack() {
     const asks = document.querySelector(".confirm[open]");
@@ -274,7 +287,7 @@
   }
 
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || byId("help")?.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || all("dialog[open]").length) return;
     const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
     if (event.key === "Escape") {
       if (typing) typing.blur();

@@ -7,7 +7,7 @@ import socket
 import anyio
 import pytest
 
-from fumehood.cli.port import splice
+from fumehood.client.forwarding import splice
 
 
 @pytest.mark.anyio

@@ -1,9 +1,10 @@
-"""`fumehood sessions port`: a port of a session on this machine, for a browser or any protocol.
+"""A port of a session on this machine, for a browser or any protocol.
 
-For a browser it answers on an origin of its own: a host name below `localhost` that nobody can
-guess. So the session's pages share no cookies, storage or workers with anything else here, and no
-page that does not know the name reaches them. Invariant: without `tcp`, a connection whose first
-request does not name that host gets nothing of the session.
+Used by `fumehood sessions port` and the console. For a browser it answers on an origin of its own:
+a host name below `localhost` that nobody can guess. So the session's pages share no cookies,
+storage or workers with anything else here, and no page that does not know the name reaches them.
+Invariant: without `tcp`, a connection whose first request does not name that host gets nothing of
+the session.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""Ports of sessions that a browser of the console has opened.
+
+Each is forwarded to an origin of its own for a while, as by `fumehood sessions port`: what a
+session serves shares nothing with the console. Only sessions of the console's own user can be
+reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from fumehood.client.forwarding import Forwarding
+
+OPEN_S = 3600.0
+MAX_OPEN = 20
+"""Ports that are open at the same time."""
+
+
+class TooManyPorts(Exception):
+    """No more ports can be opened now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPort:
+    """A port that is open now."""
+
+    session_id: str
+    port: int
+    link: str
+
+
+class Ports:
+    """The open ports of one console."""
+
+    def __init__(self, callers: Path) -> None:
+        self._callers = callers
+        self._open: dict[tuple[str, int], OpenPort] = {}
+        self.group: anyio.abc.TaskGroup | None = None
+        """Set while the console runs."""
+
+    def of(self, session_id: str) -> Sequence[OpenPort]:
+        """Return the open ports of a session."""
+        return [one for one in self._open.values() if one.session_id == session_id]
+
+    async def open(self, session_id: str, port: int) -> OpenPort:
+        """Open a port of a session, if it is not open yet.
+
+        Raises:
+            TooManyPorts: `MAX_OPEN` are open.
+            OSError: this machine has no port for it.
+        """
+        found = self._open.get((session_id, port))
+        if found is not None:
+            return found
+        if len(self._open) >= MAX_OPEN or self.group is None:
+            raise TooManyPorts
+        link: str = await self.group.start(self._serve, session_id, port)
+        return OpenPort(session_id, port, link)
+
+    async def _serve(
+        self, session_id: str, port: int, *, task_status: anyio.abc.TaskStatus[str]
+    ) -> None:
+        forwarding = Forwarding(self._callers, None, session_id, port, False, lambda words: None)
+
+        def ready(link: str) -> None:
+            self._open[session_id, port] = OpenPort(session_id, port, link)
+            task_status.started(link)
+
+        try:
+            await forwarding.serve(0, OPEN_S, ready)
+        finally:
+            self._open.pop((session_id, port), None)
