@@ -71,7 +71,10 @@ def test_call_log_entry_matches_the_envelope(own: SocketClient) -> None:
     assert item["principal_id"] == f"uid:{os.getuid()}"
     assert (item["code"], item["ended_by"]) == ("OK", "ok")
     shown = own.get(f"/v1/calls/{item['call_id']}")
-    assert shown.body["data"] == {"call": item, "approval": None, "envelope": None}
+    data = shown.body["data"]
+    assert (data["call"], data["approval"]) == (item, None)
+    assert data["arguments"] == {"expression": "2 + 2"}
+    assert data["envelope"]["data"] == envelope["data"]
 
 
 def test_call_log_pages_and_filters_and_omits_dry_runs_and_malformed_requests(

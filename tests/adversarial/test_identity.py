@@ -147,8 +147,9 @@ APPROVING = sorted(
 SEEN_WITH_ADMIN_TOO = {
     "/metrics", "/v1/alerts", "/v1/calls", "/v1/calls/{call_id}",
     "/v1/calls/{call_id}/blobs/{blob_id}", "/v1/calls/{call_id}/dry-run", "/v1/changes",
-    "/v1/engine", "/v1/figures", "/v1/nodes", "/v1/policy", "/v1/policy/explain", "/v1/policy/try",
-    "/v1/sessions", "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/processes", "/v1/whoami",
+    "/v1/engine", "/v1/figures", "/v1/figures/series", "/v1/nodes", "/v1/policy", "/v1/policy/explain",
+    "/v1/policy/try", "/v1/sessions", "/v1/sessions/{session_id}",
+    "/v1/sessions/{session_id}/processes", "/v1/whoami",
 }  # fmt: skip
 SLOWLY_CHECKED = [
     ("POST", "/v1/approvers"), ("POST", "/v1/tokens"), ("GET", "/v1/tokens"),

@@ -80,6 +80,11 @@ def test_secrets_are_in_no_record_and_not_found(client: Client) -> None:
     found = client.call_state(str(answer.metadata.call_id))
     assert found.arguments == {"expression": "'[redacted]'"}
     assert client.calls(text=SECRET).items == ()
+    files = [{"path": "a", "content_base64": SECRET}, {"path": SECRET, "content": f"x {SECRET}"}]
+    answer = client.call("run_python", {"code": "1", "files": files, SECRET: 1})
+    kept = client.call_state(str(answer.metadata.call_id))
+    assert kept.arguments is not None
+    assert SECRET not in repr(kept)
 
 
 def test_nobody_else_sees_a_call_or_finds_it(

@@ -8,6 +8,7 @@ in them for the search by text. Invariant: a record has at most `MAX_DOCUMENT_BY
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -39,11 +40,11 @@ MAX_TEXT_WORDS = MAX_WORDS // 4
 COMPRESSED_FROM = 2048
 """Bytes from which a document is compressed: below, that takes longer than it saves."""
 
-WITHOUT_WORDS = frozenset({"content_base64"})
-"""Keys whose texts are no words."""
-
+_ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
+"""A text without words, such as the content of a file."""
 
 INDEXED_AT_ONCE = 1000
+"""Records whose words are indexed in one transaction."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -85,8 +86,7 @@ def texts_in(value: Any) -> list[str]:
             found.append(value)
         elif isinstance(value, dict):
             for key in reversed(value):
-                if key not in WITHOUT_WORDS:
-                    waiting += (value[key], key)
+                waiting += (value[key], key)
         elif isinstance(value, list | tuple):
             waiting += reversed(value)
         elif value is not None and not isinstance(value, bool):
@@ -98,6 +98,8 @@ def _ends(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts, of long ones both ends, until there are enough."""
     room = MAX_WORDS
     for one in texts:
+        if len(one) >= 200 and _ENCODED.fullmatch(one):
+            continue
         if len(one) > MAX_TEXT_WORDS:
             half = MAX_TEXT_WORDS // 2
             yield f"{one[:half]} {one[-half:]}"

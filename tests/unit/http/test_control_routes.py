@@ -386,7 +386,7 @@ async def test_call_details_have_stages_audit_row_and_children(house: House) -> 
     page = await house.ask("GET", f"/v1/audit?after={shown['audit_seq'] - 1}&limit=1",
                            credential=house.admin)  # fmt: skip
     assert f'"call_id":"{call_id}"' in page.body["data"]["items"][0]["body"]
-    assert (shown["children"], shown["approval"], shown["answer"]) == ([], None, "not_kept")
+    assert (shown["children"], shown["approval"], shown["answer"]) == ([], None, "needs_admin")
 
 
 async def test_stored_answer_of_a_keyed_call_is_shown_only_to_administrators(house: House) -> None:
