@@ -29,6 +29,7 @@ from fumehood.sandbox.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
 from support.checked_once import check_once
+from support.containers import remove_containers_of
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.postgres import SERVER, programs, running_postgres, use_postgres
@@ -271,6 +272,8 @@ def home() -> Iterator[Path]:
     """A private state directory with a path short enough for a socket."""
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     yield directory
+    if has_docker():
+        remove_containers_of(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 

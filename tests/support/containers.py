@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from docker.errors import NotFound
 
 from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.sandbox.container.spec import LABEL_OWNER
+from fumehood.storage import directory
 
 _BEGUN = datetime.now(UTC).isoformat()[:19]
 
@@ -24,6 +27,17 @@ def containers_of(label: str) -> list[dict[str, Any]]:
             with suppress(NotFound):  # it was removed since it was listed
                 inspected.append(client.inspect_container(one["Id"]))
         return [one for one in inspected if one["Created"][:19] >= _BEGUN]
+
+
+def remove_containers_of(home: Path) -> None:
+    """Remove the containers with which sessions of a stopped engine would go on."""
+    if not (home / directory.FILE_NAME).exists():
+        return
+    label = f"{LABEL_OWNER}={directory.owner_id(home)}"
+    with closing(open_docker(timeout_s=30)) as client:
+        for one in client.containers(all=True, filters={"label": [label]}):
+            with suppress(NotFound):
+                client.remove_container(one["Id"], force=True)
 
 
 def kill_container(container_id: str) -> None:

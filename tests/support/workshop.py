@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import Daemon, launch, make_first_approver, ready_image, wait_until_ready
+from support.containers import remove_containers_of
 from support.http import Answer
 from support.wheels import only_from
 
@@ -39,6 +40,7 @@ def workshop(
     running.credential = credential
     yield running
     assert running.stop() == 0, running.log
+    remove_containers_of(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 
