@@ -1,4 +1,4 @@
-"""Fuzz one target for a while: `python -m fuzz.one NAME SECONDS CORPUS`.
+"""Fuzz a target: `python -m fuzz.one NAME SECONDS PACKAGES`. Its corpus is kept with the packages.
 
 It ends with the status of libFuzzer: 77 if the target failed; the input is then beside the corpus.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+# After the engine's own libraries, of which it may have other versions.
+sys.path.append(sys.argv[3])
+
 import atheris
 
 with atheris.instrument_imports(include=["fumehood", "h11"]):
@@ -16,7 +19,8 @@ with atheris.instrument_imports(include=["fumehood", "h11"]):
 
 def main() -> None:
     """Run libFuzzer, which does not return."""
-    name, seconds, corpus = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    name, seconds = sys.argv[1:3]
+    corpus = Path(sys.argv[3]) / "corpus" / name
     target, examples = TARGETS[name]
     corpus.mkdir(parents=True, exist_ok=True)
     for number, example in enumerate(examples):
