@@ -35,6 +35,7 @@ from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.limiter import RateLimits
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterTable
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
@@ -260,8 +261,6 @@ def compose(
     # Without a state it is opened as well: a standby needs s3fs before it is active.
     bucket = open_bucket(config.files.bucket) if config.files.bucket is not None else None
     state = _read_state(config, database, shared, bucket if files is not None else None, clock)
-    for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
-        log.warning("budget.covers_no_tool", budget=name)
     for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):
         log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     intake = Intake()
@@ -280,9 +279,20 @@ def compose(
     def facts_of(query: ExplainWish) -> CallFacts:
         return facts_to_explain(query, registry, state.agents, clock.now)
 
+    def use_budgets(more: Sequence[BudgetRule]) -> None:
+        """Use the budgets of the policy file, and those of the configuration with other names."""
+        names = {budget.name for budget in more}
+        state.budgets.replace([*(b for b in config.budgets if b.name not in names), *more])
+        for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
+            log.warning("budget.covers_no_tool", budget=name)
+
+    use_budgets(())
     policy = CurrentPolicy(
-        config.policy_file, config.environment, registry, facts_of, database, log, clock.now
-    )
+        config.policy_file, config.environment, registry, facts_of, use_budgets, database, log,
+        clock.now,
+    )  # fmt: skip
+    with understood("counters of budgets"):
+        state.budgets.load()
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     upstreams.mcp = McpServers(

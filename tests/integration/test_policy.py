@@ -285,6 +285,36 @@ def test_administrator_changes_the_file_and_the_new_rules_hold_at_once(
     assert place.path.read_text() == new
 
 
+@pytest.mark.row("E4")
+def test_budgets_of_the_file_change_at_once_and_outlive_a_kill(
+    home: Path, place: PolicyPlace, start_daemon: StartDaemon
+) -> None:
+    budget = '[[budgets]]\nname = "sums"\ntools = ["calculator"]\nperiod = "total"\ncalls = '
+    place.put(f"{budget}60\n")
+    credential = make_first_approver(home)
+    # The configuration's budget of the same name is not in force.
+    less = '[{"name": "sums", "calls": 0}]'
+    daemon = start_daemon(policy_file=str(place.path), budgets=less)
+    authority = Authority(home, credential)
+
+    def limit(calls: int) -> None:
+        version = authority.do("GET", "/v1/policy/file")["version"]
+        new = {"text": f"{budget}{calls}\n", "version": version}
+        authority.do("PUT", "/v1/policy/file", new)
+
+    assert code_of(authority, "1 + 1") is None
+    limit(1)
+    assert code_of(authority, "1 + 1") == "QUOTA_EXCEEDED"
+    limit(2)
+    assert code_of(authority, "1 + 1") is None
+    daemon.process.kill()
+    daemon.process.wait()
+    start_daemon(policy_file=str(place.path), budgets=less)
+    assert code_of(authority, "1 + 1") == "QUOTA_EXCEEDED"
+    (left,) = authority.do("GET", "/v1/usage")["budgets"]
+    assert (left["limit"], left["left"]) == (2, 0)
+
+
 def test_file_that_cannot_be_written_stays_and_approvers_may_not_read_it(
     authority: Authority, place: PolicyPlace
 ) -> None:

@@ -250,15 +250,40 @@ class Budgets:
     def __init__(
         self, rules: Sequence[BudgetRule], counters: CounterTable, now: Callable[[], datetime]
     ) -> None:
-        self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._table = counters
         self._now = now
         self._accounts: dict[CounterKey, Account] = {}
         self._covering = lru_cache(self._rules_covering)
-        self.is_empty = not rules
-        if rules:
-            day = day_of(now())
-            self._load(counters.load_now(day, TOTAL), day)
+        self.replace(rules)
+        self.load()
+
+    def replace(self, rules: Sequence[BudgetRule]) -> None:
+        """Use other budgets. What was spent of one that keeps its name and unit stays spent."""
+        self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
+        self._covering.cache_clear()
+        by_name, day = self._by_name(), day_of(self._now())
+        for key, account in self._accounts.items():
+            rule = by_name.get((key.name, key.unit))
+            if rule is not None and rule.counts_by(key, day):
+                account.rule = rule
+
+    def load(self) -> None:
+        """Read the counters when the engine starts, blocking. Raises as the constructor.
+
+        Reserved amounts may be spent, so they count as spent.
+        """
+        if not self._rules:
+            return
+        by_name, day = self._by_name(), day_of(self._now())
+        for key, _, reserved in self._table.load_now(day, TOTAL):
+            rule = by_name.get((key.name, key.unit))
+            if key not in self._accounts and rule is not None and rule.counts_by(key, day):
+                self._accounts[key] = Account(rule, key, spent=reserved, mark=reserved)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no budget."""
+        return not self._rules
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """Return the budget that has too little left for a call, or None.
@@ -328,7 +353,12 @@ class Budgets:
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
         """Return what is left of every budget, or of those that limit one principal."""
-        current = {key: account for key, account in self._accounts.items() if self._is_now(key)}
+        rules = set(self._rules)
+        current = {
+            key: account
+            for key, account in self._accounts.items()
+            if self._is_now(key) and account.rule in rules
+        }
         day = day_of(self._now())
         for rule in self._rules:
             key = rule.key(self._plain_subject(rule, principal), day)
@@ -355,7 +385,7 @@ class Budgets:
         Raises:
             WriteFailed: the remaining rows stay until the next run.
         """
-        if self.is_empty:
+        if self.is_empty and not self._accounts:
             return 0
         idle = [account for account in self._accounts.values() if self._may_forget(account)]
         if idle:
@@ -372,18 +402,12 @@ class Budgets:
         Raises:
             WriteFailed: the marks could not be lowered.
         """
-        if not self.is_empty:
+        if self._rules or self._accounts:
             # Called even if there is nothing to lower, because it waits for pending writes.
             await self._give_back([one for one in self._accounts.values() if not one.held])
 
-    def _load(self, rows: Iterable[CounterRow], day: str) -> None:
-        """Create the accounts of stored counters. Reserved amounts may be spent, so they count as
-        spent."""
-        rules = {(rule.rule.name, rule.unit.value): rule for rule in self._rules}
-        for key, _, reserved in rows:
-            rule = rules.get((key.name, key.unit))
-            if rule is not None and rule.counts_by(key, day):
-                self._accounts[key] = Account(rule, key, spent=reserved, mark=reserved)
+    def _by_name(self) -> dict[tuple[str, str], LimitedRule]:
+        return {(rule.rule.name, rule.unit.value): rule for rule in self._rules}
 
     def _keys(self, spender: Spender) -> list[tuple[LimitedRule, CounterKey]]:
         day = day_of(self._now())

@@ -7,7 +7,7 @@ rules stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import (
     IdempotencyConflict,
     InvalidParams,
@@ -49,7 +50,7 @@ BY_FILE = "file"
 class CurrentPolicy:
     """The policy in force: that of a file, or the defaults if there is no file.
 
-    `facts_of` resolves a call that is to be explained.
+    `facts_of` resolves a call that is to be explained. `use_budgets` takes those of the file.
 
     Raises:
         PolicyError: the file has faults or cannot be read.
@@ -61,12 +62,14 @@ class CurrentPolicy:
         environment: str,
         registry: ToolIndex,
         facts_of: Callable[[ExplainWish], CallFacts],
+        use_budgets: Callable[[Sequence[BudgetRule]], None],
         database: Database,
         log: Logger,
         now: Callable[[], datetime],
     ) -> None:
         self._registry = registry
         self._facts_of = facts_of
+        self._use_budgets = use_budgets
         self._database = database
         self._log = log
         self._now = now
@@ -74,6 +77,8 @@ class CurrentPolicy:
         self._file = PolicyFile(path, self._definitions) if path is not None else None
         self._policy = self._file.load() if self._file is not None else None
         self.gate = PolicyGate(self._policy, environment)
+        if self._policy is not None:
+            use_budgets(self._policy.budgets)
 
     async def start(self) -> None:
         """Record the policy that the engine starts with, if there is one."""
@@ -190,6 +195,7 @@ class CurrentPolicy:
         self._policy = policy
         if is_other:
             self.gate.replace(policy)
+            self._use_budgets(policy.budgets)
             self._log_loaded(policy, by)
         return is_other
 

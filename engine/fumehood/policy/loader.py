@@ -15,9 +15,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from fumehood.budgets.settings import AllBudgets, BudgetRule
 from fumehood.core.names import EXTERNAL, NET_TOOL, compile_glob, suggestion
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.model import (
@@ -68,6 +69,7 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     found = _Faults(name, lines)
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
+    budgets = found.budgets(document)
     # Invalid rules do not end the checks: the author wants every fault at once.
     shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
     found.check_ids()
@@ -99,6 +101,7 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
         file=name,
         rules=tuple(rules),
         lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
+        budgets=tuple(budgets),
     )
 
 
@@ -220,18 +223,32 @@ class _Faults:
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
         """Return the unparsed rules after checking the other top-level keys."""
-        for key in document.keys() - {"rules", "mode"}:
-            self._tell((key,), f"unknown key {key[:40]!a}{_known(str(key), ('mode', 'rules'))}")
+        for key in document.keys() - {"budgets", "rules", "mode"}:
+            known = _known(str(key), ("budgets", "mode", "rules"))
+            self._tell((key,), f"unknown key {key[:40]!a}{known}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
             self._tell(("mode",), "mode must be 'enforce' or 'shadow'")
-        entries = document.get("rules")
-        if not isinstance(entries, list) or not entries:
+        entries = document.get("rules", [] if document.get("budgets") else None)
+        if not isinstance(entries, list) or not (entries or document.get("budgets")):
             self._tell(("rules",), "it holds no rules; without rules, leave policy_file out")
             return []
         if len(entries) > MAX_RULES:
             self._tell(("rules",), f"it holds {len(entries)} rules, more than {MAX_RULES}")
             self.raise_if_any()
         return entries
+
+    def budgets(self, document: dict[str, Any]) -> tuple[BudgetRule, ...]:
+        """Parse the budgets, as in the configuration. Add their faults."""
+        try:
+            return _BUDGETS.validate_python(document.get("budgets", ()))
+        except ValidationError as error:
+            for fault in error.errors(include_url=False, include_input=False):
+                place = ("budgets", *fault["loc"])
+                where = ".".join(str(part) for part in fault["loc"][1:])
+                words = plain_words(fault, _BUDGET_KEYS)
+                number = f" number {fault['loc'][0] + 1}" if fault["loc"] else "s"  # type: ignore[operator]
+                self._tell(place, f"budget{number}: {where + ': ' if where else ''}{words}")
+            return ()
 
     def rule(self, number: int, entry: Any) -> Rule | None:
         """Parse one rule. If it is invalid, add its faults and return None."""
@@ -286,6 +303,8 @@ def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:
 _RULE_KEYS = _keys(Rule, "runs")
 _CONDITION_KEYS = _keys(Condition)
 _PREDICATE_KEYS = _keys(Predicate)
+_BUDGET_KEYS = _keys(BudgetRule)
+_BUDGETS: TypeAdapter[tuple[BudgetRule, ...]] = TypeAdapter(AllBudgets)
 
 
 def _keys_at(place: Place) -> tuple[str, ...]:

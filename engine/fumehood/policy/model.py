@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import ID_PATTERN as CALL_ID_PATTERN
 from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
@@ -371,6 +372,7 @@ class Policy(_Value):
     rules: tuple[Rule, ...]
     lines: tuple[int | None, ...]
     """The first line of each rule in a YAML file; None in TOML."""
+    budgets: tuple[BudgetRule, ...] = ()
 
     def enforced(self) -> Policy:
         """Return the same policy with every rule enforced, also those in shadow mode."""

@@ -372,6 +372,26 @@ def test_budget_subject_round_trips_as_text(subject: Subject) -> None:
     assert Subject.parse(subject.text) == subject
 
 
+async def test_replaced_budgets_keep_what_was_spent(database: Database) -> None:
+    budgets = budgets_on(database, a_total(9, "kept"), a_total(9, "gone"))
+    await spend(budgets, spender())
+    running = await budgets.reserve(spender(), takes())
+    budgets.replace([a_total(2, "kept"), a_total(5, "new")])
+    assert (await refused(budgets, spender())).details["budget"] == "kept"
+    running.settle(takes())
+    assert {one.budget: (one.spent, one.held) for one in budgets.standings()} == {
+        "kept": (2, 0), "new": (0, 0),
+    }  # fmt: skip
+    budgets.replace([a_total(4, "kept")])
+    await spend(budgets, spender())
+    budgets.replace([])
+    assert (budgets.is_empty, budgets.standings()) == (True, [])
+    await spend(budgets, spender())  # counted by nobody
+    await budgets.close()
+    again = budgets_on(database, a_total(4, "kept"), a_total(9, "gone"))
+    assert {one.budget: one.spent for one in again.standings()} == {"kept": 3, "gone": 2}
+
+
 async def test_rule_with_changed_subjects_starts_new_counters(database: Database) -> None:
     rule = BudgetRule(name="b", period=Period.TOTAL, per=("agent",), calls=1)
     before = budgets_on(database, rule)

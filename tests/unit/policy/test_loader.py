@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ FAULTS: list[tuple[str, str]] = [
         "rule 'r': foo: unknown key; known are agents, any, approvers, categories,",
     ),
     (DENY + 'foo = "a"', "quorum, read_only, reason, runs, sandboxed, tags, tools, when"),
-    (f'foo = "a"\n{DENY}', "policy.toml: unknown key 'foo'; known are mode, rules"),
+    (f'foo = "a"\n{DENY}', "policy.toml: unknown key 'foo'; known are budgets, mode, rules"),
     (DENY + 'runs = ["/bin/rm"]', "rule 'r': when[0].runs: '/bin/rm' is not the name of a program"),
     (DENY + 'runs = ["-x"]', "when[0].runs: '-x' is not the name of a program"),
     (DENY + "runs = [\"rm '*'\"]", "is not the name of a program, without a path, and plain words"),
@@ -146,6 +147,15 @@ FAULTS: list[tuple[str, str]] = [
     (ASK + 'approvers = ["*"]', "policy.toml: rule 'r': approvers: '*' must be an exact name"),
     (DENY + DENY, "policy.toml: rule 'r': id: the id r is given twice"),
     (DENY + "when = 3", "policy.toml: rule 'r': when: must be a list"),
+    ("budgets = 3", "policy.toml: budgets: must be a list"),
+    ("budgets = []", "it holds no rules"),
+    (
+        '[[budgets]]\nname = "b"\ncals = 1',
+        "budget number 1: cals: unknown key; did you mean 'calls'?",
+    ),
+    ('[[budgets]]\nname = "b"', "budget number 1: a budget needs one of `calls`"),
+    ("[[budgets]]\ncalls = 1", "budget number 1: name: is missing"),
+    ('[[budgets]]\nname = "b"\ncalls = 1\n' * 2, "budgets: two budgets have the name b"),
 ]
 WHEN = DENY + '[[rules.when]]\nargument = "/to"\n'
 CONDITION_FAULTS: list[tuple[str, str]] = [
@@ -177,6 +187,16 @@ CONDITION_FAULTS: list[tuple[str, str]] = [
     (WHEN.replace("/to", "/to/x") + 'prefix = "a"', "no tool that the rule matches takes the argument"),
     (WHEN.replace("/to", "/copies/x") + 'prefix = "a"', "takes the argument '/copies/x'"),
 ]  # fmt: skip
+
+
+@pytest.mark.row("E4")
+def test_policy_file_holds_budgets_with_rules_or_alone() -> None:
+    budget = '[[budgets]]\nname = "b"\nmoney = "0.50"\nper = ["agent"]\n'
+    for text, ids in ((budget, []), (budget + DENY, ["r"])):
+        policy = parse_policy("policy.toml", text.encode(), [])
+        assert [rule.id for rule in policy.rules] == ids
+        (found,) = policy.budgets
+        assert (found.name, found.money, found.per) == ("b", Decimal("0.50"), ("agent",))
 
 
 @pytest.mark.row("A1")
