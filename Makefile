@@ -10,7 +10,7 @@ FRAMEWORKS := $(VENV)/frameworks
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo cluster-demo test lint bench fuzz soak docker image lock clean frameworks
+.PHONY: demo cluster-demo test lint bench compare fuzz soak docker image lock clean frameworks
 
 demo: $(STAMP) docker
 	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
@@ -30,6 +30,9 @@ lint: $(STAMP)
 bench: $(STAMP) image
 	@$(BIN)/fumehood images build python > /dev/null
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.run
+
+compare: $(STAMP) docker
+	@scripts/compare $(BIN)
 
 fuzz: $(STAMP)
 	@scripts/fuzz $(BIN)
@@ -68,6 +71,8 @@ $(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock | $(STAMP)
 lock: $(STAMP)
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
+	$(BIN)/uv pip compile --group compare --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/compare.lock
 	$(BIN)/uv pip compile --group fuzz --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/fuzz.lock
 	$(BIN)/uv pip compile pyproject.toml --group frameworks --extra autogen --extra claude-agent-sdk \
