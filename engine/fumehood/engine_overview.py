@@ -81,6 +81,7 @@ class Overview:
         self._made = made
         self._clock = made.basis.clock
         self._calls = AllCalls(made.database)
+        self._redactor = made.calls.redactor
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
         self._noted: dict[tuple[object, ...], float] = {}
@@ -123,8 +124,7 @@ class Overview:
         if query.text is not None:
             if Scope.ADMIN not in reader.scopes:
                 raise PermissionDenied("A search in what calls were given needs admin.")
-            if query.cursor is None:
-                await self._note_reading("calls.searched", reader, {"text": query.text})
+            await self._note_reading("calls.searched", reader, {"text": query.text})
         return await self._calls.page(query)
 
     def running(self, query: CallQuery, principal_id: str | None = None) -> CallPage:
@@ -166,7 +166,7 @@ class Overview:
 
     def _live(self, one: LiveCall, *, with_output: bool = False) -> CallRecord:
         currency = self._made.basis.config.prices.currency
-        return one.record(self._clock.now(), currency, with_output=with_output)
+        return one.record(self._clock.now(), currency, self._redactor, with_output=with_output)
 
     async def cancel(self, call_id: str, by: Principal) -> None:
         """Cancel anybody's running call, and record that as a change.
@@ -222,7 +222,7 @@ class Overview:
         envelope = decode_envelope(encoded) if encoded else None
         arguments = found.record.arguments if found.record is not None else None
         may_read = approval is not None or Scope.ADMIN in reader.scopes
-        if approval is None and may_read and found.record is not None:
+        if approval is None and may_read and (arguments is not None or envelope is not None):
             told = {"call_id": call_id, "principal_id": found.call.principal_id}
             await self._note_reading("call.read", reader, told)
         children = await self._calls.below(call_id) if running is None else ()
@@ -369,6 +369,7 @@ class Overview:
         if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
             return
         at = stamp(self._clock.now())
+        told = self._redactor.value(told)[0]
         await self._made.database.write(
             lambda rows: chain_of(rows).append(rows, event, at, {"by": by.id, **told})
         )

@@ -106,7 +106,12 @@ def test_administrator_sees_it_and_that_is_audited(client: Client, control: Cont
     assert details.envelope is not None
     assert details.answer == "shown"
     assert [one.call_id for one in control.calls.list(text="of_somebody").items] == [call_id]
+    control.calls.list(text="from_a_cursor", cursor=call_id)
+    control.calls.list(text=SECRET)
     told = [row for row in audited(control) if row["kind"] in ("call.read", "calls.searched")]
+    searched = {row["text"] for row in told if row["kind"] == "calls.searched"}
+    assert {"from_a_cursor", "[redacted]"} <= searched
+    assert SECRET not in searched
     assert ("call.read", call_id) in [(row["kind"], row.get("call_id")) for row in told]
     assert ("calls.searched", "of_somebody") in [(row["kind"], row.get("text")) for row in told]
     assert {row["by"] for row in told} == {control.whoami().principal_id}
@@ -171,7 +176,7 @@ def test_rule_is_tried_on_what_calls_were_given(
 
 PRINTS = """\
 import time
-progress(40, 'half-way')
+progress(40, 'half-way with ghp_' + 'a1B2' * 10)
 for number in range(300):
     print('line', number, flush=True)
     time.sleep(0.1)
@@ -229,7 +234,9 @@ def test_running_call_is_listed_with_its_output_and_progress(
             time.sleep(0.05)
         found = client.call_state(listed.call_id)
         assert found.call.running is not None
-        assert (found.call.running.progress, found.call.running.message) == (40, "half-way")
+        assert (found.call.running.progress, found.call.running.message) == (
+            40, "half-way with [redacted]",
+        )  # fmt: skip
         assert found.arguments == {"code": PRINTS}
         of_all = control.calls.show(listed.call_id)
         assert "line 3" in (of_all.call.running.stdout or "")

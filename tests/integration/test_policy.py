@@ -282,6 +282,8 @@ def test_administrator_changes_the_file_and_the_new_rules_hold_at_once(
     answer = authority.ask("PUT", "/v1/policy/file", faulty)
     assert answer.code == "INVALID_PARAMS"
     assert answer.body["error"]["details"]["faults"]
+    large = {"text": f"{new}# {'é' * 600_000}", "version": status["version"]}
+    assert authority.ask("PUT", "/v1/policy/file", large).code == "INVALID_PARAMS"
     assert place.path.read_text() == new
 
 

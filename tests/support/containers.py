@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.container.spec import LABEL_OWNER
@@ -36,7 +36,7 @@ def remove_containers_of(home: Path) -> None:
     label = f"{LABEL_OWNER}={directory.owner_id(home)}"
     with closing(open_docker(timeout_s=30)) as client:
         for one in client.containers(all=True, filters={"label": [label]}):
-            with suppress(NotFound):
+            with suppress(APIError):  # it is gone, or being removed
                 client.remove_container(one["Id"], force=True)
 
 

@@ -20,6 +20,7 @@ import anyio.abc
 import h11
 
 from fumehood.client.api_request import address
+from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_S = 30.0
@@ -56,28 +57,39 @@ class Forwarding:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=local_port)
         bound = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610
         host = f"{secrets.token_hex(8)}.localhost:{bound}"
+        connected = 0
+
+        async def forward(caller: anyio.abc.SocketStream) -> None:
+            nonlocal connected
+            async with caller:
+                if connected < MAX_PORT_CONNECTIONS:
+                    connected += 1
+                    try:
+                        await self._forward(caller, host)
+                    finally:
+                        connected -= 1
+
         async with listener:
             on_ready(f"127.0.0.1:{bound}" if self.is_tcp else f"http://{host}/")
             with anyio.move_on_after(for_s):
-                await listener.serve(lambda caller: self._forward(caller, host))
+                await listener.serve(forward)
 
     async def _forward(self, caller: anyio.abc.SocketStream, host: str) -> None:
-        async with caller:
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                head = b"" if self.is_tcp else await self._head(caller, host)
-                if head is None:
-                    await caller.send(_refusal(NOT_HERE))
-                    return
-                try:
-                    session, first = await self._connect()
-                    async with session:
-                        await session.send(head)
-                        await caller.send(first)
-                        await splice(caller, session, may_half_close=self.is_tcp)
-                except NotForwarded as error:
-                    self.tell(str(error))
-                    if not self.is_tcp:
-                        await caller.send(_refusal(f"{error}\n", b"502 Bad Gateway"))
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            head = b"" if self.is_tcp else await self._head(caller, host)
+            if head is None:
+                await caller.send(_refusal(NOT_HERE))
+                return
+            try:
+                session, first = await self._connect()
+                async with session:
+                    await session.send(head)
+                    await caller.send(first)
+                    await splice(caller, session, may_half_close=self.is_tcp)
+            except NotForwarded as error:
+                self.tell(str(error))
+                if not self.is_tcp:
+                    await caller.send(_refusal(f"{error}\n", b"502 Bad Gateway"))
 
     async def _head(self, caller: anyio.abc.ByteStream, host: str) -> bytes | None:
         """Return what came first, once it is a whole head that names the host; else None."""

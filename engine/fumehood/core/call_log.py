@@ -118,12 +118,20 @@ def words_in(text: str) -> list[str]:
         for number, piece in enumerate(text.split('"'))
         for part in ([piece] if number % 2 else piece.split())
     ]
-    return [words for part in parts if (words := only_words(part))]
+    found = dict.fromkeys(words for part in parts if (words := only_words(part)))
+    return list(found)
+
+
+MAX_SEARCHED = 16
+"""Words of a search, those of its phrases too: each takes time at each record."""
 
 
 def _with_words(text: str) -> str:
-    if not words_in(text):
+    words = " ".join(words_in(text)).split()
+    if not words:
         raise ValueError("needs a word to search for")
+    if len(words) > MAX_SEARCHED:
+        raise ValueError(f"has more than {MAX_SEARCHED} words")
     return text
 
 

@@ -27,6 +27,7 @@ from fumehood.observe.tracing import INCOMING, read_traceparent
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.stream import StreamedCall, answer_of_unrun, lost_answer
+from fumehood.redaction.redactor import Redactor
 from fumehood.storage.recordings import RecordingReader, RecordingStore
 
 END_PATIENCE_S = 15.0
@@ -40,7 +41,9 @@ class LiveCall(NamedTuple):
     handle: CallHandle
     began_at: datetime
 
-    def record(self, now: datetime, currency: str, *, with_output: bool = False) -> CallRecord:
+    def record(
+        self, now: datetime, currency: str, redactor: Redactor, *, with_output: bool = False
+    ) -> CallRecord:
         """Return what is known of it."""
         request, handle = self.request, self.handle
         tool, _, version = request.tool.partition("@")
@@ -68,7 +71,7 @@ class LiveCall(NamedTuple):
             running=RunningCall(
                 is_waiting=handle.is_waiting,
                 progress=progress,
-                message=message,
+                message=redactor.text(message)[0],
                 stdout=heard.get("stdout", "") if with_output else None,
                 stderr=heard.get("stderr", "") if with_output else None,
             ),
@@ -207,6 +210,11 @@ class Calls:
         """Note that the caller has received its answer."""
         if live.answered_call is not None:
             self._services.approvals.fetched(live.answered_call)
+
+    @property
+    def redactor(self) -> Redactor:
+        """What redacts the answers."""
+        return self._services.redactor
 
     def given(self, live: LiveCall) -> JsonObject:
         """Return the arguments of a call that runs, redacted."""

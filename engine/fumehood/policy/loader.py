@@ -33,7 +33,14 @@ from fumehood.policy.model import (
 )
 from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
-from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
+from fumehood.sandbox.trusted_files import (
+    MAX_FILE_BYTES,
+    TOO_LARGE,
+    Signature,
+    Untrusted,
+    open_directory,
+    read_file,
+)
 from fumehood.storage.directory import write_private
 
 Known = ToolDefinition | tuple[str, str]
@@ -152,12 +159,18 @@ class PolicyFile:
             OSError: it cannot be written.
         """
         data = text.encode()
+        if len(data) > MAX_FILE_BYTES:
+            _refuse(self.path.name, TOO_LARGE)
         with self._lock:
-            if version_of(_read(self.path)[0]) != version:
-                raise Outdated
+            self._require(version)
             parse_policy(self.path.name, data, self._tools())
+            self._require(version)  # that takes seconds, in which somebody may save the file
             write_private(self.path, data, stat.S_IMODE(self.path.lstat().st_mode))
             return self.load()
+
+    def _require(self, version: str) -> None:
+        if version_of(_read(self.path)[0]) != version:
+            raise Outdated
 
     def poll(self) -> Policy | PolicyError | None:
         """The policy or its faults, if they changed since the last report.

@@ -164,7 +164,8 @@ class Redactor:
         total = 0
         for name, element in value.items():
             new_name, in_name = self.text(name)
-            new, in_element = (element, 0) if _is_file(name, element) else self.value(element)
+            is_file = _is_file(name, element) and self.is_clean((element,))
+            new, in_element = (element, 0) if is_file else self.value(element)
             changed[free_name(new_name, changed)] = new
             total += in_name + in_element
         return changed, total

@@ -122,7 +122,7 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
         while chunk := os.read(descriptor, MAX_FILE_BYTES + 1 - len(data)):
             data += chunk
             if len(data) > MAX_FILE_BYTES:
-                raise Untrusted(_TOO_LARGE)
+                raise Untrusted(TOO_LARGE)
         after = os.fstat(descriptor)
         _check_file(after, owners)
         return bytes(data), signature_of(after)
@@ -130,7 +130,7 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
         os.close(descriptor)
 
 
-_TOO_LARGE = f"it is larger than {MAX_FILE_BYTES >> 20} MB"
+TOO_LARGE = f"it is larger than {MAX_FILE_BYTES >> 20} MB"
 
 
 def _check_directory(
@@ -155,4 +155,4 @@ def _check_file(found: os.stat_result, owners: frozenset[int]) -> None:
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise Untrusted("it can be written by others than its owner; fix it with chmod go-w")
     if found.st_size > MAX_FILE_BYTES:
-        raise Untrusted(_TOO_LARGE)
+        raise Untrusted(TOO_LARGE)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
@@ -161,7 +162,7 @@ class CallLog:
         """Add one row without waiting. A crash within the next second may lose it."""
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
         record = row.get("record")
-        size = len(record.document) if record is not None else 0
+        size = len(record.document) + len(record.words) if record is not None else 0
         if size * self._database.waiting > MAX_WAITING_BYTES:
             row["record"], size = None, 0
         self._database.post(_keep, row)  # type: ignore[arg-type]  # a TypedDict is a Row
@@ -264,7 +265,8 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
     wanted = [own, *filters_of(query), *_mentioning(connection, query)]
     if query.cursor is not None:
         wanted.append(CALLS.c.seq < _place_of(connection, query.cursor, own))
-    items, has_more = _newest_first(connection, wanted, query.limit)
+    with _in_time(connection, query):
+        items, has_more = _newest_first(connection, wanted, query.limit)
     return CallPage(
         items=items,
         has_more=has_more,
@@ -292,6 +294,10 @@ async def _all_found(database: Database, query: CallQuery) -> None:
     await database.flush()
     if query.text is not None:
         await database.repeat(records.index_words)
+
+
+def _in_time(connection: Connection, query: CallQuery) -> AbstractContextManager[None]:
+    return nullcontext() if query.text is None else records.in_time(connection)
 
 
 def _mentioning(connection: Connection, query: CallQuery) -> list[ColumnElement[bool]]:
@@ -464,7 +470,8 @@ def _page_of_all(connection: Connection, query: AllCallsQuery) -> CallPage:
     oldest = newest - SCANNED + 1
     seen = [CALLS.c.seq.between(oldest, newest), *filters_of(query)]
     seen += _mentioning(connection, query)
-    items, has_more = _newest_first(connection, seen, query.limit)
+    with _in_time(connection, query):
+        items, has_more = _newest_first(connection, seen, query.limit)
     cursor = items[-1].call_id if has_more else None
     if cursor is None and _first(connection, CALLS.c.seq < oldest) is not None:
         cursor = _first(connection, CALLS.c.seq >= oldest)

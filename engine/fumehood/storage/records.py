@@ -9,8 +9,11 @@ in them for the search by text. Invariant: a record has at most `MAX_DOCUMENT_BY
 from __future__ import annotations
 
 import re
+import sqlite3
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -22,8 +25,10 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.exc import DatabaseError
 
 from fumehood.core.call_log import only_words, words_in
+from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.storage.schema import CALLS, RECORDS
@@ -43,8 +48,11 @@ COMPRESSED_FROM = 2048
 _ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
 """A text without words, such as the content of a file."""
 
-INDEXED_AT_ONCE = 1000
-"""Records whose words are indexed in one transaction."""
+INDEXED_AT_ONCE = 100
+"""Records whose words are indexed in one transaction, for which other writes wait."""
+
+SEARCH_S = 2.0
+"""The longest time of one search: the words of its records are its callers' choice."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -149,6 +157,28 @@ def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
     match = " ".join(f'"{phrase}"' for phrase in phrases)
     found = text("SELECT rowid AS seq FROM record_words WHERE record_words MATCH :match")
     return CALLS.c.seq.in_(found.bindparams(match=match).columns(column("seq")))
+
+
+@contextmanager
+def in_time(connection: Connection) -> Iterator[None]:
+    """Let a search take `SEARCH_S` at most. Raises InvalidParams."""
+    latest = time.monotonic() + SEARCH_S
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        driver.set_progress_handler(lambda: time.monotonic() > latest, 100)
+    else:
+        limit = func.set_config("statement_timeout", f"{SEARCH_S * 1000:.0f}", True)
+        connection.execute(select(limit))
+    try:
+        yield
+    except DatabaseError:
+        if time.monotonic() < latest:
+            raise
+        words = f"The search took longer than {SEARCH_S:g} s. Use rarer words, or fewer."
+        raise InvalidParams(words, fields=["text"]) from None
+    finally:
+        if isinstance(driver, sqlite3.Connection):
+            driver.set_progress_handler(None, 0)
 
 
 def outdated(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:

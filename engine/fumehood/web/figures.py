@@ -203,6 +203,7 @@ def limits_in_words(limits: Mapping[str, Any]) -> str:
 
 def size(number: float) -> str:
     """Format a number of bytes in a suitable unit."""
+    number = min(number, 1 << 60)  # a hostile one may be too large for a float
     for unit in ("bytes", "KB", "MB"):
         if number < 1000:
             return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"

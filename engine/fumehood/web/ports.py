@@ -17,8 +17,8 @@ import anyio.abc
 from fumehood.client.forwarding import Forwarding
 
 OPEN_S = 3600.0
-MAX_OPEN = 20
-"""Ports that are open at the same time."""
+MAX_OPEN = 10
+"""Ports that are open at the same time: with their connections, a console has room for them."""
 
 
 class TooManyPorts(Exception):
@@ -40,6 +40,7 @@ class Ports:
     def __init__(self, callers: Path) -> None:
         self._callers = callers
         self._open: dict[tuple[str, int], OpenPort] = {}
+        self._opening = 0
         self.group: anyio.abc.TaskGroup | None = None
         """Set while the console runs."""
 
@@ -57,9 +58,13 @@ class Ports:
         found = self._open.get((session_id, port))
         if found is not None:
             return found
-        if len(self._open) >= MAX_OPEN or self.group is None:
+        if len(self._open) + self._opening >= MAX_OPEN or self.group is None:
             raise TooManyPorts
-        link: str = await self.group.start(self._serve, session_id, port)
+        self._opening += 1
+        try:
+            link: str = await self.group.start(self._serve, session_id, port)
+        finally:
+            self._opening -= 1
         return OpenPort(session_id, port, link)
 
     async def _serve(
@@ -73,5 +78,11 @@ class Ports:
 
         try:
             await forwarding.serve(0, OPEN_S, ready)
+        except OSError:
+            if (session_id, port) not in self._open:  # nobody has its link yet
+                raise
+        except ExceptionGroup as faults:  # of connections: they end this port, and no other
+            if faults.split(OSError)[1] is not None:
+                raise
         finally:
             self._open.pop((session_id, port), None)

@@ -152,6 +152,12 @@ class View:
         """The client of the control socket, with this user's credential."""
         return self.login.control
 
+    async def may_administer(self) -> bool:
+        """Ask the engine if this user may still administer. For what the console does as the
+        user of its own process. Raises Refused, DaemonUnavailable.
+        """
+        return "admin" in (await self.control.whoami()).scopes
+
     @property
     def caller(self) -> AsyncClient:
         """The client of the callers' socket, as the user of this process, without a credential."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from pathlib import Path
@@ -82,14 +83,17 @@ def test_learned_secret_and_operator_pattern_are_redacted() -> None:
 
 def test_redaction_covers_texts_and_keys_but_not_file_bytes() -> None:
     key = KEYS["cloud"]
-    value = {"a": [f"x {key}", 1, None, True], key: {"b": key}, "content_base64": key}
+    encoded = base64.b64encode(key.encode()).decode()
+    value = {"a": [f"x {key}", 1, None, True], key: {"b": key}, "content_base64": encoded}
     changed, count = Redactor().value(value)
     assert count == 3
     assert changed == {
         "a": [f"x {REDACTED}", 1, None, True],
         REDACTED: {"b": REDACTED},
-        "content_base64": key,
+        "content_base64": encoded,
     }
+    # A key that may be read as base64 is none the less a key.
+    assert Redactor().value({"content_base64": key}) == ({"content_base64": REDACTED}, 1)
 
 
 @pytest.mark.parametrize(

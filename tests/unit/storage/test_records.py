@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, func, select, text
 
 from fumehood.core.call_log import CallQuery
+from fumehood.core.errors import InvalidParams
 from fumehood.storage import calls as calls_module
 from fumehood.storage import records
 from fumehood.storage.calls import CallLog
@@ -115,6 +116,26 @@ async def test_search_finds_no_calls_of_others(log: CallLog) -> None:
 def test_search_without_a_word_is_refused(words: str) -> None:
     with pytest.raises(ValidationError, match="word to search for"):
         CallQuery(text=words)
+
+
+def test_search_for_many_words_is_refused() -> None:
+    assert CallQuery(text="a " * 99).text
+    with pytest.raises(ValidationError, match="more than 16 words"):
+        CallQuery(text=" ".join(f"w{number}" for number in range(17)))
+    with pytest.raises(ValidationError, match="more than 16 words"):
+        CallQuery(text=f'"{"a " * 17}"')
+
+
+async def test_search_that_takes_long_is_given_up(
+    log: CallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 400):
+        add(log, number, {"x": ["a " * 2047 + "a"] * 4})
+    monkeypatch.setattr(records, "SEARCH_S", 0.005)
+    with pytest.raises(InvalidParams, match="Use rarer words"):
+        await found(log, f'"{"a " * 16}"')
+    monkeypatch.undo()
+    assert await found(log, "nothing") == []
 
 
 async def test_ends_of_long_texts_are_found_and_contents_of_files_are_not(log: CallLog) -> None:

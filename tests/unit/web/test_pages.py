@@ -1004,7 +1004,9 @@ def test_tool_is_called_by_its_form_and_the_answer_shown(
     fields = {"given:to": "1", "text:to": "it's me", "agent": "clerk", "token": ""}
     page = browser.post("/tools/send/try", fields)
     require_inert(page.text)
-    assert told.tools.made == [("send", {"to": "it's me"}, {"agent_id": "clerk"})]
+    ((tool, arguments, options),) = told.tools.made
+    assert (tool, arguments, options["agent_id"]) == ("send", {"to": "it's me"}, "clerk")
+    assert options["trace_id"].startswith("console:approver:alice:")  # who did it
     text = html.unescape(page.text)
     command = """fumehood call send '{"to": "it'"'"'s me"}' --agent clerk"""
     assert command in text
@@ -1012,7 +1014,21 @@ def test_tool_is_called_by_its_form_and_the_answer_shown(
     assert """client.call('send', {'to': "it's me"}, agent_id='clerk')""" in text
     assert '{"method": "tools/call", "params": {"name": "send"' in text
     browser.post("/tools/send/try", {**fields, "dry_run": "1"})
-    assert told.tools.made[-1][2] == {"agent_id": "clerk", "dry_run": True}
+    assert told.tools.made[-1][2]["dry_run"] is True
+
+
+def test_revoked_administrator_calls_no_tool_and_opens_no_port(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.scopes = (Scope.APPROVE,)  # the login is from before
+    assert browser.post("/tools/send/try", {"given:to": "1", "text:to": "x"}).status_code == 403
+    assert browser.post(f"/sessions/{SESSION}/ports", {"port": "8000"}).status_code == 403
+    assert told.tools.made == []
+
+
+@pytest.mark.parametrize("token", ["a\nb", "ü"])
+def test_text_that_is_no_token_is_refused(browser: Browser, token: str) -> None:
+    assert browser.post("/tools/send/try", {"token": token}).status_code == 400
 
 
 def test_faults_of_arguments_are_shown_by_argument(browser: Browser, told: SimpleNamespace) -> None:

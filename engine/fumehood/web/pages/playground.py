@@ -8,6 +8,7 @@ back.
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ async def run(view: View) -> Response:
     values: dict[str, Any] = {"copies": copies, "envelope": None, "answer": None, "call_id": None}
     if errors:
         return view.render("tool_tried.html", errors=errors, **values)
-    caller = _caller(view)
+    caller = await _caller(view)
+    if caller is view.caller:  # the log says who tried it
+        by = view.login.principal_id
+        options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"[-128:]
     try:
         envelope = await caller.call(tool.name, arguments, **options)
     except Refused as refused:
@@ -68,12 +72,15 @@ async def _tool(view: View) -> ToolDefinition:
         raise Problem("There is no such tool.", 404) from None
 
 
-def _caller(view: View) -> AsyncClient:
+async def _caller(view: View) -> AsyncClient:
     """Return the client that makes the call. Raises Problem."""
     token = view.form.get("token").strip()
     if token:
-        return AsyncClient(view.console.callers, credential=token)
-    if not view.login.can_administer:
+        try:
+            return AsyncClient(view.console.callers, credential=token)
+        except ValueError:
+            raise Problem("This is no token.") from None
+    if not await view.may_administer():
         raise Problem("Give the token of a caller: your credential approves, and never calls.", 403)
     return view.caller
 

@@ -12,7 +12,7 @@ from fumehood.web.view import Page, View, get, is_name, query_of
 MOST = 8
 """Maximum number of results of one kind."""
 
-IDS = {"call_": "/calls/", "sess_": "/sessions/", "appr_": "/inbox/"}
+IDS = {"call_": "/calls/", "sess_": "/sessions/", "apr_": "/inbox/"}
 """Beginning of an id → the address of its page."""
 
 

@@ -93,7 +93,7 @@ async def show_diff(view: View) -> Response:
 async def open_port(view: View) -> Response:
     """Forward a port of a session to an origin of its own."""
     session_id, port = view.path["session_id"], view.form.number("port", 0)
-    if not view.login.can_administer:
+    if not await view.may_administer():
         raise Problem("Ports of other people's sessions are for administrators.", 403)
     if not 0 < port < 65_536:
         raise Problem("A port is a number from 1 to 65535.")

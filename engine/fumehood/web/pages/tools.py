@@ -90,13 +90,19 @@ async def bind_tool(view: View) -> Response:
     tool = view.form.get("tool").strip()
     if not tool:
         raise Problem("Name a tool.")
-    await view.control.agents.bind(view.path["agent_id"], tool, fixed=fixed)
+    try:
+        await view.control.agents.bind(view.path["agent_id"], tool, fixed=fixed)
+    except ValueError:
+        raise Problem("There is no such tool.", 404) from None
     return view.go("/agents")
 
 
 async def unbind_tool(view: View) -> Response:
     """Take a tool from an agent."""
-    await view.control.agents.unbind(view.path["agent_id"], view.form.get("tool"))
+    try:
+        await view.control.agents.unbind(view.path["agent_id"], view.form.get("tool"))
+    except ValueError:
+        raise Problem("There is no such tool.", 404) from None
     return view.go("/agents")
 
 
