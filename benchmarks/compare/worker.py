@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -118,6 +119,8 @@ def main() -> None:
         peer.start()
         answer(ok=worker.about())
     except Exception as error:
+        with suppress(Exception):  # it has begun in part
+            peer.stop()
         answer(unable=f"{type(error).__name__}: {error}"[:300])
         return
     try:
