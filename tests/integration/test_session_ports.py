@@ -21,6 +21,7 @@ from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
 from fumehood import Client, ControlClient
 from fumehood.client.api_request import Refused
 from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
+from support.wait import wait_until
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")]
 
@@ -437,7 +438,7 @@ def test_process_that_would_start_again_is_listed_and_stopped_however_long_it_ha
         assert run_process(client, made.id, f"q{number}", "true") is None
     assert client.processes(made.id)[0].name == "hidden"
     assert client.stop_process(made.id, "hidden").state == "ended"
-    assert "hidden" not in {one.name for one in client.processes(made.id)}
+    wait_until(lambda: "hidden" not in {one.name for one in client.processes(made.id)})
     client.call("run_shell", {"command": "touch go"}, session_id=made.id).raise_for_error()
     client.stop_session(made.id)
     client.resume_session(made.id)
