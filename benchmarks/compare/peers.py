@@ -209,7 +209,10 @@ class DockerExec(DockerRun):
 class LlmSandbox(Peer):
     name = "llm-sandbox, Docker"
     options = "`skip_environment_setup=True`, because it installs from the network otherwise"
-    hard_options = f"`execution_timeout={LIMIT_S}`, and by `runtime_configs` what `docker run` has"
+    hard_options = (
+        f"`execution_timeout={LIMIT_S}`; by `runtime_configs` the network, memory, processes, "
+        "capabilities and privileges of `docker run`"
+    )
     backend = "docker"
 
     def version(self) -> str:
@@ -307,7 +310,7 @@ class Sandlock(Peer):
     options = '`Sandbox(fs_readable=["/usr", "/lib", "/lib64", "/etc", "/dev"])`, because without it nothing starts'
     hard_options = (
         f"`max_memory`, `max_processes={LIMIT_PROCESSES}`, `clean_env`, a `timeout` of {LIMIT_S} s "
-        "for the run, and `/tmp` to write to"
+        "for the run"
     )
 
     def version(self) -> str:

@@ -98,8 +98,8 @@ def _timed(run: Callable[[str], Answer], code: str, wanted: str) -> float:
     begun = time.perf_counter()
     answer = run(code)
     took = (time.perf_counter() - begun) * 1000
-    if answer.out.strip()[:100] != wanted:
-        raise Unable(answer.said or f"it printed {answer.out[:60]!r}")
+    if answer.out.strip() != wanted:
+        raise Unable(answer.said or f"it gave {len(answer.out)} characters of {len(wanted)}")
     return took
 
 

@@ -286,7 +286,6 @@ def compose(
         for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
             log.warning("budget.covers_no_tool", budget=name)
 
-    use_budgets(())
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, use_budgets, database, log,
         clock.now,

@@ -120,7 +120,9 @@ class Overview:
             WriteFailed: the search could not be recorded.
         """
         if query.state is not None:
-            return self.running(query)
+            page = self.running(query)
+            items = tuple(_for_reader(record, reader) for record in page.items)
+            return page.model_copy(update={"items": items})
         if query.text is not None:
             if Scope.ADMIN not in reader.scopes:
                 raise PermissionDenied("A search in what calls were given needs admin.")
@@ -491,10 +493,10 @@ def _tried(
 
 
 def _for_reader(record: CallRecord, reader: Principal) -> CallRecord:
-    """Return a running call as its reader may see it: its output is for administrators."""
+    """Return a running call as its reader may see it: what it says is for administrators."""
     if Scope.ADMIN in reader.scopes or record.running is None:
         return record
-    running = record.running.model_copy(update={"stdout": None, "stderr": None})
+    running = record.running.model_copy(update={"message": "", "stdout": None, "stderr": None})
     return record.model_copy(update={"running": running})
 
 

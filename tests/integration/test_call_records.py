@@ -242,7 +242,9 @@ def test_running_call_is_listed_with_its_output_and_progress(
         assert "line 3" in (of_all.call.running.stdout or "")
         assert of_all.arguments == {"code": PRINTS}
         for_approver = approver.calls.show(listed.call_id)
-        assert for_approver.call.running.stdout is None
+        assert (for_approver.call.running.stdout, for_approver.call.running.message) == (None, "")
+        (in_list,) = approver.calls.list(state="running").items
+        assert (in_list.running.progress, in_list.running.message) == (40, "")
         assert for_approver.arguments is None
         assert [
             one.call_id for one in control.calls.list(state="running", tool="calculator").items

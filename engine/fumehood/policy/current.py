@@ -77,8 +77,7 @@ class CurrentPolicy:
         self._file = PolicyFile(path, self._definitions) if path is not None else None
         self._policy = self._file.load() if self._file is not None else None
         self.gate = PolicyGate(self._policy, environment)
-        if self._policy is not None:
-            use_budgets(self._policy.budgets)
+        use_budgets(self._policy.budgets if self._policy is not None else ())
 
     async def start(self) -> None:
         """Record the policy that the engine starts with, if there is one."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import pytest
 
-from fumehood.client.forwarding import splice
+from fumehood.client.forwarding import Forwarding, splice
+from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
 
 
 @pytest.mark.anyio
@@ -23,6 +26,32 @@ async def test_browser_that_leaves_holds_no_connection() -> None:
             browser.close()
             await splice(caller, to_session, may_half_close=False)
             assert server.recv(100) == b"GET / HTTP/1.1"
+
+
+@pytest.mark.anyio
+async def test_attack_many_connections_hold_no_more_than_their_number(tmp_path: Path) -> None:
+    forwarding = Forwarding(tmp_path / "no.sock", None, "s", 80, False, lambda words: None)
+    links: list[str] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(forwarding.serve, 0, 60, links.append)
+        while not links:
+            await anyio.sleep(0.01)
+        port = int(links[0].rstrip("/").rpartition(":")[2])
+        held = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(MAX_PORT_CONNECTIONS)]
+        with anyio.fail_after(10):
+            one_more = await anyio.connect_tcp("127.0.0.1", port)
+            with pytest.raises(anyio.EndOfStream):
+                await one_more.receive()
+            await held[0].aclose()
+            while True:  # the twin: its place is free again
+                twin = await anyio.connect_tcp("127.0.0.1", port)
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                    await twin.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                    assert b"403" in await twin.receive()
+                    break
+        for one in (*held, one_more, twin):
+            await one.aclose()
+        group.cancel_scope.cancel()
 
 
 @pytest.mark.anyio

@@ -6,12 +6,14 @@ import base64
 import html
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, unquote
 
+import anyio
 import pytest
 
 from fumehood.answers import (
@@ -53,6 +55,7 @@ from fumehood.core.status import (
 from fumehood.identity.model import Agent, Binding, Change
 from fumehood.policy.model import Explanation, PolicyStatus, PolicyText, RuleStatus, Verdict
 from fumehood.protocol.messages import decode_envelope
+from fumehood.web import ports
 from fumehood.web.guard import CONTENT_POLICY, SANDBOX
 from fumehood.web.pages import PAGES, health
 from support.answers import envelope_bytes
@@ -1015,6 +1018,36 @@ def test_tool_is_called_by_its_form_and_the_answer_shown(
     assert '{"method": "tools/call", "params": {"name": "send"' in text
     browser.post("/tools/send/try", {**fields, "dry_run": "1"})
     assert told.tools.made[-1][2]["dry_run"] is True
+
+
+@pytest.mark.anyio
+async def test_ports_opened_at_the_same_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        def __init__(self, *_: object) -> None: ...
+
+        async def serve(self, _port: int, _seconds: float, ready: Callable[[str], None]) -> None:
+            await anyio.sleep(0.01)
+            ready("http://a.localhost/")
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(ports, "Forwarding", Slow)
+    opened = ports.Ports(Path("/run/engine.sock"))
+    refused: list[int] = []
+
+    async def open_one(port: int) -> None:
+        try:
+            await opened.open(SESSION, port)
+        except ports.TooManyPorts:
+            refused.append(port)
+
+    async with anyio.create_task_group() as group:
+        opened.group = group
+        async with anyio.create_task_group() as asking:
+            for port in range(1, ports.MAX_OPEN + 6):
+                asking.start_soon(open_one, port)
+        assert len(opened.of(SESSION)) == ports.MAX_OPEN
+        assert len(refused) == 5
+        group.cancel_scope.cancel()
 
 
 def test_revoked_administrator_calls_no_tool_and_opens_no_port(

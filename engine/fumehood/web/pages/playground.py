@@ -49,7 +49,7 @@ async def run(view: View) -> Response:
     caller = await _caller(view)
     if caller is view.caller:  # the log says who tried it
         by = view.login.principal_id
-        options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"[-128:]
+        options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"
     try:
         envelope = await caller.call(tool.name, arguments, **options)
     except Refused as refused:
