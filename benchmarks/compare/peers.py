@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -305,6 +307,73 @@ class SmolagentsLocal(Peer):
         return lambda code: self._run(executor, code)
 
 
+class SmolagentsDocker(Peer):
+    name = "smolagents, Docker"
+    image = "fumehood-compare/jupyter"
+    options = "`DockerExecutor([], logger, build_new_image=False)` on a free port; a new one for a call of its own"
+    hard_options = (
+        "by `container_run_kwargs` the memory, processes, capabilities and privileges of `docker run`; "
+        "its kernel needs the network and its files; it has no time limit"
+    )
+
+    def version(self) -> str:
+        return metadata.version("smolagents")
+
+    def start(self) -> None:
+        self.stack = contextlib.ExitStack()
+
+    def stop(self) -> None:
+        self.stack.close()
+
+    @contextlib.contextmanager
+    def _executor(self) -> Iterator[Any]:
+        from smolagents import DockerExecutor
+        from smolagents.monitoring import AgentLogger, LogLevel
+
+        limits: dict[str, Any] = {}
+        if self.hard:
+            limits = {
+                "mem_limit": f"{LIMIT_MB}m", "memswap_limit": f"{LIMIT_MB}m",
+                "pids_limit": LIMIT_PROCESSES, "cap_drop": ["ALL"],
+                "security_opt": ["no-new-privileges"],
+            }  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        made = DockerExecutor(
+            [], AgentLogger(LogLevel.OFF), port=port, image_name=self.image,
+            build_new_image=False, container_run_kwargs=limits,
+        )  # fmt: skip
+        try:
+            yield made
+        finally:
+            made.cleanup()
+
+    def _run(self, executor: Any, code: str) -> Answer:
+        answers: list[Answer] = []
+
+        def wait() -> None:
+            try:
+                answers.append(Answer(str(executor(code).logs)))
+            except Exception as error:
+                answers.append(Answer("", type(error).__name__))
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(OWN_LIMIT_S)
+        return answers[0] if answers else Answer("")
+
+    def run(self, code: str) -> Answer:
+        with self._executor() as executor:
+            return self._run(executor, code)
+
+    def session(self) -> Callable[[str], Answer]:
+        executor = self.stack.enter_context(self._executor())
+        return lambda code: self._run(executor, code)
+
+    def end_sessions(self) -> None:
+        self.stack.close()
+
+
 class Sandlock(Peer):
     name = "sandlock"
     options = '`Sandbox(fs_readable=["/usr", "/lib", "/lib64", "/etc", "/dev"])`, because without it nothing starts'
@@ -396,6 +465,6 @@ PEERS: dict[str, type[Peer]] = {
     one.name: one
     for one in (
         Fumehood, DockerRun, DockerExec, LlmSandbox, LlmSandboxBubblewrap, SmolagentsLocal,
-        Sandlock, Bubblewrap, Monty,
+        SmolagentsDocker, Sandlock, Bubblewrap, Monty,
     )
 }  # fmt: skip
