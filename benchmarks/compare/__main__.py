@@ -47,6 +47,8 @@ LAST = ROOT / ".venv/compare/last.json"
 PATIENCE_S = OWN_LIMIT_S + 10
 """After this the comparison gives up on a call, and on its worker."""
 DATA_IMAGE = "fumehood-compare/python-data"
+SETTLED_S = 5
+"""After this a peer does nothing any more but wait: it has ended what it kept ready, or made it."""
 SAME = 1.25
 """Two figures within this factor have no order."""
 
@@ -179,15 +181,19 @@ def measure_speed(python: str, name: str) -> tuple[str, dict[str, float | str]]:
             return median(worker.ask("session_times", code=EMPTY, count=15, wanted="x"))
 
         found["the next call of a session, ms"] = try_to(second)
-        if isinstance(found["the next call of a session, ms"], float):
-            before = private_mb()
-            worker.ask("sessions", count=3, code="x = 41")
-            time.sleep(1)
-            found["memory of an idle session, MB"] = max(0.0, (private_mb() - before) / 3)
-        else:
-            found["memory of an idle session, MB"] = found["the next call of a session, ms"]
         with suppress(Gone):
             worker.ask("end_sessions")
+    with working(python, name, "plain") as worker:
+
+        def memory() -> float:
+            worker.ask("sessions", count=1, code="x = 41")
+            time.sleep(SETTLED_S)
+            before = private_mb()
+            worker.ask("sessions", count=3, code="x = 41")
+            time.sleep(SETTLED_S)
+            return max(0.0, (private_mb() - before) / 3)
+
+        found["memory of an idle session, MB"] = try_to(memory)
     takes_image = name.startswith(("fumehood", "docker", "llm-sandbox, Docker"))
     try:
         with working(python, name, "plain", *([DATA_IMAGE] if takes_image else [])) as worker:
@@ -203,11 +209,12 @@ def each_of(worker: Worker, code: str, wanted: str) -> float:
 
 
 def private_mb() -> float:
-    """Private memory of all processes of the machine but this one."""
+    """Private memory of all processes of the machine, but this one and Docker's daemons, whose
+    garbage is more than a session."""
     total = 0
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid != os.getpid():
+            if process.pid != os.getpid() and process.name() not in ("dockerd", "containerd"):
                 total += process.memory_full_info().uss
     return total / (1 << 20)
 
@@ -353,7 +360,7 @@ calls (7 for a megabyte and pandas; of a slow peer as many as ten seconds allow,
 {speed}
 
 - **From nothing**: the caller's Python starts, and for fumehood also its daemon, until the first answer.
-- **Memory of an idle session**: private memory of all that a session adds to the machine, the mean of three.
+- **Memory of an idle session**: private memory of all processes that a session adds to the machine, the mean of three.
 - {notes}
 
 ## Walls
