@@ -91,7 +91,7 @@ def _version(*command: str) -> str:
 
 class Fumehood(Peer):
     name = "fumehood"
-    options = "the default configuration"
+    options = "the default configuration; a megabyte is fetched by `client.whole`, because an answer has its ends"
     hard_options = f"limits of {LIMIT_S} s and {LIMIT_MB} MB for the call; the rest is its default"
 
     def version(self) -> str:
@@ -132,7 +132,8 @@ class Fumehood(Peer):
         if self.hard:
             options |= {"timeout_seconds": LIMIT_S, "memory_limit_mb": LIMIT_MB}
         envelope = self.client.call("run_python", {"code": code}, **options)
-        out = str(envelope.data.get("stdout", ""))
+        is_cut = envelope.data.get("truncated", False)
+        out = self.client.whole(envelope, "stdout") if is_cut else envelope.data.get("stdout", "")
         return Answer(out, "" if envelope.error is None else envelope.error.code)
 
     def session(self) -> Callable[[str], Answer]:
