@@ -421,7 +421,7 @@ class Bubblewrap(Peer):
 
 class Monty(Peer):
     name = "pydantic-monty"
-    options = "`with Monty() as pool`, a checkout for each call; a subset of Python"
+    options = "`with Monty(max_processes=8) as pool`, because each session keeps one; a checkout for each call; a subset of Python"
     hard_options = f"`max_feed_duration_secs={LIMIT_S}`, `max_memory` of {LIMIT_MB} MB"
 
     def version(self) -> str:
@@ -431,7 +431,7 @@ class Monty(Peer):
         from pydantic_monty import Monty as Pool
 
         self.stack = contextlib.ExitStack()
-        self.pool = self.stack.enter_context(Pool())
+        self.pool = self.stack.enter_context(Pool(max_processes=8))
         self.sessions = contextlib.ExitStack()
 
     def stop(self) -> None:
