@@ -47,6 +47,8 @@ class Peer:
     options = ""
     hard_options = ""
     image = "fumehood-compare/python"
+    lacks_pandas = ""
+    """Why it cannot run pandas, if so."""
 
     def __init__(self, hard: bool, image: str = "") -> None:
         self.hard = hard
@@ -267,6 +269,7 @@ class LlmSandbox(Peer):
 class LlmSandboxBubblewrap(LlmSandbox):
     name = "llm-sandbox, bubblewrap"
     options = "`SandboxBackend.BUBBLEWRAP`"
+    lacks_pandas = "it runs the machine's own Python, which has no pandas"
     hard_options = f"`execution_timeout={LIMIT_S}`; it has no limits of memory or processes"
 
     def _made(self) -> Any:
@@ -280,6 +283,7 @@ class LlmSandboxBubblewrap(LlmSandbox):
 
 class SmolagentsLocal(Peer):
     name = "smolagents, local"
+    lacks_pandas = "pandas would be imported into the caller's own process"
     options = "`LocalPythonExecutor([])`, in the caller's own process"
     hard_options = f"`timeout_seconds={LIMIT_S}`"
 
@@ -377,7 +381,8 @@ class SmolagentsDocker(Peer):
 
 class Sandlock(Peer):
     name = "sandlock"
-    options = '`Sandbox(fs_readable=["/usr", "/lib", "/lib64", "/etc", "/dev"])`, because without it nothing starts'
+    lacks_pandas = "it runs the machine's own Python, which has no pandas"
+    options = '`Sandbox(fs_readable=["/usr", "/lib", "/lib64"])`, because without it nothing starts'
     hard_options = (
         f"`max_memory`, `max_processes={LIMIT_PROCESSES}`, `clean_env`, a `timeout` of {LIMIT_S} s "
         "for the run"
@@ -394,7 +399,7 @@ class Sandlock(Peer):
             limits = {
                 "max_memory": f"{LIMIT_MB}M", "max_processes": LIMIT_PROCESSES, "clean_env": True,
             }  # fmt: skip
-        made = sandlock.Sandbox(fs_readable=["/usr", "/lib", "/lib64", "/etc", "/dev"], **limits)
+        made = sandlock.Sandbox(fs_readable=["/usr", "/lib", "/lib64"], **limits)
         done = made.run(
             ["/usr/bin/python3", "-I", "-c", code], timeout=LIMIT_S if self.hard else None
         )
@@ -406,6 +411,7 @@ class Sandlock(Peer):
 
 class Bubblewrap(Peer):
     name = "bubblewrap"
+    lacks_pandas = "it runs the machine's own Python, which has no pandas"
     options = (
         "`bwrap --ro-bind /usr /usr --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev "
         "--tmpfs /tmp --unshare-all --die-with-parent --new-session --clearenv /usr/bin/python3 -I -`"
@@ -421,6 +427,7 @@ class Bubblewrap(Peer):
 
 class Monty(Peer):
     name = "pydantic-monty"
+    lacks_pandas = "its subset of Python has no packages"
     options = "`with Monty(max_processes=8) as pool`, because each session keeps one; a checkout for each call; a subset of Python"
     hard_options = f"`max_feed_duration_secs={LIMIT_S}`, `max_memory` of {LIMIT_MB} MB"
 
