@@ -360,7 +360,7 @@ calls (7 for a megabyte and pandas; of a slow peer as many as ten seconds allow,
 {speed}
 
 - **From nothing**: the caller's Python starts, and for fumehood also its daemon, until the first answer.
-- **Memory of an idle session**: private memory of all processes that a session adds to the machine, the mean of three.
+- **Memory of an idle session**: private memory of all processes that a session adds to the machine, the mean of three. Below 3 MB it is noise.
 - {notes}
 
 ## Walls
@@ -442,8 +442,8 @@ def draw(found: dict[str, Measured]) -> None:
 
     mpl.rcParams.update({"svg.hashsalt": "fumehood", "svg.fonttype": "none", "font.size": 9})
     names = [name for name, one in found.items() if isinstance(one.speed[EMPTY_LINE], float)]
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axes = figure.add_subplot()
+    drawing = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = drawing.add_subplot()
     for shift, (line, label, hatch) in enumerate(
         ((EMPTY_LINE, "an empty program", ""), (SESSION_LINE, "a session's next call", "///"))
     ):
@@ -451,12 +451,12 @@ def draw(found: dict[str, Measured]) -> None:
         heights = [value if isinstance(value, float) else 0 for value in values]
         places = [place + 0.4 * shift for place in range(len(names))]
         bars = axes.barh(places, heights, 0.38, label=label, hatch=hatch)
-        axes.bar_label(bars, [f"{value:.1f}" if value else "" for value in heights], padding=2)
+        axes.bar_label(bars, [figure(value) if value else "" for value in heights], padding=2)
     axes.set_yticks([place + 0.2 for place in range(len(names))], names)
     axes.invert_yaxis()
-    axes.set(xlabel="milliseconds, logarithmic", xscale="log", xlim=(0.1, 5000))
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(PLOT, metadata={"Date": None, "Creator": None})
+    axes.set(xlabel="milliseconds, logarithmic", xscale="log", xlim=(0.05, 100_000))
+    axes.legend(frameon=False, loc="upper right")
+    drawing.savefig(PLOT, metadata={"Date": None, "Creator": None})
     text = PLOT.read_text(encoding="utf-8")
     PLOT.write_text("\n".join(map(str.rstrip, text.splitlines())) + "\n", encoding="utf-8")
 
