@@ -152,8 +152,14 @@ class Console:
             known = ERROR_CODES.get(refused.code)
             return view.notice(in_words(refused), known.http_status if known else 409)
         except Exception:
-            traceback.print_exc()
-            return view.notice("The console has a fault. Its terminal says more.", 500)
+            return await self._faulty(view)
+
+    async def _faulty(self, view: View) -> Response:
+        """Answer for a handler that failed, by its fault or because its login has ended."""
+        if not await self.logins.is_open(view.login):
+            return view.go("/login")
+        traceback.print_exc()
+        return view.notice("The console has a fault. Its terminal says more.", 500)
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

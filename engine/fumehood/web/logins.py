@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import anyio
+
 from fumehood.client.async_control import AsyncControlClient
 from fumehood.core.identity import Scope
 
@@ -46,6 +48,7 @@ class Login:
     csrf: str = field(repr=False)
     started_at: float
     seen_at: float
+    ended: anyio.Event = field(default_factory=anyio.Event, repr=False)
 
     @property
     def name(self) -> str:
@@ -120,6 +123,7 @@ class Logins:
     async def close(self, login: Login) -> None:
         """End a login and discard its credential."""
         if self._logins.pop(login.key, None) is not None:
+            login.ended.set()
             await login.control.close()
 
     async def close_all(self) -> None:

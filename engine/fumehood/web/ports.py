@@ -1,8 +1,8 @@
 """Ports of sessions that a browser of the console has opened.
 
-Each is forwarded to an origin of its own for a while, as by `fumehood sessions port`: what a
-session serves shares nothing with the console. Only sessions of the console's own user can be
-reached.
+Each is forwarded to an origin of its own, as by `fumehood sessions port`: what a session serves
+shares nothing with the console. It closes after a while, or with the login that opened it. Only
+sessions of the console's own user can be reached.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 from fumehood.client.forwarding import Forwarding
+from fumehood.web.logins import Login
 
 OPEN_S = 3600.0
 MAX_OPEN = 10
@@ -39,50 +40,62 @@ class Ports:
 
     def __init__(self, callers: Path) -> None:
         self._callers = callers
-        self._open: dict[tuple[str, int], OpenPort] = {}
+        self._open: dict[tuple[str, str, int], OpenPort] = {}
         self._opening = 0
         self.group: anyio.abc.TaskGroup | None = None
         """Set while the console runs."""
 
-    def of(self, session_id: str) -> Sequence[OpenPort]:
-        """Return the open ports of a session."""
-        return [one for one in self._open.values() if one.session_id == session_id]
+    def of(self, login: Login, session_id: str) -> Sequence[OpenPort]:
+        """Return the ports of a session that a login has open."""
+        return [
+            one
+            for (key, *_), one in self._open.items()
+            if key == login.key and one.session_id == session_id
+        ]
 
-    async def open(self, session_id: str, port: int) -> OpenPort:
-        """Open a port of a session, if it is not open yet.
+    async def open(self, login: Login, session_id: str, port: int) -> OpenPort:
+        """Open a port of a session, if the login has not opened it yet.
 
         Raises:
             TooManyPorts: `MAX_OPEN` are open.
             OSError: this machine has no port for it.
         """
-        found = self._open.get((session_id, port))
+        found = self._open.get((login.key, session_id, port))
         if found is not None:
             return found
         if len(self._open) + self._opening >= MAX_OPEN or self.group is None:
             raise TooManyPorts
         self._opening += 1
         try:
-            link: str = await self.group.start(self._serve, session_id, port)
+            link: str = await self.group.start(self._serve, login, session_id, port)
         finally:
             self._opening -= 1
         return OpenPort(session_id, port, link)
 
     async def _serve(
-        self, session_id: str, port: int, *, task_status: anyio.abc.TaskStatus[str]
+        self, login: Login, session_id: str, port: int, *, task_status: anyio.abc.TaskStatus[str]
     ) -> None:
+        key = login.key, session_id, port
         forwarding = Forwarding(self._callers, None, session_id, port, False, lambda words: None)
 
         def ready(link: str) -> None:
-            self._open[session_id, port] = OpenPort(session_id, port, link)
+            self._open[key] = OpenPort(session_id, port, link)
             task_status.started(link)
 
         try:
-            await forwarding.serve(0, OPEN_S, ready)
-        except OSError:
-            if (session_id, port) not in self._open:  # nobody has its link yet
-                raise
+            async with anyio.create_task_group() as group:
+                group.start_soon(_when_ended, login, group.cancel_scope)
+                await forwarding.serve(0, OPEN_S, ready)
+                group.cancel_scope.cancel()
         except ExceptionGroup as faults:  # of connections: they end this port, and no other
             if faults.split(OSError)[1] is not None:
                 raise
+            if key not in self._open:  # nobody has its link yet
+                raise OSError("this machine has no port for it") from None
         finally:
-            self._open.pop((session_id, port), None)
+            self._open.pop(key, None)
+
+
+async def _when_ended(login: Login, scope: anyio.CancelScope) -> None:
+    await login.ended.wait()
+    scope.cancel()

@@ -291,6 +291,19 @@ def test_fault_of_a_page_tells_the_browser_nothing(capsys: pytest.CaptureFixture
     assert "secret path" in capsys.readouterr().err
 
 
+def test_page_that_waits_while_its_login_ends_goes_to_the_login(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def held(view: View) -> Any:
+        await view.console.logins.close(view.login)
+        raise RuntimeError("its client has been closed")
+
+    site = make_site(pages=(Page("Held", "/inbox", (get("/inbox", held),)),))
+    found = site.browser().get("/inbox")
+    assert (found.status_code, found.headers["location"]) == (303, "/login")
+    assert not capsys.readouterr().err
+
+
 def test_static_files_are_those_of_the_package_alone(site: Site) -> None:
     for name in ("htmx.min.js", "app.js", "app.css", "icon.svg", "htmx.LICENSE.txt"):
         assert site.browser(None).get(f"/static/{name}").status_code == 200

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import quote, unquote
 
 import anyio
@@ -57,6 +58,7 @@ from fumehood.policy.model import Explanation, PolicyStatus, PolicyText, RuleSta
 from fumehood.protocol.messages import decode_envelope
 from fumehood.web import ports
 from fumehood.web.guard import CONTENT_POLICY, SANDBOX
+from fumehood.web.logins import Login
 from fumehood.web.pages import PAGES, health
 from support.answers import envelope_bytes
 from support.approvals import NOW, approval
@@ -1020,23 +1022,64 @@ def test_tool_is_called_by_its_form_and_the_answer_shown(
     assert told.tools.made[-1][2]["dry_run"] is True
 
 
+class SlowForwarding:
+    def __init__(self, *_: object) -> None: ...
+
+    async def serve(self, _port: int, _seconds: float, ready: Callable[[str], None]) -> None:
+        await anyio.sleep(0.01)
+        ready("http://a.localhost/")
+        await anyio.sleep_forever()
+
+
+class NoPortForwarding(SlowForwarding):
+    async def serve(self, *_: object) -> None:
+        raise OSError(98, "in use")
+
+
+def login_of(name: str) -> Login:
+    return Login(name, "approver:" + name, frozenset(), Mock(close=AsyncMock()), "", 0.0, 0.0)
+
+
+@pytest.mark.anyio
+async def test_port_closes_with_the_login_that_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "Forwarding", SlowForwarding)
+    opened = ports.Ports(Path("/run/engine.sock"))
+    alice, bob = login_of("alice"), login_of("bob")
+    async with anyio.create_task_group() as group:
+        opened.group = group
+        for login in (alice, alice, bob):
+            await opened.open(login, SESSION, 8000)
+        assert len(opened.of(alice, SESSION)) == len(opened.of(bob, SESSION)) == 1
+        alice.ended.set()
+        await anyio.wait_all_tasks_blocked()
+        assert not opened.of(alice, SESSION)
+        assert opened.of(bob, SESSION)
+        with pytest.raises(RuntimeError):  # a late click, which leads to the login
+            await opened.open(alice, SESSION, 8000)
+        assert not opened.of(alice, SESSION)
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_port_that_this_machine_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "Forwarding", NoPortForwarding)
+    opened = ports.Ports(Path("/run/engine.sock"))
+    async with anyio.create_task_group() as group:
+        opened.group = group
+        with pytest.raises(OSError, match="no port"):
+            await opened.open(login_of("alice"), SESSION, 8000)
+
+
 @pytest.mark.anyio
 async def test_ports_opened_at_the_same_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow:
-        def __init__(self, *_: object) -> None: ...
-
-        async def serve(self, _port: int, _seconds: float, ready: Callable[[str], None]) -> None:
-            await anyio.sleep(0.01)
-            ready("http://a.localhost/")
-            await anyio.sleep_forever()
-
-    monkeypatch.setattr(ports, "Forwarding", Slow)
+    monkeypatch.setattr(ports, "Forwarding", SlowForwarding)
     opened = ports.Ports(Path("/run/engine.sock"))
+    alice = login_of("alice")
     refused: list[int] = []
 
     async def open_one(port: int) -> None:
         try:
-            await opened.open(SESSION, port)
+            await opened.open(alice, SESSION, port)
         except ports.TooManyPorts:
             refused.append(port)
 
@@ -1045,7 +1088,7 @@ async def test_ports_opened_at_the_same_time_are_counted(monkeypatch: pytest.Mon
         async with anyio.create_task_group() as asking:
             for port in range(1, ports.MAX_OPEN + 6):
                 asking.start_soon(open_one, port)
-        assert len(opened.of(SESSION)) == ports.MAX_OPEN
+        assert len(opened.of(alice, SESSION)) == ports.MAX_OPEN
         assert len(refused) == 5
         group.cancel_scope.cancel()
 

@@ -75,7 +75,7 @@ async def show_one(view: View) -> Response:
         "session.html", session=session, calls=calls.items, files=files, problem=problem,
         tree=_tree(files.items, folder) if files else [], folder=folder, name=name,
         preview=preview, is_cut=is_cut,
-        query=query_of, ports=view.console.ports.of(session.id),
+        query=query_of, ports=view.console.ports.of(view.login, session.id),
         waiting=[one for one in waiting.items if one.session_id == session.id] if waiting else [],
         **running,
     )  # fmt: skip
@@ -98,11 +98,11 @@ async def open_port(view: View) -> Response:
     if not 0 < port < 65_536:
         raise Problem("A port is a number from 1 to 65535.")
     try:
-        await view.console.ports.open(session_id, port)
+        await view.console.ports.open(view.login, session_id, port)
     except TooManyPorts:
         raise Problem("Too many ports are open. They close after an hour.", 429) from None
     except OSError as error:
-        raise Problem(f"The port cannot be opened: {error.strerror}.", 503) from None
+        raise Problem(f"The port cannot be opened: {error}.", 503) from None
     return view.go(f"/sessions/{session_id}#ports")
 
 
