@@ -471,11 +471,9 @@ def test_page_shows_start_command_after_engine_is_away_for_a_minute(person: NewP
         shutil.rmtree(place, ignore_errors=True)
 
 
-@pytest.mark.parametrize(
-    ("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"]
-)
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_tree_of_changed_files_passes_axe_and_unfolds_the_file_that_is_chosen(
-    person: NewPerson, size: tuple[int, int], scheme: str
+    person: NewPerson, size: tuple[int, int]
 ) -> None:
     """A site without a daemon: what a tree is made of is hard to make with one."""
     diff = "@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
@@ -493,7 +491,7 @@ def test_tree_of_changed_files_passes_axe_and_unfolds_the_file_that_is_chosen(
         found = server.get(path)
         return route.fulfill(status=found.status_code, headers=found.headers, body=found.content)
 
-    page = person(size=size, scheme=scheme).page
+    page = person(size=size).page
     page.route(f"{BASE}/**", serve)
     page.goto(f"{BASE}/inbox/{one.id}")
     assert faults_of(page) == []
@@ -506,14 +504,12 @@ def test_tree_of_changed_files_passes_axe_and_unfolds_the_file_that_is_chosen(
     expect(last.locator(".diff")).to_be_in_viewport()
 
 
-@pytest.mark.parametrize(
-    ("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"]
-)
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_inbox_pages_pass_axe_accessibility_check(
-    person: NewPerson, console: Console, daemon: Daemon, size: tuple[int, int], scheme: str
+    person: NewPerson, console: Console, daemon: Daemon, size: tuple[int, int]
 ) -> None:
-    approval = ask(daemon, f"looked at by axe\n{scheme}{size}")
-    somebody = person(size=size, scheme=scheme)
+    approval = ask(daemon, f"looked at by axe\n{size}")
+    somebody = person(size=size)
     page = somebody.open(f"{console.address}/login")
     assert faults_of(page) == []
     somebody.log_in(console, daemon.credential)
@@ -535,7 +531,7 @@ def test_inbox_pages_pass_axe_accessibility_check(
     page.keyboard.press("?")
     assert faults_of(page) == []
     page.keyboard.press("Escape")
-    ask(daemon, f"the next one\n{scheme}{size}")
+    ask(daemon, f"the next one\n{size}")
     page.click('[data-key="d"]')
     page.click(".panel .danger")
     page.wait_for_selector(".result")

@@ -91,11 +91,11 @@ def owner(person: NewPerson, house: House) -> Page:
     return person().log_in(house.console, house.daemon.credential)
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+@pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_each_page_opens_and_passes_axe_accessibility_check(
-    person: NewPerson, house: House, size: tuple[int, int], scheme: str
+    person: NewPerson, house: House, size: tuple[int, int]
 ) -> None:
-    page = person(size=size, scheme=scheme).log_in(house.console, house.daemon.credential)
+    page = person(size=size).log_in(house.console, house.daemon.credential)
     paths = [
         "/calls", f"/calls/{house.asked_call}", f"/calls/{house.kept_call}", "/tools",
         "/tools/calculator", "/agents", "/sessions", f"/sessions/{house.session}", "/nodes",

@@ -126,10 +126,20 @@ NewPerson = Callable[..., Person]
 
 
 def faults_of(page: Page) -> list[str]:
-    """The accessibility faults axe finds on the current page."""
+    """The accessibility faults axe finds on the current page, in both colour schemes."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
+    is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    own, other = ("dark", "light") if is_dark else ("light", "dark")
+    found = _violations(page, {})
+    page.emulate_media(color_scheme=other)
+    found += _violations(page, {"runOnly": ["color-contrast"]})  # nothing else differs
+    page.emulate_media(color_scheme=own)
+    return found
+
+
+def _violations(page: Page, options: dict[str, Any]) -> list[str]:
     found: dict[str, Sequence[Any]] = page.evaluate(
-        "axe.run(document, {resultTypes: ['violations']})"
+        "options => axe.run(document, options)", {"resultTypes": ["violations"], **options}
     )
     return [
         f"{one['id']}: {node['html'][:150]} {node['failureSummary'][:300]}"
