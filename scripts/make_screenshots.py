@@ -278,7 +278,7 @@ def shoot(scene: Scene, daemon: Daemon, into: Path) -> None:
         "inbox": f"/inbox/{scene.open}", "calls": "/calls", "call": f"/calls/{scene.call}",
         "tools": "/tools", "agents": "/agents",
         "session": f"/sessions/{scene.session}?file=report.csv", "usage": "/usage",
-        "policy": "/policy", "health": "/health", "charts": "/charts?hours=168",
+        "policy": "/policy", "health": "/health", "charts": "/charts?hours=720",
         "try": "/tools/run_python/try",
     }  # fmt: skip
     time.sleep(6)  # what is new is coloured

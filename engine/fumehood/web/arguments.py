@@ -26,6 +26,12 @@ Kind = Literal["text", "number", "choice", "json"]
 LONG_TEXT = 60
 """Characters above which a text gets an input field with several lines."""
 
+LONG_NAMES = frozenset({"body", "code", "content", "message", "query", "sql", "stdin", "text"})
+"""Names of arguments that may have several lines."""
+
+LONGEST_LINE = 32_768
+"""A text that may be longer, by its schema, may have several lines."""
+
 MAX_TEXT = 200_000
 """Maximum length of all arguments together, in characters of JSON."""
 
@@ -43,6 +49,7 @@ class ArgumentField:
     """The type and the description in the schema."""
     choices: tuple[str, ...] = ()
     """The values to choose from, as JSON."""
+    may_be_long: bool = False
     error: str = ""
 
     @property
@@ -53,7 +60,9 @@ class ArgumentField:
     @property
     def is_long(self) -> bool:
         """Whether its input field has several lines."""
-        return self.kind == "json" or "\n" in self.value or len(self.value) > LONG_TEXT
+        if self.kind == "json" or (self.kind == "text" and self.may_be_long):
+            return True
+        return "\n" in self.value or len(self.value) > LONG_TEXT
 
 
 def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[ArgumentField]:
@@ -148,7 +157,9 @@ def _field(
     label = types if isinstance(types, str) else "one of these" if of_enum else "JSON"
     if schema.get("description"):
         label = f"{label} · {str(schema['description'])[:300]}"
-    return ArgumentField(name, kind, text, is_given, is_required, label, choices)
+    longest = schema.get("maxLength")
+    may_be_long = longest > LONGEST_LINE if isinstance(longest, int) else name in LONG_NAMES
+    return ArgumentField(name, kind, text, is_given, is_required, label, choices, may_be_long)
 
 
 def _no_json(error: ValueError) -> str:

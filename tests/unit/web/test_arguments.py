@@ -91,6 +91,25 @@ def test_form_fields_have_the_types_of_the_schema() -> None:
     assert "Whom to write to." in found["to"].label
 
 
+@pytest.mark.parametrize(
+    ("name", "longest", "is_long"),
+    [
+        ("code", 5_242_880, True),
+        ("sql", None, True),
+        ("expression", 32_768, False),
+        ("to", None, False),
+    ],
+)
+def test_empty_field_of_a_program_has_several_lines(
+    name: str, longest: int | None, is_long: bool
+) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    if longest is not None:
+        schema["maxLength"] = longest
+    (field,) = fields_of({}, {"properties": {name: schema}})
+    assert field.is_long is is_long
+
+
 def test_unreadable_form_field_shows_its_error() -> None:
     form = Form(
         [("given:times", "1"), ("number:times", "two"), ("given:tags", "1"), ("json:tags", "[1,"),
