@@ -20,7 +20,7 @@ import anyio
 from fumehood.answers import CallDetails
 from fumehood.audit.chain import chain_of
 from fumehood.compose import Composition
-from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
+from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions, CallRequest
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallPage,
@@ -84,6 +84,8 @@ class Overview:
         self._redactor = made.calls.redactor
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
+        self._watched: dict[str, tuple[CallRequest, JsonObject]] = {}
+        """The arguments of running calls that somebody looks at."""
         self._noted: dict[tuple[object, ...], float] = {}
         """What was noted lately of who has looked at what, and when."""
 
@@ -154,8 +156,19 @@ class Overview:
             by = one.request.principal
             is_own = principal_id is None or (by is not None and by.id == principal_id)
             if one.request.call_id == call_id and is_own:
-                return self._live(one, with_output=True), self._made.calls.given(one)
+                return self._live(one, with_output=True), self._given_to(one)
         return None
+
+    def _given_to(self, one: LiveCall) -> JsonObject:
+        """Return the redacted arguments of a running call: redacting them takes long, and whoever
+        watches a call asks often.
+        """
+        found = self._watched.get(one.request.call_id)
+        if found is None or found[0] is not one.request:
+            running = {other.request.call_id for other in self._running()}
+            self._watched = {key: self._watched[key] for key in self._watched.keys() & running}
+            found = self._watched[one.request.call_id] = one.request, self._made.calls.given(one)
+        return found[1]
 
     def _running(self) -> list[LiveCall]:
         """Return the calls that run now, oldest first, an approved one once."""

@@ -228,8 +228,9 @@ def test_make_a_rule_stop_asking(page: Page, scene: Scene) -> None:
 
 def test_take_a_tool_from_an_agent(page: Page, scene: Scene) -> None:
     go(page, "Agents")
-    page.get_by_role("button", name="Take away run_shell").click()
-    expect(page.get_by_role("button", name="Take away run_shell")).to_have_count(0)
+    page.get_by_text("Take away run_shell").click()
+    page.get_by_role("button", name="Yes, take it away").locator("visible=true").click()
+    expect(page.get_by_text("Take away run_shell")).to_have_count(0)
     with Client(scene.daemon.socket) as client:
         refused = client.call("run_shell", {"command": "true"}, agent_id="clerk")
     assert refused.error is not None

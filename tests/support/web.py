@@ -223,6 +223,7 @@ class Browser:
     """A well-behaved browser: keeps cookies and sends the Origin of its forms."""
 
     def __init__(self, console: Console) -> None:
+        self.console = console
         self.client = TestClient(console.app, base_url=BASE, follow_redirects=False)
 
     def log_in(self, credential: str) -> Any:

@@ -9,6 +9,7 @@ the session.
 
 from __future__ import annotations
 
+import errno
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,12 +19,16 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import h11
+from anyio.streams.stapled import MultiListener
 
 from fumehood.client.api_request import address
 from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
 
+NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
+"""Why `::1` cannot be used on a machine on which nobody can use it."""
+
 MAX_HEAD_BYTES = 64 * 1024
-HEAD_S = 30.0
+HEAD_S = 5.0
 """Seconds for the first request of a connection."""
 
 PIECE_BYTES = 64 * 1024
@@ -54,8 +59,7 @@ class Forwarding:
         Raises:
             OSError: the local port cannot be used.
         """
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=local_port)
-        bound = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610
+        listener, bound = await _listen(local_port)
         host = f"{secrets.token_hex(8)}.localhost:{bound}"
         connected = 0
 
@@ -131,6 +135,26 @@ class Forwarding:
             await stream.aclose()
             raise NotForwarded(_reason(first))
         return stream, first
+
+
+async def _listen(local_port: int) -> tuple[anyio.abc.Listener[anyio.abc.SocketStream], int]:
+    """Listen on both loopback addresses, at one port: browsers may try `::1` first, where another
+    user could listen. Raises OSError.
+    """
+    for is_last in (False, False, False, True):
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=local_port)
+        port: int = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610
+        try:
+            other = await anyio.create_tcp_listener(local_host="::1", local_port=port)
+        except OSError as error:
+            if error.errno in NO_IPV6:
+                return listener, port
+            await listener.aclose()
+            if local_port or is_last:
+                raise
+        else:
+            return MultiListener([listener, other]), port
+    raise AssertionError  # the last try raises
 
 
 async def splice(

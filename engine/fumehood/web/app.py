@@ -133,12 +133,7 @@ class Console:
             return go(request, "/login")
         view = View(self, request, login)
         try:
-            if address.method != "GET":
-                view.form = await read_form(request)
-                given = request.headers.get(CSRF_HEADER) or view.form.get("csrf")
-                if not login.is_csrf(given):
-                    raise Problem("This form is not of this login. Load the page again.", 403)
-            return await address.handler(view)
+            return await self._handled(view, address)
         except Problem as problem:
             return view.notice(problem.message, problem.status)
         except DaemonUnavailable as away:
@@ -153,6 +148,17 @@ class Console:
             return view.notice(in_words(refused), known.http_status if known else 409)
         except Exception:
             return await self._faulty(view)
+
+    async def _handled(self, view: View, address: Address) -> Response:
+        if address.method != "GET":
+            view.form = await read_form(view.request)
+            given = view.request.headers.get(CSRF_HEADER) or view.form.get("csrf")
+            if not view.login.is_csrf(given):
+                raise Problem("This form is not of this login. Load the page again.", 403)
+        response = await address.handler(view)
+        if view.login.ended.is_set() and address.path != "/logout":
+            return view.go("/login")
+        return response
 
     async def _faulty(self, view: View) -> Response:
         """Answer for a handler that failed, by its fault or because its login has ended."""

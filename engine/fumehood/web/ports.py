@@ -8,16 +8,22 @@ sessions of the console's own user can be reached.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import anyio.abc
 
+from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.client.forwarding import Forwarding
+from fumehood.core.identity import Scope
 from fumehood.web.logins import Login
 
 OPEN_S = 3600.0
+LOOK_S = 5.0
+"""Seconds between two looks whether who opened a port may still do so."""
+
 MAX_OPEN = 10
 """Ports that are open at the same time: with their connections, a console has room for them."""
 
@@ -41,7 +47,7 @@ class Ports:
     def __init__(self, callers: Path) -> None:
         self._callers = callers
         self._open: dict[tuple[str, str, int], OpenPort] = {}
-        self._opening = 0
+        self._opening = anyio.Lock()
         self.group: anyio.abc.TaskGroup | None = None
         """Set while the console runs."""
 
@@ -60,16 +66,13 @@ class Ports:
             TooManyPorts: `MAX_OPEN` are open.
             OSError: this machine has no port for it.
         """
-        found = self._open.get((login.key, session_id, port))
-        if found is not None:
-            return found
-        if len(self._open) + self._opening >= MAX_OPEN or self.group is None:
-            raise TooManyPorts
-        self._opening += 1
-        try:
+        async with self._opening:
+            found = self._open.get((login.key, session_id, port))
+            if found is not None:
+                return found
+            if len(self._open) >= MAX_OPEN or self.group is None:
+                raise TooManyPorts
             link: str = await self.group.start(self._serve, login, session_id, port)
-        finally:
-            self._opening -= 1
         return OpenPort(session_id, port, link)
 
     async def _serve(
@@ -97,5 +100,15 @@ class Ports:
 
 
 async def _when_ended(login: Login, scope: anyio.CancelScope) -> None:
-    await login.ended.wait()
+    """Cancel when a login has ended, or its user may not administer any more."""
+    while True:
+        with anyio.move_on_after(LOOK_S):
+            await login.ended.wait()
+            break
+        with suppress(DaemonUnavailable):
+            try:
+                if Scope.ADMIN not in (await login.control.whoami()).scopes:
+                    break
+            except (Refused, RuntimeError):  # RuntimeError: its client is closed
+                break
     scope.cancel()

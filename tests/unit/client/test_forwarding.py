@@ -55,6 +55,33 @@ async def test_attack_many_connections_hold_no_more_than_their_number(tmp_path: 
 
 
 @pytest.mark.anyio
+async def test_attack_nobody_else_listens_where_a_browser_may_look_first(tmp_path: Path) -> None:
+    """A browser takes `localhost` for `::1`, too."""
+    forwarding = Forwarding(tmp_path / "no.sock", None, "s", 80, False, lambda words: None)
+    links: list[str] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(forwarding.serve, 0, 60, links.append)
+        while not links:
+            await anyio.sleep(0.01)
+        port = int(links[0].rstrip("/").rpartition(":")[2])
+        with (
+            socket.socket(socket.AF_INET6) as other,
+            pytest.raises(OSError, match=r"in use|assign"),
+        ):
+            other.bind(("::1", port))
+        group.cancel_scope.cancel()
+    with socket.socket(socket.AF_INET6) as other:
+        other.bind(("::1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            await forwarding.serve(taken, 60, links.append)
+    with anyio.move_on_after(0.1):  # the control
+        await forwarding.serve(taken, 60, links.append)
+    assert len(links) == 2
+
+
+@pytest.mark.anyio
 async def test_program_that_sends_no_more_still_gets_the_answer() -> None:
     program, ours = socket.socketpair()
     session, server = socket.socketpair()

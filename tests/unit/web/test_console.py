@@ -304,6 +304,16 @@ def test_page_that_waits_while_its_login_ends_goes_to_the_login(
     assert not capsys.readouterr().err
 
 
+def test_page_whose_login_has_ended_meanwhile_is_not_shown() -> None:
+    async def slow(view: View) -> Any:
+        await view.console.logins.close(view.login)
+        return view.notice("for those who are logged in", 200)
+
+    site = make_site(pages=(Page("Slow", "/inbox", (get("/inbox", slow),)),))
+    found = site.browser().get("/inbox")
+    assert (found.status_code, found.headers["location"]) == (303, "/login")
+
+
 def test_static_files_are_those_of_the_package_alone(site: Site) -> None:
     for name in ("htmx.min.js", "app.js", "app.css", "icon.svg", "htmx.LICENSE.txt"):
         assert site.browser(None).get(f"/static/{name}").status_code == 200

@@ -13,7 +13,6 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
-import anyio
 from starlette.responses import Response
 
 from fumehood.answers import CallDetails, SessionProcess
@@ -25,12 +24,6 @@ from fumehood.core.session import SessionStatus
 from fumehood.web.figures import network_in_words, time_line
 from fumehood.web.guard import SANDBOX
 from fumehood.web.view import Page, Problem, View, get, in_words, is_name, post, query_of
-
-HELD_S = 10.0
-"""Seconds that the request of a running call's page waits for news."""
-
-LOOK_S = 0.15
-"""Seconds between two looks at a running call."""
 
 PAGE_SIZE = 50
 """Number of calls in the list."""
@@ -103,19 +96,18 @@ async def show_one(view: View) -> Response:
 
 
 async def show_running(view: View) -> Response:
-    """Show how far a call is, once that differs from what the page shows, or after a while."""
-    give_up = anyio.current_time() + HELD_S
-    while True:
-        details = await view.control.calls.show(view.path["call_id"])
-        call = details.call
-        if call.running is None:  # the page is now another one
-            response = view.unchanged()
-            response.headers["hx-refresh"] = "true"
-            return response
-        mark = _mark(call.running)
-        if mark != view.query.get("mark") or anyio.current_time() > give_up:
-            return view.render("call_running.html", call=call, mark=mark, query=query_of)
-        await anyio.sleep(LOOK_S)
+    """Show how far a call is, if that differs from what the page shows. No request waits: browsers
+    have few connections, which pages of other calls need.
+    """
+    call = (await view.control.calls.show(view.path["call_id"])).call
+    if call.running is None:  # the page is now another one
+        response = view.unchanged()
+        response.headers["hx-refresh"] = "true"
+        return response
+    mark = _mark(call.running)
+    if mark == view.query.get("mark"):
+        return view.unchanged()
+    return view.render("call_running.html", call=call, mark=mark, query=query_of)
 
 
 async def cancel(view: View) -> Response:

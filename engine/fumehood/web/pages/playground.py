@@ -47,10 +47,14 @@ async def run(view: View) -> Response:
     if errors:
         return view.render("tool_tried.html", errors=errors, **values)
     caller = await _caller(view)
-    if caller is view.caller:  # the log says who tried it
-        by = view.login.principal_id
-        options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"
     try:
+        session = options.get("session_id", "_")
+        if "_" not in session:  # a name, which calls do not take
+            options["session_id"] = (await caller.session(session)).id
+            values["copies"] = _copies(view.console.callers, tool.name, arguments, options)
+        if caller is view.caller:  # the log says who tried it
+            by = view.login.principal_id
+            options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"
         envelope = await caller.call(tool.name, arguments, **options)
     except Refused as refused:
         error = refused.envelope.error
@@ -59,6 +63,8 @@ async def run(view: View) -> Response:
     finally:
         if caller is not view.caller:
             await caller.close()
+    if caller is view.caller and not await view.may_administer():  # it may have taken minutes
+        raise Problem("You may not administer any more: its answer is not for you.", 403)
     values |= {"envelope": envelope, "answer": parts_of(envelope)}
     if not options.get("dry_run"):
         values["call_id"] = envelope.metadata.call_id
@@ -99,16 +105,23 @@ def _copies(
 from fumehood import Client
 
 with Client() as client:
-    answer = client.call({tool!r}, {arguments!r}{named})"""
+    answer = client.call({tool!r}, {arguments!r}{named})
+print(answer.data if answer.success else answer.error)"""
     body = {"arguments": arguments, **({"options": options} if options else {})}
     curl = ["curl", "--unix-socket", str(socket), "-H", "content-type: application/json", "-d"]
     curl += [json.dumps(body), f"http://fumehood/v1/tools/{tool}/call"]
-    message = {"method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+    message = {
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments},
+    }  # fmt: skip
     return [
         ("Terminal", shlex.join(words)),
         ("Python", python),
         ("curl", shlex.join(curl)),
-        ("MCP", json.dumps(message, ensure_ascii=False)),
+        (
+            "MCP, whose server has the agent and the session" if options else "MCP",
+            json.dumps(message, ensure_ascii=False),
+        ),
     ]
 
 

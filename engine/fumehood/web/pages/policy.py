@@ -56,7 +56,7 @@ async def check(view: View) -> Response:
     """Try another policy file on past calls, and ask whether to save it."""
     text = view.form.get("text").replace("\r\n", "\n")
     if not _is_plain(text):
-        raise Problem("These rules have invisible characters: change the file itself.")
+        raise Problem(ODD)
     response = await _tried(view, text)
     if isinstance(response, Response):
         return response
@@ -66,6 +66,8 @@ async def check(view: View) -> Response:
 async def save(view: View) -> Response:
     """Write another policy file, which is used at once."""
     text = view.form.get("text").replace("\r\n", "\n")
+    if not _is_plain(text):
+        raise Problem(ODD)
     try:
         await view.control.policy.replace(text, view.form.get("version"))
     except Refused as refused:
@@ -77,6 +79,9 @@ async def forget(view: View) -> Response:
     """Remove a remembered rule."""
     await view.control.approvals.forget(view.path["rule_id"])
     return view.go("/policy")
+
+
+ODD = "These rules have invisible characters: change the file itself."
 
 
 def _is_plain(text: str) -> bool:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from fumehood.answers import SessionFileList, SessionProcess
 from fumehood.client.api_request import Refused
 from fumehood.core.pages import MAX_PAGE
-from fumehood.core.session import WorkspaceEntry
+from fumehood.core.session import SessionStatus, WorkspaceEntry
 from fumehood.web.ports import TooManyPorts
 from fumehood.web.text import MAX_SHOWN
 from fumehood.web.view import Page, Problem, View, get, in_words, post, query_of
@@ -58,7 +58,9 @@ async def show_one(view: View) -> Response:
     files: SessionFileList | None = None
     problem, preview, is_cut = "", None, False
     may_look = view.login.can_administer and not session.state.is_over
-    if may_look:
+    wakes = any(view.query.get(key) for key in ("wake", "folder", "file"))
+    is_asleep = session.state in (SessionStatus.PAUSED, SessionStatus.STOPPED) and not wakes
+    if may_look and not is_asleep:
         try:
             list_files = view.control.sessions.files
             files = await list_files(session.id, folder, recursive=True, limit=MAX_IN_TREE)
@@ -75,7 +77,7 @@ async def show_one(view: View) -> Response:
         "session.html", session=session, calls=calls.items, files=files, problem=problem,
         tree=_tree(files.items, folder) if files else [], folder=folder, name=name,
         preview=preview, is_cut=is_cut,
-        query=query_of, ports=view.console.ports.of(view.login, session.id),
+        is_asleep=is_asleep, query=query_of, ports=view.console.ports.of(view.login, session.id),
         waiting=[one for one in waiting.items if one.session_id == session.id] if waiting else [],
         **running,
     )  # fmt: skip

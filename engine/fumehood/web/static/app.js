@@ -266,7 +266,11 @@
       const row = document.activeElement?.closest(".row") || document.querySelector(".row[aria-current]");
       row?.closest(".item").querySelector("input[name=item]")?.click();
     },
-    "/": () => (all("[data-search]")[0]?.focus() ?? showPalette()),
+    "/": () => {
+      const [search] = all("[data-search]");
+      if (search) search.focus();
+      else showPalette();
+    },
     g: () => showPalette(),
     "?": () => byId("help").showModal(),
   };
