@@ -129,7 +129,7 @@ def _line(what: str, work: Callable[[], object], most_ms: float) -> Line:
 
 
 def _live(browser: httpx2.Client, socket: Path) -> Line:
-    """How old the newest printed line is when the page of its call has it."""
+    """How old each printed line is when the page of its call has it."""
 
     def call() -> None:
         with Client(socket) as caller:
@@ -141,13 +141,18 @@ def _live(browser: httpx2.Client, socket: Path) -> Line:
         while not (found := caller.calls(state="running").items):
             time.sleep(0.05)
         call_id, mark, ages_ms = found[0].call_id, "", []
+        last = time.time()  # what was printed before is no news
         for _ in range(LOOKS):
+            time.sleep(0.2)  # as the page does
             part = browser.get(
                 f"/calls/{call_id}/running?mark={mark}", headers={"hx-request": "true"}
             )
+            if part.status_code == 204:
+                continue
             (mark,) = re.findall(r"mark=([0-9a-f]{16})", part.text)
-            if stamps := re.findall(r"\d{10}\.\d+", part.text):
-                ages_ms.append((time.time() - float(stamps[-1])) * 1e3)
+            stamps = [float(one) for one in re.findall(r"\d{10}\.\d+", part.text)]
+            ages_ms += [(time.time() - one) * 1e3 for one in stamps if one > last]
+            last = max([last, *stamps])
         caller.cancel(call_id)
     thread.join(10)
     late_ms = statistics.quantiles(ages_ms, n=20)[-1]
