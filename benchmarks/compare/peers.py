@@ -155,7 +155,8 @@ class DockerRun(Peer):
     hard_options = (
         f"`--network none --memory {LIMIT_MB}m --memory-swap {LIMIT_MB}m --pids-limit "
         f"{LIMIT_PROCESSES} --cap-drop ALL --security-opt no-new-privileges --read-only "
-        "--tmpfs /tmp:size=64m --user 65534`; it has no time limit"
+        "--tmpfs /tmp:size=64m --user 65534`; it has no time limit, and `timeout` before it is no help: "
+        "the program is the container's first process, which a SIGTERM does not end"
     )
 
     def version(self) -> str:
@@ -213,32 +214,37 @@ class DockerExec(DockerRun):
 
 class LlmSandbox(Peer):
     name = "llm-sandbox, Docker"
-    options = "`skip_environment_setup=True`, because it installs from the network otherwise"
+    options = (
+        "`skip_environment_setup=True`, because it installs from the network otherwise; to end a session "
+        "it stops the container, whose first process does not end by that, so Docker waits ten seconds"
+    )
     hard_options = (
         f"`execution_timeout={LIMIT_S}`; by `runtime_configs` the network, memory, processes, "
-        "capabilities and privileges of `docker run`"
+        "capabilities and privileges of `docker run`; `read_only` fails, because it copies the program in"
     )
     backend = "docker"
 
     def version(self) -> str:
         return metadata.version("llm-sandbox")
 
+    def _limits(self) -> dict[str, Any]:
+        limits = {
+            "network_mode": "none", "mem_limit": f"{LIMIT_MB}m",
+            "memswap_limit": f"{LIMIT_MB}m", "pids_limit": LIMIT_PROCESSES,
+            "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"],
+        }  # fmt: skip
+        return {"runtime_configs": limits} if self.hard else {}
+
+    def _time(self) -> dict[str, Any]:
+        return {"execution_timeout": LIMIT_S} if self.hard else {}
+
     def _made(self) -> Any:
         from llm_sandbox import SandboxSession
 
-        limits = {}
-        if self.hard:
-            limits = {
-                "execution_timeout": LIMIT_S,
-                "runtime_configs": {
-                    "network_mode": "none", "mem_limit": f"{LIMIT_MB}m",
-                    "memswap_limit": f"{LIMIT_MB}m", "pids_limit": LIMIT_PROCESSES,
-                    "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"],
-                },
-            }  # fmt: skip
         return SandboxSession(
-            lang="python", image=self.image, skip_environment_setup=True, **limits
-        )
+            lang="python", image=self.image, skip_environment_setup=True,
+            **self._limits(), **self._time(),
+        )  # fmt: skip
 
     def _run(self, session: Any, code: str) -> Answer:
         try:
@@ -264,6 +270,33 @@ class LlmSandbox(Peer):
     def end_sessions(self) -> None:
         self.stack.close()
         self.stack = contextlib.ExitStack()
+
+
+class LlmSandboxPool(LlmSandbox):
+    name = "llm-sandbox, pool"
+    options = "`create_pool_manager` with its defaults, `SandboxSession(pool=pool)`"
+
+    def start(self) -> None:
+        super().start()
+        self.pool: Any = None
+        self.starting = threading.Lock()
+
+    def _made(self) -> Any:
+        from llm_sandbox import SandboxBackend, SandboxSession
+        from llm_sandbox.pool import PoolConfig, create_pool_manager
+
+        with self.starting:
+            if self.pool is None:
+                self.pool = create_pool_manager(
+                    backend=SandboxBackend.DOCKER, config=PoolConfig(), lang="python",
+                    image=self.image, skip_environment_setup=True, **self._limits(),
+                )  # fmt: skip
+        return SandboxSession(lang="python", pool=self.pool, **self._time())
+
+    def stop(self) -> None:
+        super().stop()
+        if self.pool is not None:
+            self.pool.close()
 
 
 class LlmSandboxBubblewrap(LlmSandbox):
@@ -416,7 +449,10 @@ class Bubblewrap(Peer):
         "`bwrap --ro-bind /usr /usr --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev "
         "--tmpfs /tmp --unshare-all --die-with-parent --new-session --clearenv /usr/bin/python3 -I -`"
     )
-    hard_options = "the same: it has no limits"
+    hard_options = (
+        "the same: it has no limits; its own process keeps the environment that `--clearenv` takes from "
+        "the program, which reads it in `/proc`"
+    )
 
     def version(self) -> str:
         return _version("bwrap", "--version").split()[-1]
@@ -472,7 +508,7 @@ class Monty(Peer):
 PEERS: dict[str, type[Peer]] = {
     one.name: one
     for one in (
-        Fumehood, DockerRun, DockerExec, LlmSandbox, LlmSandboxBubblewrap, SmolagentsLocal,
+        Fumehood, DockerRun, DockerExec, LlmSandbox, LlmSandboxPool, LlmSandboxBubblewrap, SmolagentsLocal,
         SmolagentsDocker, Sandlock, Bubblewrap, Monty,
     )
 }  # fmt: skip

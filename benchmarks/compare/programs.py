@@ -77,7 +77,9 @@ def _memory(seen: Seen) -> str | None:
 
 
 def _processes(seen: Seen) -> str | None:
-    return f"{seen.most} processes at once" if seen.most >= 250 else _lasting(seen)
+    if seen.most >= 250:
+        return f"{seen.most} processes at once"
+    return None if seen.took_s is not None else "never answers"
 
 
 def _disk(seen: Seen) -> str | None:
