@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from conftest import Daemon
 from fumehood import Client, ControlClient
-from support.browser import Console, NewPerson, running_console
+from support.browser import Console, Person, running_console
 from support.workshop import workshop
 
 pytestmark = [
@@ -79,12 +79,22 @@ def _work(client: Client, project: Path) -> None:
     client.call("run_shell", edit, session_id=session.id, agent_id="clerk").raise_for_error()
 
 
+@pytest.fixture(scope="module")
+def visitor(chromium: Browser, scene: Scene) -> Iterator[Person]:
+    """One person for all tasks."""
+    one = Person(chromium)
+    one.log_in(scene.console, scene.daemon.credential)
+    yield one
+    one.context.close()
+
+
 @pytest.fixture
-def page(person: NewPerson, scene: Scene) -> Iterator[Page]:
-    page = person().log_in(scene.console, scene.daemon.credential)
+def page(visitor: Person, scene: Scene) -> Iterator[Page]:
+    page = visitor.open(f"{scene.console.address}/inbox")
     begun = time.monotonic()
     yield page
     assert time.monotonic() - begun < MINUTE_S
+    assert visitor.complaints == []
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from conftest import Daemon
 from fumehood import Client, ControlClient
@@ -17,6 +17,7 @@ from support.browser import (
     WIDE,
     Console,
     NewPerson,
+    Person,
     faults_of,
     running_console,
 )
@@ -86,9 +87,19 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             yield House(daemon, console, session, str(asked), kept_call, str(failed))
 
 
+@pytest.fixture(scope="module")
+def visitor(chromium: Browser, house: House) -> Iterator[Person]:
+    """One person for all tests of `owner`."""
+    one = Person(chromium)
+    one.log_in(house.console, house.daemon.credential)
+    yield one
+    one.context.close()
+
+
 @pytest.fixture
-def owner(person: NewPerson, house: House) -> Page:
-    return person().log_in(house.console, house.daemon.credential)
+def owner(visitor: Person) -> Iterator[Page]:
+    yield visitor.page
+    assert visitor.complaints == []
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
