@@ -73,10 +73,13 @@ class Forwarding:
                     finally:
                         connected -= 1
 
-        async with listener:
+        try:
             on_ready(f"127.0.0.1:{bound}" if self.is_tcp else f"http://{host}/")
             with anyio.move_on_after(for_s):
                 await listener.serve(forward)
+        finally:
+            with anyio.CancelScope(shield=True):  # or the second address would stay
+                await listener.aclose()
 
     async def _forward(self, caller: anyio.abc.SocketStream, host: str) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):

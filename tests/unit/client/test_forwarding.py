@@ -70,6 +70,9 @@ async def test_attack_nobody_else_listens_where_a_browser_may_look_first(tmp_pat
         ):
             other.bind(("::1", port))
         group.cancel_scope.cancel()
+    for family, name in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as free:
+            free.bind((name, port))
     with socket.socket(socket.AF_INET6) as other:
         other.bind(("::1", 0))
         other.listen()
