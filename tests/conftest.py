@@ -8,6 +8,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -232,9 +233,19 @@ def has_browser() -> bool:
     return CHROMIUM.exists() and AXE.exists()
 
 
+def has_ipv6() -> bool:
+    """Whether somebody can listen on `::1`."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 AVAILABLE = {
     "curl": lambda: shutil.which("curl") is not None,
     "docker": has_docker,
+    "ipv6": has_ipv6,
     "runsc": has_runsc,
     "landlock": has_landlock,
     "postgresql": lambda: programs() is not None,

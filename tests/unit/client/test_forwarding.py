@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -11,6 +13,22 @@ import pytest
 
 from fumehood.client.forwarding import Forwarding, splice
 from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
+
+
+def forwarding(tmp_path: Path) -> Forwarding:
+    return Forwarding(tmp_path / "no.sock", None, "s", 80, False, lambda words: None)
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, local_port: int = 0) -> AsyncIterator[int]:
+    """A forwarded port."""
+    links: list[str] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(forwarding(tmp_path).serve, local_port, 60, links.append)
+        while not links:
+            await anyio.sleep(0.01)
+        yield int(links[0].rstrip("/").rpartition(":")[2])
+        group.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
@@ -30,13 +48,7 @@ async def test_browser_that_leaves_holds_no_connection() -> None:
 
 @pytest.mark.anyio
 async def test_attack_many_connections_hold_no_more_than_their_number(tmp_path: Path) -> None:
-    forwarding = Forwarding(tmp_path / "no.sock", None, "s", 80, False, lambda words: None)
-    links: list[str] = []
-    async with anyio.create_task_group() as group:
-        group.start_soon(forwarding.serve, 0, 60, links.append)
-        while not links:
-            await anyio.sleep(0.01)
-        port = int(links[0].rstrip("/").rpartition(":")[2])
+    async with serving(tmp_path) as port:
         held = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(MAX_PORT_CONNECTIONS)]
         with anyio.fail_after(10):
             one_more = await anyio.connect_tcp("127.0.0.1", port)
@@ -51,25 +63,18 @@ async def test_attack_many_connections_hold_no_more_than_their_number(tmp_path: 
                     break
         for one in (*held, one_more, twin):
             await one.aclose()
-        group.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
+@pytest.mark.needs("ipv6")
 async def test_attack_nobody_else_listens_where_a_browser_may_look_first(tmp_path: Path) -> None:
     """A browser takes `localhost` for `::1`, too."""
-    forwarding = Forwarding(tmp_path / "no.sock", None, "s", 80, False, lambda words: None)
-    links: list[str] = []
-    async with anyio.create_task_group() as group:
-        group.start_soon(forwarding.serve, 0, 60, links.append)
-        while not links:
-            await anyio.sleep(0.01)
-        port = int(links[0].rstrip("/").rpartition(":")[2])
+    async with serving(tmp_path) as port:
         with (
             socket.socket(socket.AF_INET6) as other,
             pytest.raises(OSError, match=r"in use|assign"),
         ):
             other.bind(("::1", port))
-        group.cancel_scope.cancel()
     for family, name in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as free:
             free.bind((name, port))
@@ -78,10 +83,26 @@ async def test_attack_nobody_else_listens_where_a_browser_may_look_first(tmp_pat
         other.listen()
         taken = other.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
-            await forwarding.serve(taken, 60, links.append)
-    with anyio.move_on_after(0.1):  # the control
-        await forwarding.serve(taken, 60, links.append)
-    assert len(links) == 2
+            await forwarding(tmp_path).serve(taken, 60, print)
+    async with serving(tmp_path, taken) as port:  # the control
+        assert port == taken
+
+
+@pytest.mark.anyio
+async def test_port_is_served_on_a_machine_without_ipv6(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = anyio.create_tcp_listener
+
+    async def without(*, local_host: str, local_port: int) -> object:
+        if local_host == "::1":
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return await listen(local_host=local_host, local_port=local_port)
+
+    monkeypatch.setattr(anyio, "create_tcp_listener", without)
+    async with serving(tmp_path) as port, await anyio.connect_tcp("127.0.0.1", port) as browser:
+        await browser.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"403" in await browser.receive()
 
 
 @pytest.mark.anyio
