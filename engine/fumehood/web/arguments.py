@@ -29,9 +29,6 @@ LONG_TEXT = 60
 LONG_NAMES = frozenset({"body", "code", "content", "message", "query", "sql", "stdin", "text"})
 """Names of arguments that may have several lines."""
 
-LONGEST_LINE = 32_768
-"""A text that may be longer, by its schema, may have several lines."""
-
 MAX_TEXT = 200_000
 """Maximum length of all arguments together, in characters of JSON."""
 
@@ -49,7 +46,6 @@ class ArgumentField:
     """The type and the description in the schema."""
     choices: tuple[str, ...] = ()
     """The values to choose from, as JSON."""
-    may_be_long: bool = False
     error: str = ""
 
     @property
@@ -60,9 +56,8 @@ class ArgumentField:
     @property
     def is_long(self) -> bool:
         """Whether its input field has several lines."""
-        if self.kind == "json" or (self.kind == "text" and self.may_be_long):
-            return True
-        return "\n" in self.value or len(self.value) > LONG_TEXT
+        may_be_long = self.kind == "json" or (self.kind == "text" and self.name in LONG_NAMES)
+        return may_be_long or "\n" in self.value or len(self.value) > LONG_TEXT
 
 
 def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[ArgumentField]:
@@ -97,7 +92,7 @@ def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) 
     return [
         replace(
             one,
-            value=_typed(form, one),
+            value=form.get(f"{one.kind}:{one.name}", one.value).replace("\r\n", "\n"),
             is_given=f"given:{one.name}" in dict(form.fields),
             error=errors.get(one.name, ""),
         )
@@ -121,7 +116,8 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
             elif kind in ("number", "choice", "json"):
                 arguments[name] = strict_json.loads(text.encode())
         except ValueError as error:
-            errors[name] = "This is not a number." if kind == "number" else _no_json(error)
+            why = f"valid JSON: {str(error).removeprefix('not JSON: ')}"
+            errors[name] = f"This is not {'a number' if kind == 'number' else why}."
     return arguments, errors
 
 
@@ -142,11 +138,11 @@ def _field(
     choices: tuple[str, ...] = ()
     text = json_document(value) if is_given or "default" in schema else ""
     of_enum = tuple(map(json_document, allowed)) if isinstance(allowed, list) else ()
+    if types == "boolean" and not of_enum:
+        of_enum = ("true", "false")
     if of_enum and (not is_given or text in of_enum):
         kind, choices = "choice", of_enum
-    elif types == "boolean" and (not is_given or isinstance(value, bool)):
-        kind, choices = "choice", ("true", "false")
-    elif types in ("integer", "number") and (not is_given or _is_number(value)):
+    elif types in ("integer", "number") and (not is_given or type(value) in (int, float)):
         kind = "number"
     elif (types == "string" or not schema) and isinstance(value, str) and _is_plain(value):
         kind, text = "text", value
@@ -157,18 +153,7 @@ def _field(
     label = types if isinstance(types, str) else "one of these" if of_enum else "JSON"
     if schema.get("description"):
         label = f"{label} · {str(schema['description'])[:300]}"
-    longest = schema.get("maxLength")
-    may_be_long = longest > LONGEST_LINE if isinstance(longest, int) else name in LONG_NAMES
-    return ArgumentField(name, kind, text, is_given, is_required, label, choices, may_be_long)
-
-
-def _no_json(error: ValueError) -> str:
-    return f"This is not valid JSON: {str(error).removeprefix('not JSON: ')}."
-
-
-def _typed(form: Form, field: ArgumentField) -> str:
-    typed = form.get(f"{field.kind}:{field.name}", field.value)
-    return typed.replace("\r\n", "\n")
+    return ArgumentField(name, kind, text, is_given, is_required, label, choices)
 
 
 def _argument(pointer: str) -> str:
@@ -178,10 +163,6 @@ def _argument(pointer: str) -> str:
 
 def _is_plain(text: str) -> bool:
     return printable(text) == text and "\t" not in text
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _object(value: Any) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Bars, plots and formatted values for the templates.
+"""Bars, charts and formatted values for the templates.
 
 Lengths are numbers that become SVG attributes. Text beside a figure is HTML, so that it can be
 read aloud, selected and enlarged like other text.
@@ -6,7 +6,7 @@ read aloud, selected and enlarged like other text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -15,11 +15,6 @@ from typing import Any
 from fumehood.answers import CallDetails
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.tool import ToolDefinition
-
-SERIES = 5
-"""Maximum number of named series in a plot. The rest is summed up as `others`."""
-
-OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +28,31 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One segment of a column; `top` and `height` are percentages of the plot's height."""
-
-    series: int
-    top: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a plot; `left` and `width` are percentages of the plot's width."""
+    """One column of a chart. Places and heights are percentages of the chart."""
 
     name: str
-    total: float
+    address: str
     left: float
     width: float
-    pieces: tuple[Piece, ...]
+    whole: float
+    """Height of the column."""
+    inner: float
+    """Height of the part of it that is drawn in another way, from below."""
+    words: str
+    """The values, as text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """Columns over time, each made of the same series."""
+class Chart:
+    """One chart: its columns, and what they and their inner parts are."""
 
+    title: str
+    of_whole: str
+    of_inner: str
+    most: str
+    """The value of the highest column, as text."""
     columns: tuple[Column, ...]
-    series: tuple[str, ...]
-    most: float
-    total: float
 
 
 def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
@@ -77,41 +70,30 @@ def share(amount: float, whole: float) -> float:
     return min(part_of(max(amount, 0.0), whole), 100.0) if whole > 0 else 0.0
 
 
-def columns_of(names: Sequence[str], cells: Iterable[tuple[str, str, float]]) -> Plot:
-    """Return a plot of cells (column, series, amount), with a column for each of the names."""
-    table: dict[str, dict[str, float]] = {name: {} for name in names}
-    totals: dict[str, float] = {}
-    for column, series, amount in cells:
-        if column in table and amount > 0:
-            table[column][series] = table[column].get(series, 0.0) + amount
-            totals[series] = totals.get(series, 0.0) + amount
-    ranked = sorted(totals, key=lambda one: (-totals[one], one))
-    # If only one more series is left, it is shown itself instead of as "others".
-    shown = ranked if len(ranked) <= SERIES + 1 else [*ranked[:SERIES], OTHERS]
-    most = max((sum(row.values()) for row in table.values()), default=0.0)
-    step = 100 / max(len(names), 1)
-    columns = tuple(
-        Column(
-            name, sum(table[name].values()), round(at * step + step * 0.12, 3),
-            round(step * 0.76, 3), _pieces(table[name], shown, most),
-        )
-        for at, name in enumerate(names)
-    )  # fmt: skip
-    return Plot(columns, tuple(shown), most, sum(totals.values()))
-
-
-def _pieces(row: Mapping[str, float], shown: Sequence[str], most: float) -> tuple[Piece, ...]:
-    pieces, top = [], 100.0
-    for number, series in enumerate(shown, 1):
-        if series == OTHERS:
-            amount = sum(value for name, value in row.items() if name not in shown)
-        else:
-            amount = row.get(series, 0.0)
-        height = part_of(amount, most) if most else 0.0
-        if height:
-            top -= height
-            pieces.append(Piece(number, round(top, 3), round(height, 3)))
-    return tuple(pieces)
+def chart_of(
+    title: str,
+    of_whole: str,
+    of_inner: str,
+    steps: Sequence[tuple[str, str, float, float]],
+    shown: Callable[[float], str],
+) -> Chart:
+    """Return a chart of steps (name, address, whole, inner part). `of_inner` is empty if there are
+    no inner parts.
+    """
+    most = max((whole for _, _, whole, _ in steps), default=0.0)
+    width = 100 / max(len(steps), 1)
+    columns = []
+    for number, (name, address, whole, inner) in enumerate(steps):
+        words = f"{shown(whole)} {of_whole}"
+        words += f", {shown(inner)} {of_inner}" if of_inner else ""
+        columns.append(
+            Column(
+                name=name, address=address, words=words,
+                left=round(number * width + width * 0.1, 3), width=round(width * 0.8, 3),
+                whole=part_of(whole, most), inner=part_of(inner, most),
+            )
+        )  # fmt: skip
+    return Chart(title, of_whole, of_inner, shown(most), tuple(columns))
 
 
 def part_of(amount: float, whole: float) -> float:

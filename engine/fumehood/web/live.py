@@ -47,14 +47,6 @@ LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
 """Codes of the engine's errors after which a login is ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """The last event about approvals or the engine, which new streams also receive."""
-
-    event: str
-    data: JsonObject = field(default_factory=dict)
-
-
 @dataclass(eq=False, slots=True)
 class _Stream:
     login: Login
@@ -69,7 +61,8 @@ class Live:
         self._logins = logins
         self._streams: list[_Stream] = []
         self._watcher: asyncio.Task[None] | None = None
-        self._state: State | None = None
+        self._last: bytes | None = None
+        """The last event about approvals or the engine, which new streams also receive."""
         self._is_stopping = False
 
     async def events(self, login: Login | None) -> AsyncIterator[bytes]:
@@ -84,9 +77,9 @@ class Live:
                 if stream.is_paused or not await self._logins.is_open(login):
                     yield _event("paused" if stream.is_paused else "logged-out")
                     return
-                if self._state is not told and self._state is not None:
-                    told = self._state
-                    yield _event(told.event, told.data)
+                if self._last is not told and self._last is not None:
+                    told = self._last
+                    yield told
                 else:
                     yield _event("tick")
                 with anyio.move_on_after(TICK_S):
@@ -120,7 +113,7 @@ class Live:
         self._streams.remove(stream)
         if not self._streams and self._watcher is not None:
             self._watcher.cancel()
-            self._watcher = self._state = None
+            self._watcher = self._last = None
 
     async def _watch(self) -> None:
         after, turn = -1, 0
@@ -137,18 +130,17 @@ class Live:
                     await self._logins.close(login)
                     self.wake()
                 elif not isinstance(error, RuntimeError):
-                    self._tell(State("away"))
+                    self._tell(_event("away"))
                 await anyio.sleep(RETRY_S)
                 continue
             if found.changes != after:
                 after = found.changes
-                self._tell(State("approvals", {"pending": found.pending}))
+                self._tell(_event("approvals", {"pending": found.pending}))
             await anyio.sleep(TOGETHER_S)
 
-    def _tell(self, state: State) -> None:
-        if state != self._state or state.event == "approvals":
-            self._state = state
-            self.wake()
+    def _tell(self, event: bytes) -> None:
+        self._last = event
+        self.wake()
 
 
 def _event(name: str, data: JsonObject | None = None) -> bytes:

@@ -7,9 +7,7 @@ sessions of the console's own user can be reached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -32,34 +30,23 @@ class TooManyPorts(Exception):
     """No more ports can be opened now."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPort:
-    """A port that is open now."""
-
-    session_id: str
-    port: int
-    link: str
-
-
 class Ports:
     """The open ports of one console."""
 
     def __init__(self, callers: Path) -> None:
         self._callers = callers
-        self._open: dict[tuple[str, str, int], OpenPort] = {}
+        self._open: dict[tuple[str, str, int], str] = {}
+        """The key of a login, its session and a port → the link to it."""
         self._opening = anyio.Lock()
         self.group: anyio.abc.TaskGroup | None = None
         """Set while the console runs."""
 
-    def of(self, login: Login, session_id: str) -> Sequence[OpenPort]:
-        """Return the ports of a session that a login has open."""
-        return [
-            one
-            for (key, *_), one in self._open.items()
-            if key == login.key and one.session_id == session_id
-        ]
+    def of(self, login: Login, session_id: str) -> dict[int, str]:
+        """Return the ports of a session that a login has open, with their links."""
+        own = login.key, session_id
+        return {port: link for (*of, port), link in self._open.items() if tuple(of) == own}
 
-    async def open(self, login: Login, session_id: str, port: int) -> OpenPort:
+    async def open(self, login: Login, session_id: str, port: int) -> None:
         """Open a port of a session, if the login has not opened it yet.
 
         Raises:
@@ -67,23 +54,21 @@ class Ports:
             OSError: this machine has no port for it.
         """
         async with self._opening:
-            found = self._open.get((login.key, session_id, port))
-            if found is not None:
-                return found
+            if (login.key, session_id, port) in self._open:
+                return
             if len(self._open) >= MAX_OPEN or self.group is None:
                 raise TooManyPorts
-            link: str = await self.group.start(self._serve, login, session_id, port)
-        return OpenPort(session_id, port, link)
+            await self.group.start(self._serve, login, session_id, port)
 
     async def _serve(
-        self, login: Login, session_id: str, port: int, *, task_status: anyio.abc.TaskStatus[str]
+        self, login: Login, session_id: str, port: int, *, task_status: anyio.abc.TaskStatus[None]
     ) -> None:
         key = login.key, session_id, port
         forwarding = Forwarding(self._callers, None, session_id, port, False, lambda words: None)
 
         def ready(link: str) -> None:
-            self._open[key] = OpenPort(session_id, port, link)
-            task_status.started(link)
+            self._open[key] = link
+            task_status.started()
 
         try:
             async with anyio.create_task_group() as group:

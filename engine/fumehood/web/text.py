@@ -4,7 +4,8 @@ Invariant: the environment made here escapes every printed value twice: invisibl
 those that change the direction of text, become codes such as `\\u{202e}`, and HTML's special
 characters are quoted. Only markup made in this package (`Markup`) is not escaped, and it never
 contains untrusted text. The filter `exact` escapes for HTML only, for values that a form sends
-back.
+back. Programs are coloured by Pygments: each piece is escaped, and only the classes of the spans
+around them are ours. In a tree of files the joined names from the root to a file are its path.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Keyword, Name, Number, String, _TokenType
 
 from fumehood.approvals.wording import (
     OUTSIDE,
@@ -39,9 +44,9 @@ from fumehood.approvals.wording import (
 )
 from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
+from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.long_text import cut
-from fumehood.web.changes import changes_in
-from fumehood.web.code import coloured, language_of
 from fumehood.web.figures import FILTERS
 
 HERE = Path(__file__).parent
@@ -86,7 +91,6 @@ def make_environment() -> Environment:
     environment.globals.update(static=_static_addresses().__getitem__)
     environment.filters.update(
         age=age,
-        moment=moment,
         person=person,
         amount=amount,
         brief=brief,
@@ -135,17 +139,6 @@ def person(principal_id: str) -> str:
         return f"{pwd.getpwuid(int(number)).pw_name} ({principal_id})"
     except (KeyError, OverflowError):
         return principal_id
-
-
-def moment(then: datetime | None) -> Markup:
-    """Format a time of day in UTC, with the date unless it is today."""
-    if then is None:
-        return Markup("")
-    at, now = then.astimezone(UTC), datetime.now(UTC)
-    form = "%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M"
-    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{}</time>').format(
-        at.isoformat(), at, at.strftime(form)
-    )
 
 
 def amount(number: float) -> str:
@@ -211,3 +204,172 @@ def _static_addresses() -> dict[str, str]:
         path.name: f"/static/{path.name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
         for path in STATIC.iterdir()
     }
+
+
+# -- changed files ----------------------------------------------------------------------------
+
+KINDS = {"added": "+", "changed": "~", "removed": "−"}
+"""Kind of change → its sign."""
+
+MAX_SHOWN_OF_KIND = 200
+"""Maximum number of files of one kind on a page. The rest is in the downloaded preview."""
+
+MAX_OPEN = 20
+"""Maximum number of files on a page whose diffs are unfolded."""
+
+MAX_DEPTH = 8
+"""Maximum number of nested directories in a tree. Deeper ones are part of a file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One file of a preview."""
+
+    number: int
+    """Its place on the page, from 1."""
+    kind: str
+    path: str
+    entry: JsonObject
+    lines: tuple[int, int] | None
+    """Lines that its diff adds and removes, or None if it has no diff."""
+
+    @property
+    def sign(self) -> str:
+        """The sign of its kind."""
+        return KINDS[self.kind]
+
+    @property
+    def has_body(self) -> bool:
+        """Whether there is something to fold below its name."""
+        entry = self.entry
+        return self.lines is not None or "target" in entry or bool(rest_of(entry))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its body is unfolded."""
+        return self.number <= MAX_OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The files of a preview that a page shows."""
+
+    files: tuple[FileChange, ...]
+    left_out: tuple[tuple[str, int], ...]
+    """Kinds with more files than are shown, and how many more."""
+
+    @property
+    def folded(self) -> int:
+        """How many of the files are folded at first."""
+        return sum(one.has_body and not one.is_open for one in self.files)
+
+    @property
+    def tree(self) -> Sequence[Branch]:
+        """The files by directory."""
+        return tree_of((one.path, one) for one in self.files)
+
+
+def changes_in(preview: JsonObject) -> Changes:
+    """Return the files of a preview, in the order of their kinds."""
+    files: list[FileChange] = []
+    left_out: list[tuple[str, int]] = []
+    for kind in KINDS:
+        entries = entries_of(preview, kind)
+        for entry in entries[:MAX_SHOWN_OF_KIND]:
+            path, lines = str(entry["path"]), _lines(entry.get("diff"))
+            files.append(FileChange(len(files) + 1, kind, path, entry, lines))
+        if len(entries) > MAX_SHOWN_OF_KIND:
+            left_out.append((kind, len(entries) - MAX_SHOWN_OF_KIND))
+    return Changes(tuple(files), tuple(left_out))
+
+
+def _lines(diff: object) -> tuple[int, int] | None:
+    if not isinstance(diff, str):
+        return None
+    starts = [line[:1] for line in diff.split("\n")]
+    return starts.count("+"), starts.count("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One name in a tree of files. A directory may have an entry of its own, or not."""
+
+    name: str
+    entries: Sequence[Any]
+    below: Sequence[Branch]
+
+
+def tree_of(entries: Iterable[tuple[str, Any]]) -> Sequence[Branch]:
+    """Return entries by directory, given the path of each. A directory without an entry of its own
+    is joined with the only one below it.
+    """
+    return _branches([(path.split("/", MAX_DEPTH), entry) for path, entry in entries])
+
+
+def _branches(rows: Iterable[tuple[Sequence[str], Any]]) -> Sequence[Branch]:
+    own: dict[str, list[Any]] = {}
+    inner: dict[str, list[tuple[Sequence[str], Any]]] = {}
+    for (name, *rest), entry in rows:
+        below = inner.setdefault(name, [])
+        if rest:
+            below.append((rest, entry))
+        else:
+            own.setdefault(name, []).append(entry)
+    return [_branch(name, own.get(name, ()), _branches(inner[name])) for name in sorted(inner)]
+
+
+def _branch(name: str, entries: Sequence[Any], below: Sequence[Branch]) -> Branch:
+    if entries or len(below) != 1:
+        return Branch(name, entries, below)
+    return Branch(f"{name}/{below[0].name}", below[0].entries, below[0].below)
+
+
+# -- programs in colours ----------------------------------------------------------------------
+
+MAX_COLOURED = 10_000
+"""Maximum length of a program in colours, in characters. Some lexers take quadratic time."""
+
+_CLASSES: Mapping[_TokenType, str] = MappingProxyType(
+    {
+        Keyword: "word",
+        Comment: "comment",
+        String: "string",
+        Number: "number",
+        Name.Builtin: "name",
+        Name.Function: "name",
+        Name.Class: "name",
+        Name.Decorator: "name",
+    }
+)
+_LEXERS = {"python": "python", "shell": "bash", "javascript": "javascript"}
+
+
+def language_of(tool: str, argument: str) -> str:
+    """Return the language of an argument of a tool, or an empty text."""
+    for language in LANGUAGES.values():
+        if tool == language.tool and argument == language.source:
+            return language.name
+    return "python" if (tool, argument) == ("run_restricted_python", "code") else ""
+
+
+def coloured(program: str, language: str) -> Markup | str:
+    """Return a program in colours, or as it is if it is too long or in no known language."""
+    if language not in _LEXERS or len(program) > MAX_COLOURED:
+        return program
+    pieces = ((_class_of(kind), text) for kind, text in _lexer(language).get_tokens(program))
+    runs = (
+        (name, printable("".join(text for _, text in group)))
+        for name, group in groupby(pieces, key=lambda piece: piece[0])
+    )
+    span = Markup('<span class="{}">{}</span>')
+    return Markup("").join(span.format(name, text) if name else text for name, text in runs)
+
+
+@cache
+def _lexer(language: str) -> Lexer:
+    return get_lexer_by_name(_LEXERS[language], stripnl=False, ensurenl=False)
+
+
+@cache
+def _class_of(kind: _TokenType) -> str:
+    return next((name for of, name in _CLASSES.items() if kind in of), "")

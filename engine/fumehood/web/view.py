@@ -18,7 +18,7 @@ How to add a page:
 
 2. Write `templates/calls.html`; it begins with `{% extends "base.html" %}` and fills the block
    `main`. A part that is fetched alone (`hx-get`) is a template of its own, included in the page.
-   `parts.html` has the macros: `badge`, `fields`, `block` (long text), `empty`, `csrf`.
+   `parts.html` has the macros: `badge`, `block` (long text), `empty`, `csrf`.
 3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. That is also the order of the navigation.
 
 What a handler need not do: it runs for logged-in users only; the origin and the token of a POST
@@ -36,9 +36,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
@@ -92,6 +93,11 @@ def query_of(**parts: str) -> str:
     return "&".join(f"{key}={quote(value, safe='')}" for key, value in parts.items() if value)
 
 
+def mark_of(state: object) -> str:
+    """Return a short text that differs if a state does."""
+    return sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]
+
+
 def in_words(refused: Exception) -> str:
     """Return the engine's message without its advice to programs."""
     return str(refused).removesuffix(" Do not retry.")
@@ -110,6 +116,11 @@ class Form:
     def all(self, name: str) -> list[str]:
         """Return every value of a field."""
         return [value for key, value in self.fields if key == name]
+
+    def one_of(self, name: str, choices: Iterable[str]) -> str:
+        """Return the first value of a field if it is a choice, or else the first choice."""
+        first, *others = choices
+        return self.get(name) if self.get(name) in others else first
 
     def number(self, name: str, default: int) -> int:
         """Return a field as a whole number. Raises Problem if it is not one."""
@@ -193,10 +204,13 @@ class View:
         response.headers["hx-reswap"] = "innerHTML"
         return response
 
-    @staticmethod
-    def unchanged() -> Response:
-        """Answer that a part has not changed."""
-        return Response(status_code=204)
+    def part(self, template: str, mark: str, **values: Any) -> Response:
+        """Render a part that fetches itself again, unless the page has it already: it sends the
+        part's `mark` back.
+        """
+        if self.query.get("mark") == mark:
+            return Response(status_code=204)
+        return self.render(template, mark=mark, **values)
 
     @staticmethod
     def download(content: str | bytes, name: str) -> Response:

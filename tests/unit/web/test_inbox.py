@@ -12,8 +12,7 @@ import pytest
 
 from fumehood.approvals.model import ApprovalState, DecisionRecord
 from fumehood.core.escaping import printable
-from fumehood.web.changes import MAX_DEPTH
-from fumehood.web.text import brief
+from fumehood.web.text import MAX_DEPTH, brief
 from support.approvals import NOW, approval
 from support.web import BOB, make_site, many, refusal
 
@@ -454,14 +453,9 @@ def test_no_approval_is_decided_if_one_of_several_has_changed() -> None:
 def test_inbox_shows_some_of_many_approvals_and_their_number() -> None:
     browser = make_site(*many(1000)).browser()
     page = browser.get("/inbox").text
-    assert page.count('class="row"') == 50
+    assert page.count('class="row"') == 100
     assert re.search(r'Waiting <span class="count">1,000</span>', page)
-    assert "Show more (950 are not shown)" in page
-    assert browser.part("/inbox/list?shown=100").text.count('class="row"') == 100
-    most = browser.part("/inbox/list?shown=99999999").text
-    assert most.count('class="row"') == 500
-    assert "Show more" not in most
-    assert browser.part("/inbox/list?shown=x").status_code == 400
+    assert "The newest 100 of 1,000" in page
 
 
 def test_inbox_lists_decided_calls_with_their_approvers() -> None:
@@ -500,11 +494,6 @@ def test_interrupted_call_is_resolved_by_a_person() -> None:
     assert browser.post(f"/inbox/{ID}/resolve", {"outcome": "maybe"}).status_code == 400
     browser.post(f"/inbox/{ID}/resolve", {"outcome": "done", "reason": "saw it"})
     assert site.engine.asked == [("approver:alice", (ID, "done", "saw it"))]
-
-
-@pytest.mark.parametrize("name", ["apr_none", "..", "%2e%2e", "%00", "a%0ab", "x" * 3000])
-def test_unknown_approval_is_a_page_that_says_so(name: str) -> None:
-    assert make_site().browser().get(f"/inbox/{name}").status_code in (303, 404, 409)
 
 
 @pytest.mark.parametrize("name", ["x" * 101, "apr_" + "a" * 97, "apr_" + "a" * 3000])

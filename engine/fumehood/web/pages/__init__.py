@@ -7,7 +7,6 @@ from fumehood.web.pages import (
     charts,
     health,
     inbox,
-    nodes,
     policy,
     search,
     sessions,
@@ -16,6 +15,6 @@ from fumehood.web.pages import (
 )
 
 PAGES = (
-    inbox.PAGE, calls.PAGE, charts.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, nodes.PAGE,
+    inbox.PAGE, calls.PAGE, charts.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, health.NODES,
     usage.PAGE, policy.PAGE, health.PAGE, search.PAGE,
 )  # fmt: skip

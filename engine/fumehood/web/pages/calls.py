@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from datetime import timedelta
-from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,9 +20,19 @@ from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.escaping import json_lines
 from fumehood.core.session import SessionStatus
-from fumehood.web.figures import network_in_words, time_line
+from fumehood.web.figures import time_line
 from fumehood.web.guard import SANDBOX
-from fumehood.web.view import Page, Problem, View, get, in_words, is_name, post, query_of
+from fumehood.web.view import (
+    Page,
+    Problem,
+    View,
+    get,
+    in_words,
+    is_name,
+    mark_of,
+    post,
+    query_of,
+)
 
 PAGE_SIZE = 50
 """Number of calls in the list."""
@@ -56,19 +65,14 @@ async def show(view: View) -> Response:
 
 async def show_now(view: View) -> Response:
     """Show the calls that run now alone, if that has changed."""
-    values = await _running(view)
-    if values["mark"] == view.query.get("mark"):
-        return view.unchanged()
-    return view.render("calls_now.html", **values)
+    return view.part("calls_now.html", **await _running(view))
 
 
 async def show_list(view: View) -> Response:
     """Show the list alone, if it has changed."""
     values = await _list(view)
     newest = values["calls"][0].call_id if values["calls"] else ""
-    if newest == view.query.get("newest"):
-        return view.unchanged()
-    return view.render("calls_list.html", **values)
+    return view.part("calls_list.html", newest, **values)
 
 
 async def show_one(view: View) -> Response:
@@ -87,10 +91,9 @@ async def show_one(view: View) -> Response:
         bars=time_line(details.stages_ms),
         answer=parts_of(answer) if answer else None,
         tree=_tree(call.call_id, details.children),
-        network=network_in_words(call.network) if call.network is not None else "",
         session_name=session,
         processes=processes,
-        mark=_mark(call.running),
+        mark=mark_of(call.running),
         query=query_of,
     )
 
@@ -101,13 +104,8 @@ async def show_running(view: View) -> Response:
     """
     call = (await view.control.calls.show(view.path["call_id"])).call
     if call.running is None:  # the page is now another one
-        response = view.unchanged()
-        response.headers["hx-refresh"] = "true"
-        return response
-    mark = _mark(call.running)
-    if mark == view.query.get("mark"):
-        return view.unchanged()
-    return view.render("call_running.html", call=call, mark=mark, query=query_of)
+        return Response(status_code=204, headers={"hx-refresh": "true"})
+    return view.part("call_running.html", mark_of(call.running), call=call, query=query_of)
 
 
 async def cancel(view: View) -> Response:
@@ -120,14 +118,14 @@ async def cancel(view: View) -> Response:
 async def file(view: View) -> Response:
     """Send one file of a call's answer."""
     details = await view.control.calls.show(view.path["call_id"])
-    entry = _entry(_files(details.envelope), view.path["number"])
+    entry = _entry(view, details, "files")
     return view.download(await _content(view, details, entry), str(entry.get("filename", "file")))
 
 
 async def picture(view: View) -> Response:
     """Send one figure of a call's answer."""
     details = await view.control.calls.show(view.path["call_id"])
-    entry = _entry(_pictures(details.envelope), view.path["number"])
+    entry = _entry(view, details, "images")
     content = await _content(view, details, entry)
     kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
     if kind is None:
@@ -177,7 +175,7 @@ async def _list(view: View) -> dict[str, Any]:
 async def _running(view: View) -> dict[str, Any]:
     found = await view.control.calls.list(state="running")
     seen = [(one.call_id, one.running) for one in found.items]
-    return {"running": found.items, "mark": _mark(seen)}
+    return {"running": found.items, "mark": mark_of(seen)}
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
@@ -210,25 +208,18 @@ def _output(envelope: Envelope) -> dict[str, Any]:
     return envelope.data or details or {}
 
 
-def _pictures(envelope: Envelope | None) -> list[dict[str, Any]]:
-    return _entries(envelope, "images")
-
-
-def _files(envelope: Envelope | None) -> list[dict[str, Any]]:
-    return _entries(envelope, "files")
-
-
-def _entries(envelope: Envelope | None, name: str) -> list[dict[str, Any]]:
-    found = _output(envelope).get(name) if envelope is not None else None
+def _entries(envelope: Envelope, name: str) -> list[dict[str, Any]]:
+    found = _output(envelope).get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _entry(entries: list[dict[str, Any]], number: str) -> dict[str, Any]:
-    """Return the entry with a number in an address. Raises Problem."""
-    entry = {str(at): one for at, one in enumerate(entries)}.get(number)
-    if entry is None:
-        raise Problem("There is no such file in the answer.", 404)
-    return entry
+def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
+    """Return the file or figure with the number in the address. Raises Problem."""
+    entries = _entries(details.envelope, name) if details.envelope is not None else []
+    for number, entry in enumerate(entries):
+        if str(number) == view.path["number"]:
+            return entry
+    raise Problem("There is no such file in the answer.", 404)
 
 
 async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> bytes:
@@ -267,11 +258,6 @@ def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
     return pairs(root)
 
 
-def _mark(state: object) -> str:
-    """Return what changes with the state of running calls."""
-    return sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]
-
-
 def parts_of(envelope: Envelope) -> dict[str, Any]:
     """Split the answer into pictures, files, tables, texts and the rest, by name."""
     tables: dict[str, Any] = {}
@@ -295,7 +281,7 @@ def parts_of(envelope: Envelope) -> dict[str, Any]:
         else:
             rest[name] = value
     return {
-        "pictures": _pictures(envelope), "files": _files(envelope),
+        "pictures": _entries(envelope, "images"), "files": _entries(envelope, "files"),
         "traceback": traceback if isinstance(traceback, str) else "",
         "tables": tables, "texts": texts, "rest": rest,
     }  # fmt: skip

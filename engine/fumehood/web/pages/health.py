@@ -1,4 +1,6 @@
-"""The engine's health: walls, containers, circuits, changes, and the checks of this host."""
+"""The engine's health: walls, containers, circuits, changes, and the checks of this host; and the
+nodes of the cluster, which administrators drain and resume.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,34 @@ async def _doctor() -> tuple[list[Finding], str]:
     return found, ""
 
 
+async def show_nodes(view: View) -> Response:
+    """Show every node."""
+    return view.render("nodes.html", nodes=await view.control.nodes.list())
+
+
+async def drain_node(view: View) -> Response:
+    """Let a node take nothing new."""
+    await view.control.nodes.drain(view.path["node"])
+    return view.go("/nodes")
+
+
+async def resume_node(view: View) -> Response:
+    """Let a drained node take calls and sessions again."""
+    await view.control.nodes.resume(view.path["node"])
+    return view.go("/nodes")
+
+
 PAGE = Page(
     "Health",
     "/health",
     (get("/health", show), get("/health/live", show_live), post("/health/check", check)),
+)
+NODES = Page(
+    "Nodes",
+    "/nodes",
+    (
+        get("/nodes", show_nodes),
+        post("/nodes/{node}/drain", drain_node),
+        post("/nodes/{node}/resume", resume_node),
+    ),
 )

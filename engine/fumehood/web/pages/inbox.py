@@ -7,9 +7,9 @@ exactly what was shown, or to nothing. The engine checks who may decide; this pa
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import urlencode
 
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -26,16 +26,11 @@ from fumehood.approvals.wording import context_in, is_outside
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
+from fumehood.core.pages import MAX_PAGE
 from fumehood.protocol import strict_json
 from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
 from fumehood.web.figures import limits_in_words, money
 from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name, post
-
-PAGE_SIZE = 50
-"""Number of approvals that are shown first, and that "more" adds."""
-
-MAX_LISTED = 500
-"""Maximum number of approvals in the list."""
 
 DECIDED_EACH = 20
 """Number of approvals of each state that are requested for the list of decided ones."""
@@ -70,7 +65,7 @@ async def show_one(view: View) -> Response:
     approval = await view.control.approvals.show(view.path["approval_id"])
     if view.is_part:
         if view.query.get("version") == _mark(approval):
-            return view.unchanged()
+            return Response(status_code=204)
         return _detail(view, approval)
     values = await _list(view, has_detail=True)
     return view.render("inbox.html", **(values | _of_detail(view, approval)))
@@ -85,15 +80,18 @@ async def show_result(view: View) -> Response:
 
 async def approve(view: View) -> Response:
     """Approve one approval as it was shown, or as it was edited in the previous form."""
-    arguments = view.form.json("arguments") if view.form.get("arguments") else None
+    form, wish = view.form, None
+    arguments = form.json("arguments") if form.get("arguments") else None
+    if scope := form.get("scope"):
+        wish = _make_wish(scope, form.get("uses"), form.all("same"), view.now)
     return await _decide(
         view,
         NewDecision(
             decision="approve",
             reason=_reason(view),
             arguments=arguments,
-            remember=_wish(view) if view.form.get("scope") else None,
-            action_digest=view.form.get("digest")[:100] or None,
+            remember=wish,
+            action_digest=form.get("digest")[:100] or None,
         ),
     )
 
@@ -210,50 +208,37 @@ async def raw(view: View) -> Response:
 
 async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
     """Return the values of the list."""
-    tab, shown = _chosen(view)
-    listing = _decided(view) if tab == "decided" else _waiting(view, shown)
-    (found, has_more), state = await asyncio.gather(listing, view.control.approvals.changes())
+    tab = _tab(view)
+    listing = _decided(view) if tab == "decided" else _waiting(view)
+    found, state = await asyncio.gather(listing, view.control.approvals.changes())
     return {
-        "approvals": found, "pending": state.pending, "tab": tab, "has_more": has_more,
-        "shown": shown, "next_shown": min(shown + PAGE_SIZE, MAX_LISTED), "max_listed": MAX_LISTED,
+        "approvals": found, "pending": state.pending, "tab": tab, "chosen": _chosen(view),
         "open_id": view.path.get("approval_id") if has_detail else None,
-        "chosen": _chosen_in_address(view),
     }  # fmt: skip
 
 
-def _chosen(view: View) -> tuple[str, int]:
-    """Return the chosen list, and how many of its items are shown."""
-    shown = min(max(view.query.number("shown", PAGE_SIZE), PAGE_SIZE), MAX_LISTED)
-    return "decided" if view.query.get("tab") == "decided" else "waiting", shown
+def _tab(view: View) -> str:
+    return view.query.one_of("tab", ("waiting", "decided"))
 
 
-def _chosen_in_address(view: View) -> str:
-    """Return the choice as the query of an address; the default is an empty query."""
-    tab, shown = _chosen(view)
-    query = {"tab": tab} if tab != "waiting" else {"shown": shown} if shown != PAGE_SIZE else {}
-    return urlencode(query)
+def _chosen(view: View) -> str:
+    """Return the chosen list as the query of an address; the default is an empty query."""
+    return "tab=decided" if _tab(view) == "decided" else ""
 
 
-async def _waiting(view: View, shown: int) -> tuple[list[Approval], bool]:
-    found: list[Approval] = []
-    cursor, has_more = None, True
-    while has_more and len(found) < shown:
-        page = await view.control.approvals.list(
-            state=ApprovalState.PENDING, limit=PAGE_SIZE, cursor=cursor
-        )
-        found += page.items
-        cursor, has_more = page.next_cursor, page.has_more
-    return found[:shown], has_more or len(found) > shown
+async def _waiting(view: View) -> Sequence[Approval]:
+    page = await view.control.approvals.list(state=ApprovalState.PENDING, limit=MAX_PAGE)
+    return page.items
 
 
-async def _decided(view: View) -> tuple[list[Approval], bool]:
+async def _decided(view: View) -> Sequence[Approval]:
     """Return the recently decided approvals: the newest of every other state."""
     listed = view.control.approvals.list
     pages = await asyncio.gather(
         *(listed(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
     )
     found = [one for page in pages for one in page.items]
-    return sorted(found, key=_last_change, reverse=True)[:PAGE_SIZE], False
+    return sorted(found, key=_last_change, reverse=True)[:MAX_PAGE]
 
 
 async def _decide(view: View, decision: NewDecision) -> Response:
@@ -312,7 +297,7 @@ def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, A
     has_voted = view.login.principal_id in approval.yes_votes
     return {"approval": approval, "mark": _mark(approval), "problem": problem,
             "has_voted": has_voted, "facts_of_place": _place_of(approval),
-            "chosen": _chosen_in_address(view)}  # fmt: skip
+            "chosen": _chosen(view)}  # fmt: skip
 
 
 def _mark(approval: Approval) -> str:
@@ -362,11 +347,6 @@ def _reason(view: View) -> str | None:
     if len(reason) > 1000:
         raise Problem("The reason is too long: 1,000 characters at most.")
     return reason or None
-
-
-def _wish(view: View) -> RememberWish:
-    form = view.form
-    return _make_wish(form.get("scope"), form.get("uses"), form.all("same"), view.now)
 
 
 def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> RememberWish:

@@ -9,7 +9,6 @@ from typing import Any
 from starlette.responses import Response
 
 from fumehood.client.api_request import Refused
-from fumehood.core.call_log import TriedRules
 from fumehood.core.escaping import printable
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
@@ -42,34 +41,25 @@ async def explain(view: View) -> Response:
             agent_id=form.get("agent").strip() or None,
         )  # fmt: skip
     except Refused as refused:
-        return _answer(view, error=in_words(refused))
+        return _refused(view, refused)
     return _answer(view, explanation=found)
 
 
 async def try_rules(view: View) -> Response:
     """Show which past calls the given rules match."""
-    tried = await _tried(view, view.form.get("rules").replace("\r\n", "\n"))
-    return tried if isinstance(tried, Response) else _answer(view, tried=tried)
+    return await _tried(view, view.form.get("rules").replace("\r\n", "\n"))
 
 
 async def check(view: View) -> Response:
     """Try another policy file on past calls, and ask whether to save it."""
-    text = view.form.get("text").replace("\r\n", "\n")
-    if not _is_plain(text):
-        raise Problem(ODD)
-    response = await _tried(view, text)
-    if isinstance(response, Response):
-        return response
-    return _answer(view, tried=response, saves=text, version=view.form.get("version"))
+    text = _text(view)
+    return await _tried(view, text, saves=text, version=view.form.get("version"))
 
 
 async def save(view: View) -> Response:
     """Write another policy file, which is used at once."""
-    text = view.form.get("text").replace("\r\n", "\n")
-    if not _is_plain(text):
-        raise Problem(ODD)
     try:
-        await view.control.policy.replace(text, view.form.get("version"))
+        await view.control.policy.replace(_text(view), view.form.get("version"))
     except Refused as refused:
         return _refused(view, refused)
     return view.go("/policy")
@@ -81,7 +71,12 @@ async def forget(view: View) -> Response:
     return view.go("/policy")
 
 
-ODD = "These rules have invisible characters: change the file itself."
+def _text(view: View) -> str:
+    """Return the policy file in a form. Raises Problem."""
+    text = view.form.get("text").replace("\r\n", "\n")
+    if not _is_plain(text):
+        raise Problem("These rules have invisible characters: change the file itself.")
+    return text
 
 
 def _is_plain(text: str) -> bool:
@@ -90,13 +85,15 @@ def _is_plain(text: str) -> bool:
     return printable(plain) == plain
 
 
-async def _tried(view: View, rules: str) -> TriedRules | Response:
+async def _tried(view: View, rules: str, **values: Any) -> Response:
+    """Answer with the past calls that rules match."""
     if not rules.strip():
         raise Problem("Write a rule first.")
     try:
-        return await view.control.policy.try_rules(rules, days=7)
+        tried = await view.control.policy.try_rules(rules, days=7)
     except Refused as refused:
         return _refused(view, refused)
+    return _answer(view, tried=tried, **values)
 
 
 def _refused(view: View, refused: Refused) -> Response:

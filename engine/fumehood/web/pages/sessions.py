@@ -7,10 +7,8 @@ plain text.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -18,21 +16,14 @@ from starlette.responses import Response
 from fumehood.answers import SessionFileList, SessionProcess
 from fumehood.client.api_request import Refused
 from fumehood.core.pages import MAX_PAGE
-from fumehood.core.session import SessionStatus, WorkspaceEntry
+from fumehood.core.session import SessionStatus
 from fumehood.web.ports import TooManyPorts
-from fumehood.web.text import MAX_SHOWN
-from fumehood.web.view import Page, Problem, View, get, in_words, post, query_of
+from fumehood.web.text import MAX_SHOWN, Branch, tree_of
+from fumehood.web.view import Page, Problem, View, get, in_words, mark_of, post, query_of
 
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
 """Maximum size of a download in bytes, because the file is held in memory. `fumehood sessions get`
 downloads larger ones."""
-
-
-MAX_IN_TREE = MAX_PAGE
-"""Files and directories that are shown as a tree. Of more, one directory is shown."""
-
-MAX_DEPTH = 20
-"""Levels of the tree of files. What is deeper is part of a file's name."""
 
 
 class _TooLarge(Exception):
@@ -46,12 +37,7 @@ async def show(view: View) -> Response:
 
 async def show_one(view: View) -> Response:
     """Show one session with its calls and files, and the file that is chosen."""
-    wanted = view.path["session_id"]
-    if not wanted.startswith("sess_"):  # a name, which stands for the newest session that has it
-        for one in await view.control.sessions.list():
-            if one.name == wanted:
-                return view.go(f"/sessions/{one.id}")
-    session = await view.control.sessions.show(wanted)
+    session = await view.control.sessions.show(view.path["session_id"])
     calls = await view.control.calls.list(session=session.id, limit=20)
     folder, name = view.query.get("folder"), view.query.get("file")
     running = {} if session.state.is_over else await _processes(view, session.id)
@@ -63,8 +49,8 @@ async def show_one(view: View) -> Response:
     if may_look and not is_asleep:
         try:
             list_files = view.control.sessions.files
-            files = await list_files(session.id, folder, recursive=True, limit=MAX_IN_TREE)
-            if files.pagination.has_more:
+            files = await list_files(session.id, folder, recursive=True, limit=MAX_PAGE)
+            if files.pagination.has_more:  # of too many for a tree, one directory is shown
                 files = await list_files(session.id, folder, limit=MAX_PAGE)
             if name:
                 content = await _content(view, session.id, name, MAX_SHOWN)
@@ -75,7 +61,7 @@ async def show_one(view: View) -> Response:
     waiting = await view.control.approvals.list(state="pending") if view.login.can_approve else None
     return view.render(
         "session.html", session=session, calls=calls.items, files=files, problem=problem,
-        tree=_tree(files.items, folder) if files else [], folder=folder, name=name,
+        tree=_tree(files, folder) if files else (), folder=folder, name=name,
         preview=preview, is_cut=is_cut,
         is_asleep=is_asleep, query=query_of, ports=view.console.ports.of(view.login, session.id),
         waiting=[one for one in waiting.items if one.session_id == session.id] if waiting else [],
@@ -111,20 +97,17 @@ async def open_port(view: View) -> Response:
 async def show_processes(view: View) -> Response:
     """Show the list of a session's processes alone, if it has changed."""
     values = await _processes(view, view.path["session_id"], has_output=False)
-    if values["mark"] == view.query.get("mark"):
-        return view.unchanged()
-    return view.render("session_processes.html", query=query_of, **values)
+    return view.part("session_processes.html", query=query_of, **values)
 
 
 async def show_output(view: View) -> Response:
     """Show the end of what a process has printed alone, if it has changed."""
     session_id, process = view.path["session_id"], view.query.get("process")
     output = await _output(view, session_id, process)
-    if output.mark == view.query.get("mark"):
-        return view.unchanged()
-    return view.render(
-        "session_output.html", session_id=session_id, process=process, output=output, query=query_of
-    )
+    return view.part(
+        "session_output.html", output["mark"], session_id=session_id, process=process,
+        output=output, query=query_of,
+    )  # fmt: skip
 
 
 async def stop_process(view: View) -> Response:
@@ -155,44 +138,9 @@ async def end(view: View) -> Response:
     return view.go(f"/sessions/{ended.id}")
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """A file of the workspace, or a directory with what is in it."""
-
-    name: str
-    entry: WorkspaceEntry | None
-    below: tuple[Folder, ...] = ()
-
-
-def _tree(entries: Sequence[WorkspaceEntry], folder: str) -> list[Folder]:
-    """Return what is below a directory by the directory it is in, at most `MAX_DEPTH` levels."""
+def _tree(files: SessionFileList, folder: str) -> Sequence[Branch]:
     above = f"{folder}/" if folder else ""
-    paths = [(one.path.removeprefix(above).split("/", MAX_DEPTH), one) for one in entries]
-    return _level(paths)
-
-
-def _level(entries: Sequence[tuple[list[str], WorkspaceEntry]]) -> list[Folder]:
-    found: dict[str, list[tuple[list[str], WorkspaceEntry]]] = {}
-    own: dict[str, WorkspaceEntry] = {}
-    for (name, *rest), entry in entries:
-        below = found.setdefault(name, [])
-        if rest:
-            below.append((rest, entry))
-        else:
-            own[name] = entry
-    return [Folder(name, own.get(name), tuple(_level(below))) for name, below in found.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """The end of what a process has printed, or why it cannot be shown."""
-
-    text: str = ""
-    skipped: int = 0
-    """Bytes that it printed before."""
-    mark: str = ""
-    """Differs if the output does."""
-    problem: str = ""
+    return tree_of((one.path.removeprefix(above), one) for one in files.items)
 
 
 async def _processes(view: View, session_id: str, *, has_output: bool = True) -> dict[str, Any]:
@@ -210,19 +158,22 @@ async def _processes(view: View, session_id: str, *, has_output: bool = True) ->
     output = None
     if has_output and process and view.login.can_administer:
         output = await _output(view, session_id, process)
-    state = f"{process} {fault} {processes}".encode("utf-8", "replace")
     return {
         "session_id": session_id, "processes": processes, "process": process, "fault": fault,
-        "output": output, "mark": hashlib.sha256(state).hexdigest()[:16],
+        "output": output, "mark": mark_of((process, fault, processes)),
     }  # fmt: skip
 
 
-async def _output(view: View, session_id: str, process: str) -> _Output:
+async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
+    """Return the end of what a process has printed, or why it cannot be shown. `mark` differs if
+    that does.
+    """
     try:
         found = await view.control.sessions.process_output(session_id, process)
     except (Refused, ValueError) as refused:
-        return _Output(problem=in_words(refused), mark="refused")
-    return _Output(found.text, found.skipped, f"{found.offset}-{found.ended}")
+        return {"problem": in_words(refused), "mark": "refused"}
+    mark = f"{found.offset}-{found.ended}"
+    return {"problem": "", "text": found.text, "skipped": found.skipped, "mark": mark}
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from typing import Any
 
 from starlette.responses import Response
 
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
-from fumehood.web.figures import columns_of, share
+from fumehood.web.figures import Chart, chart_of, figure, share
+from fumehood.web.pages.charts import calls_from
 from fumehood.web.view import Page, View, get
 
 PERIODS = {"7": "7 days", "30": "30 days"}
@@ -18,11 +20,9 @@ NOBODY = "without one"
 
 
 async def show(view: View) -> Response:
-    """Show plots by day, a table of sums, and every budget. Needs `admin`."""
-    days = view.query.get("days", "7")
-    days = days if days in PERIODS else "7"
-    group = view.query.get("by", "tool")
-    group = group if group in GROUPS else "tool"
+    """Show charts by day, a table of sums, and every budget. Needs `admin`."""
+    days = view.query.one_of("days", PERIODS)
+    group: Any = view.query.one_of("by", GROUPS)
     values: dict[str, Any] = {
         "days": days, "group": group, "periods": PERIODS, "groups": GROUPS, "table": None,
     }  # fmt: skip
@@ -30,35 +30,36 @@ async def show(view: View) -> Response:
         return view.render("usage.html", **values)
     today = view.now.replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=int(days) - 1)
-    by_day = await view.control.usage(["day", group], since=first)
+    by_day = await view.control.usage(["day"], since=first)
     table = await view.control.usage([group], since=first)
-    names = [f"{first + timedelta(days=n):%Y-%m-%d}" for n in range(int(days))]
     currency = _currency(table)
     rows = sorted(table.items, key=lambda row: -row.calls)
     return view.render(
         "usage.html",
         **{**values, "table": table},
-        rows=[(_name(row, group), row, _money(row, currency)) for row in rows[:50]],
-        names=names, currency=currency, money=_money(table.total, currency),
-        plots=[
-            ("Calls", "", columns_of(names, _cells(by_day.items, group, lambda row: row.calls))),
-            ("Tokens", "", columns_of(names, _cells(by_day.items, group, _tokens))),
-            (
-                "Money",
-                f" {currency}",
-                columns_of(names, _cells(by_day.items, group, lambda r: _money(r, currency))),
-            ),
-        ],
+        rows=[(row.group.get(group) or NOBODY, row, _money(row, currency)) for row in rows[:50]],
+        charts=_charts([first + timedelta(days=n) for n in range(int(days))], by_day, currency),
+        currency=currency, money=_money(table.total, currency),
         budgets=[(one, _spent(one)) for one in table.budgets[:100]],
     )  # fmt: skip
 
 
-def _cells(rows: Any, group: str, amount: Any) -> list[tuple[str, str, float]]:
-    return [(str(row.group["day"]), _name(row, group), float(amount(row))) for row in rows]
+def _charts(days: Iterable[datetime], table: UsageTable, currency: str) -> list[Chart]:
+    """Return a chart of calls, tokens and money by day."""
+    known = {row.group["day"]: row for row in table.items}
+    found = [(f"{day:%Y-%m-%d}", calls_from(day, timedelta(days=1))) for day in days]
 
+    def steps(amount: Callable[[UsageRow], float]) -> list[tuple[str, str, float, float]]:
+        return [
+            (day, address, amount(known[day]) if day in known else 0.0, 0.0)
+            for day, address in found
+        ]
 
-def _name(row: UsageRow, group: Any) -> str:
-    return row.group.get(group) or NOBODY
+    return [
+        chart_of("Calls", "calls", "", steps(lambda row: row.calls), figure),
+        chart_of("Tokens", "tokens", "", steps(_tokens), figure),
+        chart_of("Money", currency, "", steps(lambda row: _money(row, currency)), figure),
+    ]
 
 
 def _tokens(row: UsageRow) -> int:
