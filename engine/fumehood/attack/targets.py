@@ -247,7 +247,7 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
-        from fumehood.gateway.trial import trial_gateway  # not at the top: it needs TLS
+        from fumehood.gateway.service import trial_gateway  # not at the top: it needs TLS
 
         async with containers.open() as standing:
             with running_service() as service:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -27,11 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fumehood.storage.directory import write_private
 
 LIFETIME = timedelta(days=3650)
-HOST_LIFETIME = timedelta(days=90)
-"""How long a host's certificate is valid. It is made again in each life of an engine."""
-
-RENEWED = timedelta(days=30)
-"""How long a made certificate is used."""
+"""Validity of the authority, and of each host's certificate until the authority ends."""
 
 SKEW = timedelta(days=2)
 """How far a sandbox's clock may be behind."""
@@ -54,8 +50,7 @@ class Authority:
             pem = file.read_bytes()
             key = load_pem_private_key(pem, None)
             certificate = x509.load_pem_x509_certificate(pem)
-            if not isinstance(key, ec.EllipticCurvePrivateKey):
-                raise ValueError("the gateway's authority has a key of another kind")
+            assert isinstance(key, ec.EllipticCurvePrivateKey)
         else:
             key = ec.generate_private_key(ec.SECP256R1())
             certificate = _authority(key)
@@ -64,23 +59,12 @@ class Authority:
         self._key, self._certificate = key, certificate
         self.certificate = certificate.public_bytes(Encoding.PEM).decode()
         self._host_key = ec.generate_private_key(ec.SECP256R1())
-        self._contexts: OrderedDict[str, tuple[datetime, ssl.SSLContext]] = OrderedDict()
+        self.context_for = lru_cache(MAX_CONTEXTS)(self._context)
 
-    def context_for(self, host: str) -> ssl.SSLContext:
+    def _context(self, host: str) -> ssl.SSLContext:
         """Return the settings of TLS for connections that are for this host, a name in its
         canonical form or an address. A client that names another host in TLS is refused.
         """
-        now = datetime.now(UTC)
-        made, context = self._contexts.get(host, (None, None))
-        if made is None or context is None or now - made > RENEWED:
-            context = self._context(host, now)
-            self._contexts[host] = now, context
-        self._contexts.move_to_end(host)
-        while len(self._contexts) > MAX_CONTEXTS:
-            self._contexts.popitem(last=False)
-        return context
-
-    def _context(self, host: str, now: datetime) -> ssl.SSLContext:
         bare = host.removeprefix("[").removesuffix("]")
         try:
             name: x509.GeneralName = x509.IPAddress(ip_address(bare))
@@ -92,8 +76,8 @@ class Authority:
             .issuer_name(self._certificate.subject)
             .public_key(self._host_key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - SKEW)
-            .not_valid_after(min(now + HOST_LIFETIME, self._certificate.not_valid_after_utc))
+            .not_valid_before(datetime.now(UTC) - SKEW)
+            .not_valid_after(self._certificate.not_valid_after_utc)
             .add_extension(x509.SubjectAlternativeName([name]), critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

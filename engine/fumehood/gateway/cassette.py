@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 
 from fumehood.core.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 from fumehood.gateway.request import ProgramRequest, Refusal
@@ -20,69 +21,57 @@ class Recorder:
 
     def __init__(self) -> None:
         self.left_out = 0
-        self._exchanges: list[Exchange] = []
-        self._room = MAX_RECORDED_BYTES
+        self.exchanges: list[Exchange] = []
+        self.room = MAX_RECORDED_BYTES
 
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
         """Begin to keep an answer. It counts as left out unless it is finished."""
         self.left_out += 1
         return Recording(self, request, status, headers)
 
-    def keep(self, recording: Recording, digest: str | None) -> None:
-        """Keep a whole answer, if there is room."""
-        body = bytes(recording.body)
-        if recording.is_too_long or len(self._exchanges) >= MAX_EXCHANGES:
-            return
-        self.left_out -= 1
-        self._exchanges.append(
-            Exchange(
-                method=recording.request.method,
-                url=recording.request.url,
-                body_sha256=digest,
-                status=recording.status,
-                headers=[
-                    [name.decode("latin-1"), value.decode("latin-1")]
-                    for name, value in recording.headers
-                ],
-                body_base64=base64.b64encode(body).decode("ascii"),
-            )
-        )
-
-    def take_room(self, count: int) -> bool:
-        """Take room for bytes of a body; whether there is."""
-        self._room -= count
-        return self._room >= 0
-
     @property
     def cassette(self) -> Cassette:
         """What was kept."""
-        return Cassette(exchanges=self._exchanges, left_out=self.left_out)
+        return Cassette(exchanges=self.exchanges, left_out=self.left_out)
 
 
+@dataclass
 class Recording:
     """One answer that is being kept."""
 
-    def __init__(
-        self, recorder: Recorder, request: ProgramRequest, status: int, headers: Headers
-    ) -> None:
-        self.request = request
-        self.status = status
-        self.headers = headers
-        self.body = bytearray()
-        self.is_too_long = False
-        self._recorder = recorder
+    recorder: Recorder
+    request: ProgramRequest
+    status: int
+    headers: Headers
+    body: bytearray = field(default_factory=bytearray)
 
     def add(self, piece: bytes) -> None:
         """Keep the next bytes of the body."""
-        self.is_too_long = self.is_too_long or not self._recorder.take_room(len(piece))
-        if not self.is_too_long:
+        self.recorder.room -= len(piece)
+        if self.recorder.room >= 0:
             self.body += piece
 
     def finish(self, digest: str | None) -> None:
-        """Keep the answer. `digest` is the SHA-256 of the request's body, or None if it was not
-        read.
+        """Keep the answer if there is room. `digest` is the SHA-256 of the request's body, or None
+        if it was not read.
         """
-        self._recorder.keep(self, digest)
+        recorder = self.recorder
+        if recorder.room < 0 or len(recorder.exchanges) >= MAX_EXCHANGES:
+            return
+        recorder.left_out -= 1
+        recorder.exchanges.append(
+            Exchange(
+                method=self.request.method,
+                url=self.request.url,
+                body_sha256=digest,
+                status=self.status,
+                headers=[
+                    [name.decode("latin-1"), value.decode("latin-1")]
+                    for name, value in self.headers
+                ],
+                body_base64=base64.b64encode(self.body).decode("ascii"),
+            )
+        )
 
 
 class Player:

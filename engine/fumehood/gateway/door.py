@@ -23,10 +23,9 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.core.receipt import Exchange
 from fumehood.gateway.cassette import Player, Recorder
-from fumehood.gateway.packages import PackageList
-from fumehood.gateway.placeholders import BodyWatch, Placeholders
+from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import TUNNEL, HeldRequest, Place, ProgramRequest, Refusal
-from fumehood.gateway.settings import GatewaySettings
+from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.framing import MAX_OPEN_CALLS
 from fumehood.sandbox.wall import CallPort
@@ -52,6 +51,9 @@ def free(*, requests: int = 0, network_bytes: int = 0) -> bool:
 
 Record = Callable[[str, JsonObject], Awaitable[None]]
 """Enters an event into the audit log."""
+
+Lists = tuple[tuple[tuple[str, ...], ListedPackages], ...]
+"""The hosts of each index that the operator allows in part, with its packages."""
 
 REFUSED, SENT = "net.refused", "net.sent"
 """The kinds of rows in the audit log."""
@@ -129,7 +131,7 @@ class Door:
         player: Player | None = None,
         spend: Spend = free,
         trial: list[HeldRequest] | None = None,
-        lists: tuple[PackageList, ...] = (),
+        lists: Lists = (),
     ) -> None:
         """`recorder` keeps what the program sends and gets; `player` answers it, and nothing is
         sent. `trial` gets what would be sent after a human's yes. `lists` are of indexes that the
@@ -221,7 +223,7 @@ class Door:
     def _require_listed(self, request: ProgramRequest) -> None:
         """Raise Refusal unless a request is for a package that the operator lists."""
         place = request.place
-        lists = [one for one in self._lists if network_matches(place.host, place.port, one.hosts)]
+        lists = [of for hosts, of in self._lists if network_matches(place.host, place.port, hosts)]
         if not any(one.has(request.target) for one in lists):
             what = "this package of " if lists else ""
             raise self.refused(
@@ -277,10 +279,6 @@ class Door:
         self.use.held += 1
         self.trial.append(HeldRequest(request, body))
         return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
-
-    def watch(self) -> BodyWatch:
-        """Return what looks for placeholders in a body."""
-        return BodyWatch(self.placeholders)
 
     def misused(self, name: str) -> Refusal:
         """Count a request with a placeholder where it must not be, and return its refusal. It may

@@ -19,6 +19,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import h11
+from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
@@ -26,6 +27,7 @@ from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_
 from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.cassette import Player, Recording
 from fumehood.gateway.door import REFUSED, SENT, Door
+from fumehood.gateway.placeholders import BodyWatch
 from fumehood.gateway.request import (
     HeldRequest,
     Place,
@@ -67,29 +69,6 @@ BROKEN = (
 """How a program's connection ends early."""
 
 
-class _Prefixed(anyio.abc.ByteStream):
-    """A stream whose first bytes were already read."""
-
-    def __init__(self, before: bytes, stream: anyio.abc.ByteStream) -> None:
-        self._before = before
-        self._stream = stream
-
-    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        if self._before:
-            piece, self._before = self._before[:max_bytes], self._before[max_bytes:]
-            return piece
-        return await self._stream.receive(max_bytes)
-
-    async def send(self, item: bytes) -> None:
-        await self._stream.send(item)
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
 class _Peer:
     """One HTTP connection of a program."""
 
@@ -124,7 +103,7 @@ class _Peer:
 
     async def body(self, door: Door) -> AsyncIterator[bytes]:
         """Yield the body of the present request, in pieces as they came."""
-        watch, pieces, count, total = door.watch(), bytearray(), 0, 0
+        watch, pieces, count, total = BodyWatch(door.placeholders), bytearray(), 0, 0
         while True:
             event = self.http.next_event() if pieces else await self.event()
             if isinstance(event, h11.Data):
@@ -168,6 +147,10 @@ class _Peer:
 def _require_large(count: int, total: int, door: Door) -> None:
     if count > SMALL_CHUNKS and total < count * LEAST_BYTES:
         raise door.refused(400, "INVALID_REQUEST", "The body is in too many small chunks.")
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 class Proxy:
@@ -248,7 +231,9 @@ class Proxy:
             return
         await peer.send(established)
         before = peer.http.trailing_data[0] or await peer.stream.receive(PIECE_BYTES)
-        stream: anyio.abc.ByteStream = _Prefixed(before, peer.stream)
+        buffered = BufferedByteStream(peer.stream)
+        buffered.feed_data(before)
+        stream: anyio.abc.ByteStream = buffered
         if before.startswith(TLS_RECORD):
             context = self._authority.context_for(place.host)
             stream = await TLSStream.wrap(
@@ -349,12 +334,9 @@ class Proxy:
         """Ask a human about a request, send it after a yes, and pass the answer on."""
         door = self._door
 
-        async def once() -> AsyncIterator[bytes]:
-            yield body
-
         async def send() -> EngineError | None:
             try:
-                await self._send(peer, request, once() if body else None, len(body))
+                await self._send(peer, request, _once(body) if body else None, len(body))
             except Refusal as refusal:
                 if not peer.has_answered:
                     await peer.refuse(refusal, door)
@@ -388,16 +370,12 @@ class Proxy:
 
     async def deliver(self, held: HeldRequest) -> int:
         """Send a request of a trial, drop the answer, and return its status. Raises Refusal."""
-
-        async def once() -> AsyncIterator[bytes]:
-            yield held.body
-
         request, door = held.request, self._door
         door.count()
         door.judge(request)
         await door.note(SENT, request)
         door.sent(len(held.body))
-        content = once() if held.body else None
+        content = _once(held.body) if held.body else None
         async with self._answered(request, content, len(held.body)) as (answer, _):
             async for piece in answer.aiter_stream():
                 door.received(len(piece))

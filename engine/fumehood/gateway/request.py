@@ -159,7 +159,10 @@ def read_request(
     if _climbs(path):
         raise malformed("its path has segments that lead upwards, which servers read differently")
     given = dict(rows)
-    if b"host" in given and Place.of(place.scheme, _text(given[b"host"])) != place:
+    if (
+        b"host" in given
+        and Place.of(place.scheme, given[b"host"].decode("ascii", "replace")) != place
+    ):
         raise malformed("its Host header names another host than its connection or target")
     if b"content-length" in given and b"transfer-encoding" in given:
         raise malformed("it has two lengths")
@@ -203,10 +206,6 @@ def _climbs(target: str) -> bool:
     for escaped, plain in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/")):
         path = path.replace(escaped, plain)
     return any(part.partition(";")[0] in (".", "..") for part in path.split("/"))
-
-
-def _text(value: bytes) -> str:
-    return value.decode("ascii", "replace")
 
 
 def malformed(why: str) -> Refusal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import PermissionDenied, StateUnavailable
+from fumehood.core.errors import EngineError, PermissionDenied, StateUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.gateway.cassette import Player, Recorder
-from fumehood.gateway.door import Ask, Door, Send, Spend, free
-from fumehood.gateway.packages import PackageList
+from fumehood.gateway.door import Ask, Door, Lists, Send, Spend, free
 from fumehood.gateway.placeholders import Placeholders, secrets_for
 from fumehood.gateway.request import HeldRequest
-from fumehood.gateway.settings import GatewaySettings
-from fumehood.observe.log import Logger, log_fault
-from fumehood.policy.model import CallFacts, Decision
+from fumehood.gateway.settings import GatewaySettings, ListedPackages, NetworkHosts
+from fumehood.observe.log import Logger, log_fault, quiet_logger
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.external import NET
-from fumehood.registry.secrets import SecretBindings
+from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.wall import CallPort, Dial, Network
 
@@ -192,13 +191,15 @@ class Gateway:
                 await asyncio.gather(*served, return_exceptions=True)
                 await pool.aclose()
 
-    def _asked(
-        self, wishes: Iterable[str]
-    ) -> tuple[tuple[str, ...], GatewaySettings, tuple[PackageList, ...]]:
+    def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings, Lists]:
         """Return the patterns that a call asks for, the settings with the hosts of its indexes
         among those that are allowed, and the lists of those that have one. Raises PermissionDenied.
         """
-        patterns, of_indexes, lists = list[str](), list[str](), list[PackageList]()
+        patterns, of_indexes, lists = (
+            list[str](),
+            list[str](),
+            list[tuple[NetworkHosts, ListedPackages]](),
+        )
         for wish in map(network_wish, wishes):
             name = wish[1:]
             if not wish.startswith("@"):
@@ -210,7 +211,7 @@ class Gateway:
                 )
             elif (packages := self._settings.packages.get(name)) is not None:
                 patterns += found
-                lists.append(PackageList(found, packages))
+                lists.append((found, packages))
             else:
                 of_indexes += found
         allowed = self._settings.model_copy(update={"hosts": (*self._settings.hosts, *of_indexes)})
@@ -251,3 +252,41 @@ class Gateway:
             network_backend=backend,
         )
         return pool, backend
+
+
+# -- a gateway without an engine, to attack it ------------------------------------------------
+
+OF_THE_SECRET = "SECRET"
+"""The variable of programs with the placeholder."""
+
+
+@asynccontextmanager
+async def trial_gateway(
+    hosts: Sequence[str], allowed: Sequence[str], secret: str
+) -> AsyncIterator[tuple[Network, Mapping[str, str]]]:
+    """Yield a network to `hosts`, and the variables of its programs, by default rules; nobody says
+    yes. Of these hosts, `allowed` may be at addresses that are not public, and get the secret in
+    the engine's variable `secret`.
+    """
+    settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
+    bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
+    gateway = Gateway(
+        settings, _by_default, None, SecretBindings({"trial": bound}), _forget, quiet_logger()
+    )
+    async with gateway.door(
+        settings.hosts, _refuse, Redactor(), tool="run_python", call_id="trial",
+        principal_id="attack", agent_id=None, session_id=None,
+    ) as (door, network):  # fmt: skip
+        yield network, {**ENVIRONMENT, **door.placeholders.environment}
+
+
+def _by_default(facts: CallFacts) -> Decision:
+    return Decision(Verdict.ASK, "default: nothing was set")
+
+
+async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
+    return PermissionDenied("Nobody says yes here.")
+
+
+async def _forget(kind: str, fields: JsonObject) -> None:
+    pass

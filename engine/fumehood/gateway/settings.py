@@ -1,8 +1,13 @@
-"""The operator's settings of the gateway."""
+"""The operator's settings of the gateway, with the packages of an index that programs may get.
+
+Values only. Invariant: a path that cannot be read as one package's is none's, and refused.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -13,6 +18,14 @@ NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_patte
 """A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
 
 NetworkHosts = Annotated[tuple[NetworkHost, ...], Field(min_length=1)]
+
+
+_PAGES = ("simple", "pypi")
+"""First parts of paths whose second part is a name. *Source*: PEP 503; the Python index's API."""
+
+_WHEEL = re.compile(r"([^-/]+)-[^/]*\.whl(\.metadata)?")
+_SOURCE = re.compile(r"([^/]+)-[^-/]+\.(tar\.gz|tar\.bz2|zip)(\.metadata)?")
+"""Names of files. *Source*: PEP 427, 625 and 658."""
 
 
 class ListedPackages(BaseModel):
@@ -28,6 +41,32 @@ class ListedPackages(BaseModel):
         if bool(self.python) is bool(self.npm):
             raise ValueError("needs one of `python` and `npm`, with names of packages")
         return self
+
+    def has(self, target: str) -> bool:
+        """Whether a request's path is that of a listed package."""
+        path = target.partition("?")[0].removeprefix("/")
+        parts = [unquote(part) for part in path.split("/")]
+        if self.npm:
+            return _of_npm(parts) in self.npm
+        return _plain(_of_python(parts)) in map(_plain, self.python)
+
+
+def _of_python(parts: list[str]) -> str:
+    if parts[0] in _PAGES:
+        return parts[1] if len(parts) > 1 else ""
+    file = _WHEEL.fullmatch(parts[-1]) or _SOURCE.fullmatch(parts[-1])
+    return file[1] if file is not None else ""
+
+
+def _of_npm(parts: list[str]) -> str:
+    """The name of a package, or of a scope and a package. *Source*: npm, "package metadata"."""
+    first, *rest = parts
+    return "/".join([first, *rest[:1]]) if first.startswith("@") and "/" not in first else first
+
+
+def _plain(name: str) -> str:
+    """A name as indexes compare it. *Source*: PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class GatewaySettings(BaseModel):
