@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 
+from fumehood.core.fair_share import FairShare
 from fumehood.core.identity import Peer
 from fumehood.engine import Engine
 from fumehood.http.app import Faces
@@ -38,9 +38,8 @@ class FacesClient:
         peer = Peer(pid=1, uid=os.geteuid() if uid is None else uid, gid=0)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            share = SimpleNamespace(held_bytes=0)
             scope["state"] = {
-                "face": face, "peer": peer, "share": share,
+                "face": face, "peer": peer, "who": "1", "held_bytes": FairShare(1 << 30, 1 << 30),
                 "has_left": lambda: False, "take_body": lambda: None,
             }  # fmt: skip
             await self._faces(scope, receive, send)

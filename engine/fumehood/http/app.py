@@ -43,7 +43,6 @@ from fumehood.http.routes import (
     authority,
     calls,
     overview,
-    processes,
     sessions,
     stream,
     tools,
@@ -59,7 +58,6 @@ OPERATIONS = [
     *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *sessions.OPERATIONS,
-    *processes.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the callers' socket."""

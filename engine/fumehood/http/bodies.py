@@ -30,7 +30,7 @@ from fumehood.core.errors import (
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.session import UPLOAD_PIECE_BYTES
 from fumehood.http.answers import Headers, when_left
-from fumehood.http.peer import MAX_HELD_BYTES, Share
+from fumehood.http.peer import MAX_HELD_BYTES
 from fumehood.pipeline.incoming import parsed
 from fumehood.protocol import strict_json
 
@@ -64,7 +64,7 @@ async def read_json(request: Request) -> Any:
         InvalidParams: the body is not strict JSON.
         EngineError: as in `read_raw`.
     """
-    body = _arrived(request) or await read_raw(request)
+    body = await read_raw(request)
     return parse_json(body) if len(body) <= SMALL_BODY_BYTES else await parse_in_thread(body)
 
 
@@ -167,7 +167,6 @@ class IncomingBody:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._share: Share = request.scope["state"]["share"]
         self._held = 0
         self._is_over = False
 
@@ -227,13 +226,13 @@ class IncomingBody:
     async def _next_chunk(self, by: float) -> bytes:
         chunk = await self._received(by)
         if not self._is_over:
-            require_room(self._share, len(chunk))
-            self._share.held_bytes += len(chunk)
+            require_room(self._request, len(chunk))
+            _hold(self._request.scope, len(chunk))
             self._held += len(chunk)
         return chunk
 
     def _release(self) -> None:
-        self._share.held_bytes -= self._held
+        _give_back(self._request.scope, self._held)
         self._held = 0
 
     async def _received(self, by: float) -> bytes:
@@ -253,9 +252,19 @@ class IncomingBody:
         return chunk
 
 
-def require_room(share: Share, size: int = HELD_BYTES) -> None:
+def _hold(scope: Scope, size: int) -> None:
+    """Count bytes for the user of a request."""
+    scope["state"]["held_bytes"].add(scope["state"]["who"], size)
+
+
+def _give_back(scope: Scope, size: int) -> None:
+    scope["state"]["held_bytes"].give_back(scope["state"]["who"], size)
+
+
+def require_room(request: Request, size: int = HELD_BYTES) -> None:
     """Raise RateLimited if `size` more bytes exceed what one user's requests may hold."""
-    if share.held_bytes + size > MAX_HELD_BYTES:
+    state = request.scope["state"]
+    if state["held_bytes"].lacks(state["who"], size) is not None:
         raise RateLimited(
             f"This user already has {MAX_HELD_BYTES >> 20} MB of requests in progress. Send fewer "
             "at a time.",
@@ -299,12 +308,11 @@ class FileBody(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file. Returning before its end makes the server close the connection."""
-        share: Share = scope["state"]["share"]
-        share.held_bytes += HELD_BYTES
+        _hold(scope, HELD_BYTES)
         try:
             await self._send(receive, send)
         finally:
-            share.held_bytes -= HELD_BYTES
+            _give_back(scope, HELD_BYTES)
             self._on_end()
 
     async def _send(self, receive: Receive, send: Send) -> None:

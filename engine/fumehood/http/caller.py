@@ -25,7 +25,6 @@ from fumehood.identity.principals import require_caller
 from fumehood.protocol.loopback import own_names, why_not_ours
 
 BEARER = "bearer "
-MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
@@ -38,12 +37,9 @@ def principal_of(request: Request) -> Principal | None:
     credential = _credential(request)
     if credential is not None:
         return engine.tokens.principal_of(credential, engine.now())
-    peer = _peer(request)
-    if engine.config.mode == "single-user" and peer.uid != os.geteuid():
-        return None
-    if peer.uid == OVERFLOW_UID:
-        return None
-    return engine.principal_of_uid(peer.uid)
+    uid = _peer(request).uid
+    is_served = engine.config.mode == "service" or uid == os.geteuid()
+    return engine.principal_of_uid(uid) if is_served and uid != OVERFLOW_UID else None
 
 
 def require_principal(request: Request) -> Principal:
@@ -135,23 +131,18 @@ def refusal_over_tcp(request: Request) -> EngineError | None:
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
     """Require one of the scopes, and log a refusal."""
-    engine = engine_of(request)
+    words = " or ".join(scopes)
     try:
-        return await _with_authority(request, engine, scopes)
+        if _credential(request) is None:
+            raise Unauthorized(
+                f"This needs a credential with {words}: an approver's, or a token with that scope."
+            )
+        principal = await _known(request, engine_of(request))
+        if not principal.scopes.intersection(scopes):
+            raise PermissionDenied(f"This credential does not have {words}. Do not retry.")
     except EngineError as refusal:
         log_refusal(request, "authority.refused", refusal)
         raise
-
-
-async def _with_authority(request: Request, engine: Engine, scopes: tuple[Scope, ...]) -> Principal:
-    words = " or ".join(scopes)
-    if _credential(request) is None:
-        raise Unauthorized(
-            f"This needs a credential with {words}: an approver's, or a token with that scope."
-        )
-    principal = await _known(request, engine)
-    if not principal.scopes.intersection(scopes):
-        raise PermissionDenied(f"This credential does not have {words}. Do not retry.")
     return principal
 
 
@@ -171,8 +162,7 @@ def _credential(request: Request) -> str | None:
     if not found:
         return None
     text: str = found[0].decode("latin-1")
-    too_long = len(text) > MAX_CREDENTIAL_CHARACTERS
-    if len(found) > 1 or too_long or text[: len(BEARER)].lower() != BEARER:
+    if len(found) > 1 or text[: len(BEARER)].lower() != BEARER:
         raise Unauthorized("Send one credential, as `authorization: Bearer …`.")
     return text[len(BEARER) :].strip(" ")
 

@@ -213,14 +213,13 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
             raise StateError(f"The socket {path} cannot be bound: {error.strerror}.") from None
         finally:
             os.umask(before)
-        inode = path.lstat()
-        if stat.S_IMODE(inode.st_mode) != PRIVATE_FILE:
+        if stat.S_IMODE(path.lstat().st_mode) != PRIVATE_FILE:
             raise StateError(f"The socket {path} did not get mode 0600. Use another file system.")
         if group is not None:
             _give_to_group(path, path, group, SHARED_FILE)
         listener.listen(BACKLOG)
         yield listener
-        _remove_own(path, inode)
+        path.unlink(missing_ok=True)  # under the lock nobody else listens there
     finally:
         listener.close()
 
@@ -298,13 +297,3 @@ def _remove_stale(path: Path) -> None:
                 return
             raise StateError(f"The socket {path} cannot be checked: {error.strerror}.") from None
     raise StateError(f"Another process listens on {path}. Stop it, or set FUMEHOOD_SOCKET.")
-
-
-def _remove_own(path: Path, ours: os.stat_result) -> None:
-    """Remove the socket, unless another one has replaced it."""
-    try:
-        found = path.lstat()
-        if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
-            path.unlink()
-    except FileNotFoundError:
-        pass

@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import select
 import socket
 import struct
-from collections import Counter
+import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-import anyio
-import anyio.abc
 import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fumehood.core.errors import EngineError, InvalidParams, RateLimited
+from fumehood.core.fair_share import FairShare
 from fumehood.core.identity import OVERFLOW_UID, Peer
-from fumehood.http.ports import PIECE_BYTES, Caller, PortRequest, is_for_port, pass_bytes
+from fumehood.http.ports import CallerStream, PortRequest, has_left, is_for_port, pass_bytes
 
 if TYPE_CHECKING:
     from fumehood.engine import Engine
@@ -41,9 +38,6 @@ MAX_HEADER_BYTES = 64 * 1024
 
 LOOK_S = 10.0
 """Seconds for the first request of a connection over TCP, and between looks whether it is idle."""
-
-LEFT_LOOK_S = 0.5
-"""Seconds between looks whether the caller of a port has left."""
 
 MAX_IDLE_LOOKS = 8
 """Looks that an idle connection over TCP stays; the usual time without a request is shorter."""
@@ -75,19 +69,6 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(*_UCRED.unpack(credentials))
 
 
-def _has_left(connection: socket.socket) -> bool:
-    """Whether the peer has closed both directions of the connection.
-
-    Over TCP also True if the peer has only stopped sending, which looks the same there.
-
-    *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
-    """
-    gone = select.POLLHUP if connection.family == socket.AF_UNIX else select.POLLRDHUP
-    poll = select.poll()
-    poll.register(connection.fileno(), gone)
-    return any(events & (gone | select.POLLHUP) for _, events in poll.poll(0))
-
-
 class Face(StrEnum):
     """The socket on which a request arrived."""
 
@@ -101,44 +82,14 @@ NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
 """Stands for the peer of a connection over TCP, who is unknown."""
 
 
-@dataclass(eq=False, slots=True)
-class Share:
-    """One user's connections by `Face`, and the memory that the user's bodies occupy."""
-
-    most_connections: int
-    connections: Counter[str] = field(default_factory=Counter)
-    held_bytes: int = 0
-
-    def connect(self, face: str) -> bool:
-        """Count a new connection; return False if that would be too many."""
-        if self.connections[face] >= self.most_connections:
-            return False
-        self.connections[face] += 1
-        return True
-
-    def leave(self, face: str) -> None:
-        """Stop counting a connection, which has ended."""
-        self.connections[face] -= 1
-
-
 class Shares:
-    """The shares of connected users."""
+    """What each user, or address on the network, holds: connections to each socket, and bytes of
+    requests in progress.
+    """
 
     def __init__(self, most_connections: int) -> None:
-        self._most_connections = most_connections
-        self._by_who: dict[int | str, Share] = {}
-
-    def of(self, who: int | str) -> Share:
-        """Return the share of a user, or of an address on the network; shares without connections
-        are dropped.
-        """
-        share = self._by_who.get(who)
-        if share is None:
-            unused = [one for one, held in self._by_who.items() if not held.connections.total()]
-            for one in unused:
-                del self._by_who[one]
-            share = self._by_who[who] = Share(self._most_connections)
-        return share
+        self.connections = FairShare(sys.maxsize, most_connections)
+        self.held_bytes = FairShare(sys.maxsize, MAX_HELD_BYTES)
 
 
 def most_connections() -> int:
@@ -173,7 +124,7 @@ class _Joining:
     def write(self, data: bytes) -> None:
         """Send the data together with held data. If there is none, hold the data."""
         if self._flush is not None:
-            self._transport.write(self._take() + data)
+            self._send_waiting(data)
         elif data:
             self._waiting = data
             self._flush = self._loop.call_soon(self._send_waiting)
@@ -184,15 +135,12 @@ class _Joining:
             self._send_waiting()
         self._transport.close()
 
-    def _send_waiting(self) -> None:
-        self._transport.write(self._take())
-
-    def _take(self) -> bytes:
+    def _send_waiting(self, data: bytes = b"") -> None:
         assert self._flush is not None
         self._flush.cancel()
         self._flush = None
         waiting, self._waiting = self._waiting, b""
-        return waiting
+        self._transport.write(waiting + data)
 
 
 class PeerProtocol(H11Protocol):
@@ -200,13 +148,14 @@ class PeerProtocol(H11Protocol):
 
     refusal_body: RefusalBody
     port_request: Callable[[Request, bytes | None], PortRequest]
-    pass_bytes: Callable[[PortRequest, Caller, bytes], Awaitable[None]]
+    pass_bytes: Callable[[PortRequest, CallerStream, bytes], Awaitable[None]]
     control_path: str
     shares: Shares
     _half_closed = False
     _look: asyncio.TimerHandle | None = None
     _idle_looks = 0
-    _share: Share | None = None
+    _counted = ""
+    """What the connection is counted as, unless it was refused."""
     _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,29 +165,31 @@ class PeerProtocol(H11Protocol):
         if connection.family == socket.AF_UNIX:
             peer = peer_of(connection)
             is_control = transport.get_extra_info("sockname") == type(self).control_path
-            self._face = face = Face.CONTROL if is_control else Face.ENGINE
+            self._face, who = Face.CONTROL if is_control else Face.ENGINE, str(peer.uid)
         else:
-            peer, self._face = NOBODY, (face := Face.TCP)
+            peer, self._face = NOBODY, Face.TCP
+            who = transport.get_extra_info("peername")[0]
             self._look_later()
-        who = transport.get_extra_info("peername")[0] if face is Face.TCP else peer.uid
-        share = type(self).shares.of(who)
+        shares = type(self).shares
         self.app_state = {
             **self.app_state,
             "peer": peer,
-            "face": face,
-            "share": share,
+            "face": self._face,
+            "who": who,
+            "held_bytes": shares.held_bytes,
             "abort": transport.abort,
             "take_body": self._take_body,
-            "has_left": lambda: transport.is_closing() or _has_left(connection),
+            "has_left": lambda: transport.is_closing() or has_left(connection),
         }
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # has all methods that are used
-        if share.connect(face):
-            self._share = share
+        if shares.connections.take(f"{self._face} {who}") is None:
+            self._counted = f"{self._face} {who}"
         else:
             self.logger.warning("A user has too many connections; further ones are refused.")
             self._refuse(
                 RateLimited(
-                    f"This user already has {share.most_connections} connections. Close some.",
+                    f"This user already has {shares.connections.most_of_one} connections. Close "
+                    "some.",
                     retry_after_ms=RETRY_AFTER_MS,
                 ),
                 b"Too Many Requests",
@@ -259,12 +210,15 @@ class PeerProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Return the connection to its user's share."""
+        super().connection_lost(exc)
+        self._leave()
+
+    def _leave(self) -> None:
         if self._look is not None:
             self._look.cancel()
-        super().connection_lost(exc)
-        if self._share is not None:
-            self._share.leave(self._face)
-            self._share = None
+        if self._counted:
+            type(self).shares.connections.give_back(self._counted)
+            self._counted = ""
 
     def _take_body(self) -> bytes | None:
         """Take the body of the current request if all of it has arrived; otherwise return None.
@@ -307,18 +261,14 @@ class PeerProtocol(H11Protocol):
             self._refuse(refusal, HTTPStatus(refusal.http_status).phrase.encode())
         finally:
             transport.close()
-            if self._share is not None:
-                self._share.leave(self._face)
-                self._share = None
-            if self._look is not None:
-                self._look.cancel()
+            self._leave()
 
     def eof_received(self) -> Any:
         """Return True while a response is pending, which keeps the connection open."""
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
-            if _has_left(self.transport.get_extra_info("socket")):
+            if has_left(self.transport.get_extra_info("socket")):
                 return False
             if cycle.more_body:
                 cycle.disconnected = True  # wakes the application, which gives up
@@ -358,51 +308,6 @@ class PeerProtocol(H11Protocol):
         except h11.LocalProtocolError:
             pass  # a response had already begun
         self.transport.close()
-
-
-class CallerStream(Caller):
-    """The connection of a caller, once it is handed over."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(self._reader)
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        loop = asyncio.get_running_loop()
-        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
-        transport.resume_reading()
-
-    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """Return the next bytes. Raises as anyio's streams do."""
-        try:
-            data = await self._reader.read(max_bytes)
-        except OSError:
-            raise anyio.BrokenResourceError from None
-        if not data:
-            raise anyio.EndOfStream
-        return data
-
-    async def send(self, item: bytes) -> None:
-        """Send bytes, as far as the caller reads them. Raises as anyio's streams do."""
-        try:
-            self._writer.write(item)
-            await self._writer.drain()
-        except OSError:
-            raise anyio.BrokenResourceError from None
-
-    async def until_left(self) -> None:
-        """Wait until the caller has closed both directions. Over TCP one is enough."""
-        connection = self._transport.get_extra_info("socket")
-        while not (self._transport.is_closing() or _has_left(connection)):  # noqa: ASYNC110 - nothing tells it
-            await anyio.sleep(LEFT_LOOK_S)
-
-    async def send_eof(self) -> None:
-        """Do nothing: the end of the connection tells it."""
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-        self._writer.close()
 
 
 def make_protocol(

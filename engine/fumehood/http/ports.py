@@ -9,17 +9,19 @@ was handed over carries no other request of the API.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+import select
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
 import anyio.abc
 from starlette.requests import Request
 
-from fumehood.core.errors import InvalidParams, ResourceNotFound, ShuttingDown
+from fumehood.core.errors import InvalidParams, ShuttingDown
 from fumehood.engine import Engine
 from fumehood.http.caller import require_principal
 from fumehood.sandbox.session_processes import SessionProcesses
@@ -28,7 +30,7 @@ ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTA
 
 PIECE_BYTES = 64 * 1024
 LOOK_S = 0.5
-"""Seconds between looks whether the engine stops."""
+"""Seconds between looks whether the caller has left, or the engine stops."""
 
 LEFT_S = 10.0
 """Seconds to deliver what a caller sent before it left."""
@@ -39,12 +41,61 @@ _OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b
 """Headers that are not sent on as they are."""
 
 
-class Caller(anyio.abc.ByteStream):
-    """The connection of a caller."""
+def has_left(connection: socket.socket) -> bool:
+    """Whether the peer has closed both directions of the connection.
 
-    @abstractmethod
-    async def until_left(self) -> None:
-        """Wait until the caller has closed both directions."""
+    Over TCP also True if the peer has only stopped sending, which looks the same there.
+
+    *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
+    """
+    gone = select.POLLHUP if connection.family == socket.AF_UNIX else select.POLLRDHUP
+    poll = select.poll()
+    poll.register(connection.fileno(), gone)
+    return any(events & (gone | select.POLLHUP) for _, events in poll.poll(0))
+
+
+class CallerStream(anyio.abc.ByteStream):
+    """The connection of a caller, once it is handed over."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        loop = asyncio.get_running_loop()
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+        transport.resume_reading()
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """Return the next bytes. Raises as anyio's streams do."""
+        try:
+            data = await self._reader.read(max_bytes)
+        except OSError:
+            raise anyio.BrokenResourceError from None
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes, as far as the caller reads them. Raises as anyio's streams do."""
+        try:
+            self._writer.write(item)
+            await self._writer.drain()
+        except OSError:
+            raise anyio.BrokenResourceError from None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the caller has closed both directions. Over TCP one is enough."""
+        return self._transport.is_closing() or has_left(self._transport.get_extra_info("socket"))
+
+    async def send_eof(self) -> None:
+        """Do nothing: the end of the connection tells it."""
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        self._writer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +127,7 @@ def port_request(engine: Engine, request: Request, upgrade: bytes | None) -> Por
     if engine.is_draining:
         raise ShuttingDown("The engine is stopping. Retry when it runs again.")
     found = ADDRESS.fullmatch(request.scope["raw_path"])
-    if found is None:
-        raise ResourceNotFound("This address does not exist. See /v1/openapi.json.")
+    assert found is not None  # by `is_for_port`
     port = int(found[2])
     if not 0 < port < 1 << 16:
         raise InvalidParams("A port is a number from 1 to 65535.", fields=["port"])
@@ -105,56 +155,38 @@ def _sent_on(
         yield from ((b"connection", b"Upgrade"), (b"upgrade", upgrade))
 
 
-@asynccontextmanager
-async def _until_stop(engine: Engine) -> AsyncIterator[None]:
-    """Cancel the block when the engine begins to stop."""
-
-    async def watch() -> None:
-        while not engine.is_draining:  # noqa: ASYNC110 - nothing tells it
-            await anyio.sleep(LOOK_S)
-        group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        yield
-        group.cancel_scope.cancel()
-
-
-async def pass_bytes(engine: Engine, asked: PortRequest, caller: Caller, first: bytes) -> None:
-    """Connect to the port, and pass bytes until one side is done. `first` came after the head.
+async def pass_bytes(
+    engine: Engine, asked: PortRequest, caller: CallerStream, first: bytes
+) -> None:
+    """Connect to the port, and pass bytes both ways until the port's side is done, the caller has
+    left, or the engine begins to stop. `first` came after the head.
 
     Raises:
         EngineError: there is no connection; nothing was sent.
     """
-    async with asked.processes.connect(asked.port) as port, _until_stop(engine):
-        if not asked.head:
-            await caller.send(SWITCHED)
-        with suppress(anyio.BrokenResourceError):
-            await port.send(asked.head + first)
-        await splice(caller, port)
-
-
-async def splice(caller: Caller, port: anyio.abc.ByteStream) -> None:
-    """Pass bytes both ways, until the port's side is done, or the caller has left."""
     is_sent = anyio.Event()
 
     async def up() -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await port.send(asked.head + first)
             async for piece in caller:
                 await port.send(piece)
             await port.send_eof()
         is_sent.set()
 
     async def watch() -> None:
-        await caller.until_left()
-        with anyio.move_on_after(LEFT_S):
+        while not (caller.has_left or engine.is_draining):  # noqa: ASYNC110 - nothing tells it
+            await anyio.sleep(LOOK_S)
+        with anyio.move_on_after(0 if engine.is_draining else LEFT_S):
             await is_sent.wait()
         group.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(up)
-        group.start_soon(watch)
+    async with asked.processes.connect(asked.port) as port, anyio.create_task_group() as group:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            if not asked.head:
+                await caller.send(SWITCHED)
+            group.start_soon(up)
+            group.start_soon(watch)
             async for piece in port:
                 await caller.send(piece)
         group.cancel_scope.cancel()

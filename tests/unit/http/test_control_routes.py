@@ -237,23 +237,6 @@ async def test_malformed_decision_is_refused(here: Desk) -> None:
     assert here.decisions == []
 
 
-@pytest.mark.row("A3")
-async def test_several_approvals_are_decided_with_one_request(here: Desk) -> None:
-    two = here.desk.put(approval(2))
-    items = [
-        {"approval_id": one.id, "version": 1, "decision": {"decision": "deny"}}
-        for one in (ONE, two)
-    ]
-    answer = await here.ask("POST", "/v1/approvals/decisions", {"items": items})
-    assert [item["state"] for item in answer.body["data"]["items"]] == ["denied", "denied"]
-
-
-async def test_poll_times_out_with_the_same_number(here: Desk) -> None:
-    answer = await here.ask("GET", f"/v1/approvals/changes?after={here.desk.changes}&wait=0")
-    assert answer.body["data"]["changes"] == here.desk.changes
-    assert (await here.ask("GET", "/v1/approvals/changes?wait=26")).code == "INVALID_PARAMS"
-
-
 async def test_caller_sees_its_own_approvals_without_approver_names(here: Desk) -> None:
     here.desk.put(approval(2, principal_id="token:caller", approvers=("alice",)))
     mine = {"face": Face.ENGINE, "credential": here.house.caller}

@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 import resource
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,7 +21,7 @@ from fumehood.core.errors import EngineError, Unauthorized
 from fumehood.http import peer, routes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS, make_document
 from fumehood.http.endpoint import Needs, Operation, endpoint
-from fumehood.http.peer import MAX_CONNECTIONS, Shares, most_connections
+from fumehood.http.peer import MAX_CONNECTIONS, most_connections
 from fumehood.http.routes import stream
 from fumehood.http.routes.stream import EventsResponse
 from fumehood.protocol import sse
@@ -59,7 +58,7 @@ def request(body: bytes = b"{}", query: bytes = b"") -> Request:
         return {"type": "http.request", "body": body}
 
     headers = [(b"content-type", b"application/json")]
-    state = {"share": SimpleNamespace(held_bytes=0), "take_body": lambda: body}
+    state = {"take_body": lambda: body}
     scope = {"type": "http", "method": "POST", "headers": headers, "query_string": query}
     scope |= {"state": state, "path_params": {}}
     return Request(scope, receive)
@@ -134,23 +133,6 @@ def test_socket_of_an_operation_follows_from_its_required_authority() -> None:
 
 
 # -- What one user holds is counted, given back, and takes nothing from another one --------
-
-
-@pytest.mark.row("D4")
-def test_connection_share_is_per_user_and_socket() -> None:
-    everybody = Shares(2)
-    alice = everybody.of(1000)
-    assert [alice.connect("engine") for _ in range(4)] == [True, True, False, False]
-    assert alice.connect("control")
-    bob = everybody.of(1001)
-    assert bob.connect("engine")
-    alice.leave("engine")
-    assert everybody.of(1000).connect("engine")
-    assert not everybody.of(1000).connect("engine")
-    bob.leave("engine")
-    everybody.of(1002)
-    assert everybody.of(1000) is alice
-    assert everybody.of(1001) is not bob  # an unused share is forgotten
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from fumehood.core.errors import (
     PermissionDenied,
     RateLimited,
     ResourceNotFound,
-    SandboxUnavailable,
 )
 from fumehood.core.identity import Principal
 from fumehood.core.session import TURN_S, OwnedSession
@@ -47,17 +46,17 @@ from fumehood.http.answers import engine_of, envelope_response
 from fumehood.http.caller import require_authority
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 from fumehood.http.routes.calls import BlobQuery, sent_blob
-from fumehood.http.routes.processes import ERRORS as PROCESS_ERRORS
-from fumehood.http.routes.processes import ProcessAnswer, ProcessName, StopQuery
 from fumehood.http.routes.sessions import (
+    FILE_ERRORS,
     SESSION,
     FileListQuery,
     FilePath,
+    ProcessAnswer,
+    ProcessName,
     SessionId,
+    StopQuery,
     sent_file,
 )
-
-FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 CallId = Annotated[str, "The `call_id` of an envelope."]
 
@@ -70,7 +69,6 @@ def _files(request: Request, _: Principal) -> SessionFiles:
 OwnedSessionAnswer = Annotated[
     OwnedSession, As("session", "OwnedSessionAnswer", "A session as it is now, with its owner.")
 ]
-NODE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 NodeName = Annotated[str, "A node's name or id."]
 NodeAnswer = Annotated[NodeRecord, As("node", "NodeAnswer", "A node as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
@@ -253,7 +251,7 @@ async def end_any_session(
     "/v1/sessions/{session_id}/processes",
     Needs.APPROVER,
     authorize=require_authority,
-    errors=PROCESS_ERRORS,
+    errors=FILE_ERRORS,
     work_s=TURN_S,
     client="sessions.processes",
 )
@@ -275,7 +273,7 @@ async def list_processes_of_session(
     "GET",
     "/v1/sessions/{session_id}/processes/{process}/output",
     Needs.ADMIN,
-    errors=PROCESS_ERRORS,
+    errors=FILE_ERRORS,
     work_s=TURN_S,
     client="sessions.process_output",
 )
@@ -295,7 +293,7 @@ async def read_process_of_session(
     "DELETE",
     "/v1/sessions/{session_id}/processes/{process}",
     Needs.ADMIN,
-    errors=PROCESS_ERRORS,
+    errors=FILE_ERRORS,
     work_s=TURN_S,
     client="sessions.stop_process",
 )
@@ -379,13 +377,13 @@ async def list_nodes(
     return tuple(engine.overview.nodes())
 
 
-@endpoint("POST", "/v1/nodes/{node}/drain", Needs.ADMIN, errors=NODE_ERRORS, client="nodes.drain")
+@endpoint("POST", "/v1/nodes/{node}/drain", Needs.ADMIN, errors=FILE_ERRORS, client="nodes.drain")
 async def drain_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
     """Let a node take no new calls and sessions. What runs there goes on."""
     return await engine.overview.drain_node(node, caller, is_drained=True)
 
 
-@endpoint("POST", "/v1/nodes/{node}/resume", Needs.ADMIN, errors=NODE_ERRORS, client="nodes.resume")
+@endpoint("POST", "/v1/nodes/{node}/resume", Needs.ADMIN, errors=FILE_ERRORS, client="nodes.resume")
 async def resume_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
     """Let a drained node take calls and sessions again."""
     return await engine.overview.drain_node(node, caller, is_drained=False)

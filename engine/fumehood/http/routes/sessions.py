@@ -1,4 +1,8 @@
-"""`/v1/sessions`: a principal's sessions, and the files in them. Only the owner has access.
+"""`/v1/sessions`: a principal's sessions, their files, and the processes beside their calls. Only
+the owner has access.
+
+A process is started, and written to, by a call of a tool (`start_process`, `write_process`): so it
+is decided on and recorded as a call.
 
 Invariant: a file's path is taken from the address as it was sent, and decoded once and strictly;
 an ambiguous one is refused.
@@ -13,6 +17,7 @@ from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import unquote_to_bytes
 
+import anyio
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,8 +25,10 @@ from starlette.responses import Response
 from fumehood.answers import (
     Deleted,
     Pagination,
+    ProcessOutput,
     ProjectDiff,
     SessionFileList,
+    SessionProcess,
     UnpackedArchive,
     WrittenFile,
 )
@@ -36,6 +43,7 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import (
     MAKING_S,
@@ -69,6 +77,10 @@ ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 LIFE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
 COPY_ERRORS = LIFE_ERRORS | {InvalidParams, InternalError, QuotaExceeded, ShuttingDown}
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
+
+MAX_WAIT_S = 30.0
+LOOK_S = 0.1
+"""Seconds between looks for new output, while a request waits for it."""
 
 
 class NoQuery(BaseModel):
@@ -119,6 +131,29 @@ class DeleteQuery(BaseModel):
     recursive: bool = Field(default=False, description="Delete a directory with its contents.")
 
 
+class OutputQuery(BaseModel):
+    """Which output to read."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: int = Field(
+        default=0, ge=0, lt=1 << 53, description="`data.offset` of the previous answer."
+    )
+    wait_seconds: float = Field(
+        default=0, ge=0, le=MAX_WAIT_S, description="How long to wait for more than nothing."
+    )
+
+
+class StopQuery(BaseModel):
+    """How to end a process."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grace_s: float = Field(
+        default=5, ge=0, le=30, description="Seconds between SIGTERM and SIGKILL."
+    )
+
+
 def _files(request: Request, caller: Principal) -> SessionFiles:
     return engine_of(request).session_files(request.path_params["session_id"], caller)
 
@@ -157,6 +192,8 @@ SessionAnswer = Annotated[SessionRecord, As("session", "SessionAnswer", "A sessi
 SnapshotAnswer = Annotated[
     Snapshot, As("snapshot", "SnapshotAnswer", "A copy of a session's files.")
 ]
+ProcessName = Annotated[str, "The process's name."]
+ProcessAnswer = Annotated[SessionProcess, As("process", "ProcessAnswer", "A process as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 FilePath = Annotated[
     str, "The file's path in the workspace, with literal slashes.", Given(file_path)
@@ -381,7 +418,7 @@ async def list_session_files(files: Files, query: FileListQuery) -> SessionFileL
 
 async def sent_file(request: Request, engine: Engine, files: SessionFiles, path: str) -> Response:
     """Return a session's file as an attachment, or its headers only for `HEAD`."""
-    require_room(request.scope["state"]["share"])
+    require_room(request)
     download = await files.download(path)
     headers = attachment_headers(path, content_type_of(path), download.size)
     if request.method == "HEAD":
@@ -452,7 +489,7 @@ async def get_session_archive(
 
     If a file changes meanwhile, the body ends before the archive's last block.
     """
-    require_room(request.scope["state"]["share"])
+    require_room(request)
     headers = attachment_headers("workspace.tar", "application/x-tar", None)
     if request.method == "HEAD":
         return Response(headers=headers)
@@ -510,6 +547,92 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
     return Deleted(deleted=path)
 
 
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/processes",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="processes",
+)
+async def list_session_processes(
+    engine: Engine, caller: Principal, session_id: SessionId
+) -> Annotated[
+    tuple[SessionProcess, ...], As("items", "ProcessList", "Running ones, and the last ended ones.")
+]:
+    """List the processes that run in a session beside its calls, and the last ended ones.
+
+    A stopped session has none.
+    """
+    found = await engine.sessions.processes(caller, session_id).ask({"do": "list"})
+    return tuple(map(SessionProcess.model_validate, found["processes"]))
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/processes/{process}",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="process",
+)
+async def show_session_process(
+    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName
+) -> ProcessAnswer:
+    """Show one process of a session."""
+    found = await engine.sessions.processes(caller, session_id).ask({"do": "list"})
+    for one in found["processes"]:
+        if one["name"] == process:
+            return SessionProcess.model_validate(one)
+    raise ResourceNotFound("This session has no such process.", fields=["process"])
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/processes/{process}/output",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S + MAX_WAIT_S,
+    client="process_output",
+)
+async def read_session_process(
+    engine: Engine,
+    caller: Principal,
+    session_id: SessionId,
+    process: ProcessName,
+    query: OutputQuery,
+) -> ProcessOutput:
+    """Read what a process has printed, both streams together, at most 64 KB.
+
+    To follow it, ask again with the answer's `offset`, and wait.
+    """
+    processes = engine.sessions.processes(caller, session_id)
+    asked: JsonObject = {"do": "read", "name": process, "after": query.after}
+    give_up = anyio.current_time() + query.wait_seconds
+    while True:
+        piece = ProcessOutput.model_validate((await processes.ask(asked))["output"])
+        if piece.text or piece.ended or anyio.current_time() >= give_up:
+            return piece
+        await anyio.sleep(LOOK_S)
+
+
+@endpoint(
+    "DELETE",
+    "/v1/sessions/{session_id}/processes/{process}",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="stop_process",
+)
+async def stop_session_process(
+    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName, query: StopQuery
+) -> ProcessAnswer:
+    """End a process and everything that it has started. Its output can still be read."""
+    asked: JsonObject = {"do": "stop", "name": process, "grace_s": query.grace_s}
+    answer = await engine.sessions.processes(caller, session_id).ask(asked)
+    return SessionProcess.model_validate(answer["process"])
+
+
 def _require_room_for(request: Request, files: SessionFiles) -> None:
     if (announced_bytes(request) or 0) > files.most_bytes:
         raise too_large(files.most_bytes)
@@ -541,4 +664,8 @@ OPERATIONS = [
     get_session_archive,
     put_session_archive,
     delete_session_file,
+    list_session_processes,
+    show_session_process,
+    read_session_process,
+    stop_session_process,
 ]
