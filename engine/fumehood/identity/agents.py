@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from fumehood.core.errors import (
     IdempotencyConflict,
@@ -48,7 +48,7 @@ class Agents:
     def get(self, agent_id: str) -> Agent:
         """Return an agent. Raises ResourceNotFound if there is none with this id."""
         if agent_id not in self._agents:
-            raise _unknown(agent_id)
+            raise ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")
         return self._agents[agent_id]
 
     def all(self) -> list[Agent]:
@@ -85,16 +85,26 @@ class Agents:
         Raises:
             IdempotencyConflict: the id is taken.
         """
+        fields: JsonObject = agent.model_dump(mode="json")
         async with self._changing():
             if agent.id in self._agents:
                 raise IdempotencyConflict(f"The agent {agent.id!r} already exists.")
-            await self._put("agent.create", agent, by, now)
+            new = insert(AGENTS).values(**fields, created_at=stamp(now))
+            await self._write(
+                lambda connection: connection.execute(new),
+                "agent.create", agent.id, fields, by, now,
+            )  # fmt: skip
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
         """Change an agent, but not its bindings. Raises ResourceNotFound."""
+        fields: JsonObject = agent.model_dump(mode="json")
         async with self._changing():
             self.get(agent.id)
-            await self._put("agent.update", agent, by, now)
+            own = update(AGENTS).where(AGENTS.c.id == agent.id)
+            await self._write(
+                lambda connection: connection.execute(own.values(**fields)),
+                "agent.update", agent.id, fields, by, now,
+            )  # fmt: skip
 
     async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
         """Delete an agent with its bindings. Raises ResourceNotFound."""
@@ -104,9 +114,6 @@ class Agents:
                 lambda connection: _delete_agent(connection, agent_id),
                 "agent.delete", agent_id, {}, by, now,
             )  # fmt: skip
-            del self._agents[agent_id]
-            self._bindings.pop(agent_id, None)
-            self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
         """Bind a tool to an agent. It replaces a binding of the same tool, in whichever version.
@@ -123,25 +130,23 @@ class Agents:
         }
         async with self._changing():
             self.get(agent_id)
+            old = self.binding(agent_id, binding.tool_name)
             await self._write(
-                lambda connection: _put_binding(connection, agent_id, binding),
+                lambda connection: _put_binding(connection, agent_id, binding, old),
                 "agent.bind", agent_id, details, by, now,
             )  # fmt: skip
-            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
-            self.changes += 1
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
         """Remove a tool from an agent. Raises ResourceNotFound if the agent does not have it."""
         async with self._changing():
             self.get(agent_id)
-            if self.binding(agent_id, tool_name) is None:
+            bound = self.binding(agent_id, tool_name)
+            if bound is None:
                 raise ResourceNotFound(f"The agent {agent_id!r} has no tool {tool_name[:80]!r}.")
             await self._write(
-                lambda connection: _unbind(connection, agent_id, tool_name),
+                lambda connection: _unbind(connection, agent_id, bound.tool),
                 "agent.unbind", agent_id, {"tool": tool_name}, by, now,
             )  # fmt: skip
-            del self._bindings[agent_id][tool_name]
-            self.changes += 1
 
     async def _reload(self) -> None:
         self._load(*await self._database.write(_all_rows))
@@ -151,30 +156,6 @@ class Agents:
         self._bindings: dict[str, dict[str, Binding]] = {}
         for agent_id, binding in bindings:
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
-        self._index_speakers()
-
-    async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
-        await self._write(
-            lambda connection: _put_agent(connection, agent, stamp(now)),
-            action, agent.id, agent.model_dump(mode="json"), by, now,
-        )  # fmt: skip
-        self._agents[agent.id] = agent
-        self._index_speakers()
-
-    async def _write(
-        self,
-        change: Callable[[Connection], None],
-        action: str,
-        subject: str,
-        details: JsonObject,
-        by: Principal,
-        now: datetime,
-    ) -> None:
-        await self._database.write(
-            recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
-        )
-
-    def _index_speakers(self) -> None:
         speakers: dict[str, set[str]] = {}
         for agent in self._agents.values():
             for principal_id in agent.principals:
@@ -184,9 +165,19 @@ class Agents:
         }
         self.changes += 1
 
-
-def _unknown(agent_id: str) -> ResourceNotFound:
-    return ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")
+    async def _write(
+        self,
+        change: Callable[[Connection], object],
+        action: str,
+        subject: str,
+        details: JsonObject,
+        by: Principal,
+        now: datetime,
+    ) -> None:
+        await self._database.write(
+            recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
+        )
+        await self._reload()
 
 
 def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
@@ -261,36 +252,22 @@ def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
     ]
 
 
-def _put_agent(connection: Connection, agent: Agent, at: str) -> None:
-    """Create or replace an agent, but not its bindings."""
-    known = connection.execute(select(AGENTS.c.created_at).where(AGENTS.c.id == agent.id)).scalar()
-    connection.execute(delete(AGENTS).where(AGENTS.c.id == agent.id))
-    row: JsonObject = agent.model_dump(mode="json")
-    connection.execute(insert(AGENTS), {**row, "created_at": known or at})
-
-
 def _delete_agent(connection: Connection, agent_id: str) -> None:
     """Delete an agent with its bindings."""
     connection.execute(delete(BINDINGS).where(BINDINGS.c.agent_id == agent_id))
     connection.execute(delete(AGENTS).where(AGENTS.c.id == agent_id))
 
 
-def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
-    """Bind a tool, or replace the agent's binding of the same tool name."""
-    _unbind(connection, agent_id, binding.tool)
+def _put_binding(
+    connection: Connection, agent_id: str, binding: Binding, old: Binding | None
+) -> None:
+    """Bind a tool, and replace the agent's old binding of it."""
+    if old is not None:
+        _unbind(connection, agent_id, old.tool)
     connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Remove an agent's binding to a tool, whichever version of the tool it is bound to."""
-    name = tool.partition("@")[0]
-    bound = connection.execute(
-        select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)
-    ).scalars()
-    for reference in list(bound):
-        if reference.partition("@")[0] == name:
-            connection.execute(
-                delete(BINDINGS).where(
-                    BINDINGS.c.agent_id == agent_id, BINDINGS.c.tool == reference
-                )
-            )
+    connection.execute(
+        delete(BINDINGS).where(BINDINGS.c.agent_id == agent_id, BINDINGS.c.tool == tool)
+    )

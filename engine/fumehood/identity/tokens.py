@@ -92,11 +92,10 @@ class Tokens:
         matches = hmac.compare_digest(known, given)
         if presented is None or presented.kind != KIND or token is None or not matches:
             raise Unauthorized("This token is not known. Do not retry.")
-        # A clock that is set back must not revive an expired token.
-        self._latest = max(self._latest, now)
-        if not token.is_valid(self._latest):
+        principal = self.principal_of_id(token.id, now)
+        if principal is None:
             raise Unauthorized("This token has expired or was revoked. Do not retry.")
-        return Principal(token.principal_id, token.scopes, token.agents, token.id)
+        return principal
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
         """Return the principal of a token that was verified before, by the token's id.
@@ -104,6 +103,7 @@ class Tokens:
         None if the token is no longer valid.
         """
         token = self._tokens.get(token_id)
+        # A clock that is set back must not revive an expired token.
         self._latest = max(self._latest, now)
         if token is None or not token.is_valid(self._latest):
             return None

@@ -42,10 +42,6 @@ MAX_CODES = 60
 engine and some of the tool."""
 
 
-MAX_NODES = 200
-"""Maximum number of nodes that have their own metrics."""
-
-
 @dataclass(frozen=True, slots=True)
 class EndedCall:
     """The counted facts of a call. `tool` is None if no tool was found."""
@@ -156,9 +152,8 @@ def network_figures(sums: Mapping[str, int]) -> Iterator[Figure]:
 
 
 def node_figures(nodes: Iterable[NodeRecord]) -> Iterator[Figure]:
-    """Yield the figures of a cluster's nodes. Of too many, those that are reached come first."""
-    well = (NodeState.JOINED, NodeState.DRAINED)
-    shown = sorted(nodes, key=lambda node: node.state not in (*well, NodeState.UNREADY))[:MAX_NODES]
+    """Yield the figures of a cluster's nodes."""
+    shown, well = list(nodes), (NodeState.JOINED, NodeState.DRAINED)
     up = {node.name: float(node.state in well) for node in shown}
     yield Figure("node_up", "1 while a node serves, or is drained.", up, "node")
     for name, words in (

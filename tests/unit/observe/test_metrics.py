@@ -15,7 +15,6 @@ from fumehood.observe.alerts import UNDECLARED, Alerts, CallObserver
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import (
     MAX_CODES,
-    MAX_NODES,
     MAX_TOOLS,
     OTHER,
     UNKNOWN,
@@ -141,14 +140,3 @@ def test_nodes_have_figures_of_their_own_and_gone_ones_count_as_down() -> None:
     assert found["fumehood_node_slots", ("a",)] == 8
     assert found["fumehood_node_used", ("a",)] == 3
     assert found["fumehood_node_sessions", ("a",)] == 2
-
-
-def test_metrics_of_nodes_are_bounded_and_keep_those_that_are_reached() -> None:
-    gone = [NodeRecord(name=f"g{one}", state=NodeState.GONE) for one in range(MAX_NODES)]
-    figures = node_figures([*gone, NodeRecord(name="here", state=NodeState.JOINED)])
-    up = {
-        labels: value
-        for (name, labels), value in samples(CallMetrics(), *figures).items()
-        if name == "fumehood_node_up"
-    }
-    assert (len(up), up["here",]) == (MAX_NODES, 1)
