@@ -79,8 +79,9 @@ class Player:
 
     def __init__(self, cassette: Cassette) -> None:
         self._left_out = cassette.left_out
-        self._waiting: defaultdict[tuple[str, str, str | None], deque[Exchange]]
-        self._waiting = defaultdict(deque)
+        self._waiting: defaultdict[tuple[str, str, str | None], deque[Exchange]] = defaultdict(
+            deque
+        )
         for one in cassette.exchanges:
             self._waiting[one.method, one.url, one.body_sha256].append(one)
 

@@ -29,6 +29,7 @@ from fumehood.gateway.cassette import Player, Recording
 from fumehood.gateway.door import REFUSED, SENT, Door
 from fumehood.gateway.placeholders import BodyWatch
 from fumehood.gateway.request import (
+    TUNNEL,
     HeldRequest,
     Place,
     ProgramRequest,
@@ -227,7 +228,8 @@ class Proxy:
                 )
             if self._door.recorder is not None:
                 self._door.recorder.left_out += 1
-            await self._pass_unopened(peer, ProgramRequest.tunnel(place), established)
+            request = ProgramRequest(TUNNEL, place, "", (), 0, is_upgrade=False)
+            await self._pass_unopened(peer, request, established)
             return
         await peer.send(established)
         before = peer.http.trailing_data[0] or await peer.stream.receive(PIECE_BYTES)

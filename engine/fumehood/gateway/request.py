@@ -93,11 +93,6 @@ class ProgramRequest:
     is_upgrade: bool
     """Whether it asks for a WebSocket."""
 
-    @classmethod
-    def tunnel(cls, place: Place) -> ProgramRequest:
-        """Return what is judged of a connection that is passed on unopened."""
-        return cls(TUNNEL, place, "", (), 0, is_upgrade=False)
-
     @property
     def url(self) -> str:
         return f"{self.place.scheme}://{self.place.authority}{self.target}"

@@ -140,12 +140,12 @@ class Application:
             # The time for running requests is over, but the client still gets an answer.
             response = envelope_response(stopped(self.engine, _tool_of(scope)))
         except Exception as fault:
-            self._log(fault)
+            log_fault(self.engine.log, "daemon.internal_error", fault)
             response = self._refuse(InternalError("The engine failed internally."), scope)
         try:
             await response(scope, receive, send)
         except Exception as fault:
-            self._log(fault)
+            log_fault(self.engine.log, "daemon.internal_error", fault)
             raise  # the response has begun: the server closes the connection
 
     def _refuse(self, error: EngineError, scope: Scope) -> Response:
@@ -172,9 +172,6 @@ class Application:
                 "This address does not accept this method. See /v1/openapi.json."
             )
         raise ResourceNotFound("This address does not exist. See /v1/openapi.json.")
-
-    def _log(self, fault: Exception) -> None:
-        log_fault(self.engine.log, "daemon.internal_error", fault)
 
 
 def _tool_of(scope: Scope) -> str | None:

@@ -150,12 +150,6 @@ def _is_json(content_type: bytes) -> bool:
     return kind.strip().lower() == "application/json" and charset in ("", "charset=utf-8")
 
 
-def announced_bytes(request: Request) -> int | None:
-    """Return the body's length as the request's header announces it, or None without one."""
-    text = request.headers.get("content-length", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
-
-
 def require_plain_bytes(request: Request) -> None:
     """Raise UnsupportedMediaType if the body has a content encoding, such as gzip."""
     if request.headers.get("content-encoding", "identity") not in ("", "identity"):

@@ -297,19 +297,16 @@ class _Signature:
                 return lambda _, document, __: parse(document)
         if name in self._in_path:
             return lambda request, _, __: request.scope["path_params"][name]
-        if name in ("body", "query"):
-            return self._fill_from_content(name, kind)
-        return FILLS[name]
-
-    def _fill_from_content(self, name: str, kind: Any) -> Fill:
         if kind is IncomingBody:
             self.takes_upload = True
             return lambda _, upload, __: upload
         if name == "body":
             self.body = kind
             return lambda _, document, __: parse_body(kind, document)
-        self.query = kind
-        return lambda request, _, __: parse_query(kind, request)
+        if name == "query":
+            self.query = kind
+            return lambda request, _, __: parse_query(kind, request)
+        return FILLS[name]
 
 
 @cache

@@ -46,12 +46,6 @@ class Listeners:
     engine: socket.socket
     control: socket.socket
 
-    @property
-    def control_path(self) -> str:
-        """The control socket's path, exactly as connections report it."""
-        path: str = self.control.getsockname()
-        return path
-
 
 @contextmanager
 def listening(config: Config) -> Iterator[Listeners]:

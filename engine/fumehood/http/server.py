@@ -133,7 +133,7 @@ async def serve(
                 most = most_connections()
                 # In all and of one address: a quarter of the files at least stays free.
                 shares = FairShare(most * 3 // 2, most // 2)
-                server.use_tls(CountingListener(tcp[0], shares), context)
+                server.tls = CountingListener(tcp[0], shares), context
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 if config.state.secret_url is not None:
@@ -314,18 +314,15 @@ class _Server(uvicorn.Server):
     its sockets can have TLS.
     """
 
-    _tls: tuple[socket.socket, ssl.SSLContext] | None = None
-
-    def use_tls(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        """Serve this socket with TLS."""
-        self._tls = listener, context
+    tls: tuple[socket.socket, ssl.SSLContext] | None = None
+    """A socket that is also served, with TLS."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         await super().startup(sockets)
-        if self._tls is None:
+        if self.tls is None:
             return
-        listener, context = self._tls
+        listener, context = self.tls
         config = self.config
 
         def create_protocol() -> asyncio.Protocol:
@@ -397,7 +394,9 @@ def _uvicorn_config(
         app,
         interface="asgi3",
         loop="asyncio",
-        http=make_protocol(app, refusal_body, listeners.control_path, Shares(most_connections())),
+        http=make_protocol(
+            app, refusal_body, listeners.control.getsockname(), Shares(most_connections())
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select
 
 from fumehood.core.errors import (
     IdempotencyConflict,
@@ -85,26 +85,16 @@ class Agents:
         Raises:
             IdempotencyConflict: the id is taken.
         """
-        fields: JsonObject = agent.model_dump(mode="json")
         async with self._changing():
             if agent.id in self._agents:
                 raise IdempotencyConflict(f"The agent {agent.id!r} already exists.")
-            new = insert(AGENTS).values(**fields, created_at=stamp(now))
-            await self._write(
-                lambda connection: connection.execute(new),
-                "agent.create", agent.id, fields, by, now,
-            )  # fmt: skip
+            await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
         """Change an agent, but not its bindings. Raises ResourceNotFound."""
-        fields: JsonObject = agent.model_dump(mode="json")
         async with self._changing():
             self.get(agent.id)
-            own = update(AGENTS).where(AGENTS.c.id == agent.id)
-            await self._write(
-                lambda connection: connection.execute(own.values(**fields)),
-                "agent.update", agent.id, fields, by, now,
-            )  # fmt: skip
+            await self._put("agent.update", agent, by, now)
 
     async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
         """Delete an agent with its bindings. Raises ResourceNotFound."""
@@ -114,6 +104,9 @@ class Agents:
                 lambda connection: _delete_agent(connection, agent_id),
                 "agent.delete", agent_id, {}, by, now,
             )  # fmt: skip
+            del self._agents[agent_id]
+            self._bindings.pop(agent_id, None)
+            self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
         """Bind a tool to an agent. It replaces a binding of the same tool, in whichever version.
@@ -130,23 +123,25 @@ class Agents:
         }
         async with self._changing():
             self.get(agent_id)
-            old = self.binding(agent_id, binding.tool_name)
             await self._write(
-                lambda connection: _put_binding(connection, agent_id, binding, old),
+                lambda connection: _put_binding(connection, agent_id, binding),
                 "agent.bind", agent_id, details, by, now,
             )  # fmt: skip
+            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
+            self.changes += 1
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
         """Remove a tool from an agent. Raises ResourceNotFound if the agent does not have it."""
         async with self._changing():
             self.get(agent_id)
-            bound = self.binding(agent_id, tool_name)
-            if bound is None:
+            if self.binding(agent_id, tool_name) is None:
                 raise ResourceNotFound(f"The agent {agent_id!r} has no tool {tool_name[:80]!r}.")
             await self._write(
-                lambda connection: _unbind(connection, agent_id, bound.tool),
+                lambda connection: _unbind(connection, agent_id, tool_name),
                 "agent.unbind", agent_id, {"tool": tool_name}, by, now,
             )  # fmt: skip
+            del self._bindings[agent_id][tool_name]
+            self.changes += 1
 
     async def _reload(self) -> None:
         self._load(*await self._database.write(_all_rows))
@@ -156,18 +151,19 @@ class Agents:
         self._bindings: dict[str, dict[str, Binding]] = {}
         for agent_id, binding in bindings:
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
-        speakers: dict[str, set[str]] = {}
-        for agent in self._agents.values():
-            for principal_id in agent.principals:
-                speakers.setdefault(principal_id, set()).add(agent.id)
-        self._spoken_for: dict[str, frozenset[str]] = {
-            who: frozenset(agents) for who, agents in speakers.items()
-        }
-        self.changes += 1
+        self._index_speakers()
+
+    async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
+        await self._write(
+            lambda connection: _put_agent(connection, agent, stamp(now)),
+            action, agent.id, agent.model_dump(mode="json"), by, now,
+        )  # fmt: skip
+        self._agents[agent.id] = agent
+        self._index_speakers()
 
     async def _write(
         self,
-        change: Callable[[Connection], object],
+        change: Callable[[Connection], None],
         action: str,
         subject: str,
         details: JsonObject,
@@ -177,7 +173,16 @@ class Agents:
         await self._database.write(
             recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
         )
-        await self._reload()
+
+    def _index_speakers(self) -> None:
+        speakers: dict[str, set[str]] = {}
+        for agent in self._agents.values():
+            for principal_id in agent.principals:
+                speakers.setdefault(principal_id, set()).add(agent.id)
+        self._spoken_for: dict[str, frozenset[str]] = {
+            who: frozenset(agents) for who, agents in speakers.items()
+        }
+        self.changes += 1
 
 
 def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
@@ -216,12 +221,8 @@ def _with_default(schema: object, name: str, binding: Binding) -> object:
 
 
 def _all_rows(connection: Connection) -> tuple[list[Agent], list[tuple[str, Binding]]]:
-    return _all_agents(connection), _all_bindings(connection)
-
-
-def _all_agents(connection: Connection) -> list[Agent]:
-    rows = connection.execute(select(AGENTS)).mappings()
-    return [
+    """Return all agents, and all bindings, each with its agent's id."""
+    agents = [
         Agent(
             id=row["id"],
             description=row["description"],
@@ -230,14 +231,9 @@ def _all_agents(connection: Connection) -> list[Agent]:
             network=tuple(row["network"] or ()),
             presets=tuple(row["presets"] or ()),
         )
-        for row in rows
+        for row in connection.execute(select(AGENTS)).mappings()
     ]
-
-
-def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
-    """Return all bindings, each with its agent's id."""
-    rows = connection.execute(select(BINDINGS)).mappings()
-    return [
+    bindings = [
         (
             row["agent_id"],
             Binding(
@@ -248,8 +244,17 @@ def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
                 is_enabled=row["is_enabled"],
             ),
         )
-        for row in rows
+        for row in connection.execute(select(BINDINGS)).mappings()
     ]
+    return agents, bindings
+
+
+def _put_agent(connection: Connection, agent: Agent, at: str) -> None:
+    """Create or replace an agent, but not its bindings."""
+    known = connection.execute(select(AGENTS.c.created_at).where(AGENTS.c.id == agent.id)).scalar()
+    connection.execute(delete(AGENTS).where(AGENTS.c.id == agent.id))
+    row: JsonObject = agent.model_dump(mode="json")
+    connection.execute(insert(AGENTS), {**row, "created_at": known or at})
 
 
 def _delete_agent(connection: Connection, agent_id: str) -> None:
@@ -258,16 +263,22 @@ def _delete_agent(connection: Connection, agent_id: str) -> None:
     connection.execute(delete(AGENTS).where(AGENTS.c.id == agent_id))
 
 
-def _put_binding(
-    connection: Connection, agent_id: str, binding: Binding, old: Binding | None
-) -> None:
-    """Bind a tool, and replace the agent's old binding of it."""
-    if old is not None:
-        _unbind(connection, agent_id, old.tool)
+def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
+    """Bind a tool, or replace the agent's binding of the same tool name."""
+    _unbind(connection, agent_id, binding.tool)
     connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    connection.execute(
-        delete(BINDINGS).where(BINDINGS.c.agent_id == agent_id, BINDINGS.c.tool == tool)
-    )
+    """Remove an agent's binding to a tool, whichever version of the tool it is bound to."""
+    name = tool.partition("@")[0]
+    bound = connection.execute(
+        select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)
+    ).scalars()
+    for reference in list(bound):
+        if reference.partition("@")[0] == name:
+            connection.execute(
+                delete(BINDINGS).where(
+                    BINDINGS.c.agent_id == agent_id, BINDINGS.c.tool == reference
+                )
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import time
@@ -77,12 +78,9 @@ class CredentialCache:
     def has(self, text: str) -> bool:
         """Whether exactly this text was verified within the last `RECENT_S` seconds."""
         mark = self._mark(text)
-        until = self._until.get(mark)
-        if until is None:
-            return False
-        if time.monotonic() < until:
+        if time.monotonic() < self._until.get(mark, -math.inf):
             return True
-        del self._until[mark]
+        self._until.pop(mark, None)
         return False
 
     def _mark(self, text: str) -> bytes:

@@ -193,18 +193,6 @@ def size(number: float) -> str:
     return f"{number:.1f} GB"
 
 
-_CONTAINERS = {
-    "warm": "unused", "busy": "running a call", "resetting": "being cleaned",
-    "idle": "kept for a next call", "making": "being made", "leaving": "being removed",
-    "held": "of sessions", "waiting": "calls that wait", "dirty": "could not be cleaned",
-}  # fmt: skip
-
-
-def container_state(name: str) -> str:
-    """Describe a state of containers."""
-    return _CONTAINERS.get(name, name.replace("_", " "))
-
-
 def call_facts(details: CallDetails) -> list[tuple[str, str]]:
     """Return the facts of a call that need no link, as names and values."""
     call = details.call
@@ -232,7 +220,7 @@ def network_in_words(network: NetworkReport) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "call_facts": call_facts, "container_state": container_state, "figure": figure,
+    "call_facts": call_facts, "figure": figure,
     "health_of": health_of, "instant": datetime.fromisoformat, "limits_in_words": limits_in_words,
     "money": money, "ms": ms, "percent": percent, "place_of": place_of, "share": share,
     "size": size, "size_of": size_of,

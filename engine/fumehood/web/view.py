@@ -46,8 +46,6 @@ from urllib.parse import parse_qsl, quote
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from fumehood.client.async_client import AsyncClient
-from fumehood.client.async_control import AsyncControlClient
 from fumehood.core.call import MAX_KEYS
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
@@ -152,32 +150,22 @@ class View:
     def __init__(self, console: Console, request: Request, login: Login) -> None:
         self.console = console
         self.request = request
+        self.path: Mapping[str, str] = request.path_params
         self.login = login
+        self.control = login.control
+        """The client of the control socket, with this user's credential."""
+        self.caller = console.caller
+        """The client of the callers' socket, as the user of this process, without a credential."""
         self.form = Form([])
         """The fields of a POST."""
         self.query = Form(request.query_params.multi_items())
         self.now = datetime.now(UTC)
-
-    @property
-    def control(self) -> AsyncControlClient:
-        """The client of the control socket, with this user's credential."""
-        return self.login.control
 
     async def may_administer(self) -> bool:
         """Ask the engine if this user may still administer. For what the console does as the
         user of its own process. Raises Refused, DaemonUnavailable.
         """
         return "admin" in (await self.control.whoami()).scopes
-
-    @property
-    def caller(self) -> AsyncClient:
-        """The client of the callers' socket, as the user of this process, without a credential."""
-        return self.console.caller
-
-    @property
-    def path(self) -> Mapping[str, str]:
-        """The path parameters."""
-        return self.request.path_params
 
     @property
     def is_part(self) -> bool:

@@ -129,7 +129,7 @@ class Watched(FakeControl):
         super().__init__(engine, credential)
         self.told = told
         self.calls = SimpleNamespace(
-            list=self._calls, show=self._call, blob=self._blob, cancel=self._cancel
+            list=self._calls, show=self._call, blob=self._blob, cancel=self._note("cancel")
         )
         self.sessions = SimpleNamespace(
             list=self._sessions, show=self._session, files=self._files,
@@ -140,7 +140,9 @@ class Watched(FakeControl):
             list=self._agents, show=self._agent, create=self._note("create"),
             update=self._note("update"), bind=self._note("bind"), unbind=self._note("unbind"),
         )  # fmt: skip
-        self.nodes = SimpleNamespace(list=self._nodes, drain=self._drain, resume=self._resume)
+        self.nodes = SimpleNamespace(
+            list=self._nodes, drain=self._note("drain"), resume=self._note("resume")
+        )
         self.policy = SimpleNamespace(
             show=self._policy, explain=self._explain, try_rules=self._try, text=self._file,
             replace=self._replace,
@@ -167,9 +169,6 @@ class Watched(FakeControl):
     async def _call(self, call_id: str) -> CallDetails:
         self.told.asked.append(call_id)
         return self.told.details
-
-    async def _cancel(self, call_id: str) -> None:
-        self.told.asked.append(("cancel", call_id))
 
     async def _blob(self, call_id: str, url: str) -> bytes:
         return self.told.blob
@@ -237,12 +236,6 @@ class Watched(FakeControl):
 
     async def _nodes(self) -> tuple[NodeRecord, ...]:
         return self.told.nodes
-
-    async def _drain(self, node: str) -> None:
-        self.told.asked.append(("drain", node))
-
-    async def _resume(self, node: str) -> None:
-        self.told.asked.append(("resume", node))
 
     async def _policy(self) -> PolicyStatus:
         rule = RuleStatus(
@@ -638,7 +631,7 @@ def test_running_calls_are_cancelled_from_the_list_by_administrators_only(
     assert page.count(path) == 1
     assert "waits for a human" in page
     assert browser.post(path).status_code == 303
-    assert ("cancel", call(3).call_id) in told.asked
+    assert ("cancel", call(3).call_id, {}) in told.asked
     (mark,) = re.findall(r'name="mark" value="([0-9a-f]+)"', page)
     assert browser.get(f"/calls/now?mark={mark}").status_code == 204
 
@@ -882,7 +875,7 @@ def test_administrator_drains_and_resumes_nodes(browser: Browser, told: SimpleNa
         assert told.asked == []
     for action in actions:
         assert browser.post(f"/nodes/{action}").headers["location"] == "/nodes"
-    assert told.asked == [("drain", "worker-1"), ("resume", "worker-2")]
+    assert told.asked == [("drain", "worker-1", {}), ("resume", "worker-2", {})]
     told.scopes = (Scope.APPROVE,)
     browser.log_in(ALICE)
     assert 'action="/nodes' not in browser.get("/nodes").text

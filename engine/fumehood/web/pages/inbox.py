@@ -67,8 +67,8 @@ async def show_one(view: View) -> Response:
         if view.query.get("version") == _mark(approval):
             return Response(status_code=204)
         return _detail(view, approval)
-    values = await _list(view, has_detail=True)
-    return view.render("inbox.html", **(values | _of_detail(view, approval)))
+    values = await _list(view) | _of_detail(view, approval)
+    return view.render("inbox.html", **values)
 
 
 async def show_result(view: View) -> Response:
@@ -206,14 +206,14 @@ async def raw(view: View) -> Response:
     return view.download(text, f"{approval.id}.txt")
 
 
-async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
+async def _list(view: View) -> dict[str, Any]:
     """Return the values of the list."""
     tab = _tab(view)
     listing = _decided(view) if tab == "decided" else _waiting(view)
     found, state = await asyncio.gather(listing, view.control.approvals.changes())
     return {
         "approvals": found, "pending": state.pending, "tab": tab, "chosen": _chosen(view),
-        "open_id": view.path.get("approval_id") if has_detail else None,
+        "open_id": view.path.get("approval_id"),
     }  # fmt: skip
 
 

@@ -192,12 +192,7 @@ async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
 
 def _text_of(content: bytes) -> str | None:
     """Decode a text, or return None for a binary file."""
-    if b"\x00" in content:
-        return None
-    try:
-        return content.decode("utf-8", "replace" if len(content) >= MAX_SHOWN else "strict")
-    except UnicodeDecodeError:
-        return None
+    return None if b"\x00" in content else content.decode("utf-8", "replace")
 
 
 PAGE = Page(
