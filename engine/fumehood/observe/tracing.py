@@ -164,13 +164,15 @@ class CallSpans:
             TOOL_TYPE: "function",
             CALL_ID: told.call_id,
         }
-        with self._chosen_ids(told.span):
-            root = self._tracer.start_span(
-                f"{EXECUTE_TOOL} {told.tool}",
-                context=_remote(told.span, told.parent_id),
-                start_time=_ns(min((s.began for s in told.stages), default=0.0)),
-                attributes={**attributes, **failure, **told.attributes},
-            )
+        if self._ids is not None:
+            self._ids.next_span = int(told.span.span_id, 16)
+            self._ids.next_trace = int(told.span.trace_id, 16)
+        root = self._tracer.start_span(
+            f"{EXECUTE_TOOL} {told.tool}",
+            context=_remote(told.span, told.parent_id),
+            start_time=_ns(min((s.began for s in told.stages), default=0.0)),
+            attributes={**attributes, **failure, **told.attributes},
+        )
         if root.is_recording():
             if failure:
                 root.set_status(trace.StatusCode.ERROR, told.code)
@@ -181,18 +183,6 @@ class CallSpans:
                 )
                 part.end(_ns(stage.ended))
         root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
-
-    @contextmanager
-    def _chosen_ids(self, span: TraceParent) -> Iterator[None]:
-        """Use these ids for the next span, and for its trace if the span begins one."""
-        if self._ids is None:
-            yield
-            return
-        self._ids.next_span, self._ids.next_trace = int(span.span_id, 16), int(span.trace_id, 16)
-        try:
-            yield
-        finally:
-            self._ids.next_span = self._ids.next_trace = None
 
     def _take_ids(self) -> None:
         """Replace the tracer's id generator by one that uses chosen ids, if the tracer is the
@@ -206,11 +196,14 @@ class CallSpans:
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
         class ChosenIds(RandomIdGenerator):
+            """Uses the chosen ids for the next span, and for its trace if it begins one."""
+
             next_span: int | None = None
             next_trace: int | None = None
 
             def generate_span_id(self) -> int:
-                return self.next_span or super().generate_span_id()
+                chosen, self.next_span = self.next_span, None
+                return chosen or super().generate_span_id()
 
             def generate_trace_id(self) -> int:
                 return self.next_trace or super().generate_trace_id()

@@ -96,13 +96,6 @@ def test_form_without_csrf_token_is_refused(site: Site) -> None:
     )
 
 
-def test_get_request_to_an_action_changes_nothing(site: Site) -> None:
-    one = approval()
-    assert site.browser().get(f"/inbox/{one.id}/approve").status_code == 405
-    assert site.browser().get("/logout").status_code == 405
-    assert site.engine.asked == []
-
-
 @pytest.mark.parametrize(
     "path", ["/inbox", "/inbox/list", f"/inbox/{approval().id}", "/inbox/several?item=a@1"]
 )

@@ -243,10 +243,6 @@ def test_changed_files_are_a_tree_of_links_with_their_lines() -> None:
     assert page.count('<details class="change changed" open>') == 3
 
 
-def test_single_changed_file_has_no_tree() -> None:
-    assert 'class="tree"' not in page_of(changes("src/app/main.py"))
-
-
 def test_diffs_after_the_first_twenty_are_folded_and_counted() -> None:
     gone = {"removed": [{"path": "no diff to fold", "kind": "file"}]}
     page = page_of(changes(*(f"file-{n:02}" for n in range(23))) | gone)
