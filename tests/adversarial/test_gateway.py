@@ -18,7 +18,7 @@ import pytest
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
 from fumehood.attack.targets import Standing, find_image, gateway_target
-from fumehood.gateway import addresses, door, trial
+from fumehood.gateway import addresses, door, service
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
 from fumehood.policy.model import Decision
@@ -86,7 +86,7 @@ def _own_addresses(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_gate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(trial, "_by_default", lambda facts: Decision(Decided.ALLOW, "rule:all"))
+    patch.setattr(service, "_by_default", lambda facts: Decision(Decided.ALLOW, "rule:all"))
 
 
 def _bodies_are_reads(patch: pytest.MonkeyPatch) -> None:
