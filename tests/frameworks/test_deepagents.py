@@ -33,7 +33,7 @@ def scripted(*calls: tuple[str, dict[str, Any]]) -> Scripted:
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[FumehoodBackend]:
-    with FumehoodBackend(image="python-data") as made:
+    with FumehoodBackend(image="python") as made:
         yield made
 
 

@@ -253,7 +253,7 @@ async def test_hostile_workspace_is_not_saved_or_leaves_links_out(engine: Engine
 def keeper_of(wall: ClusterWall, rows: SessionRows, saved: SavedFiles) -> SessionKeeper:
     clock = SystemClock()
     return SessionKeeper(
-        wall, rows, SessionSettings(image="python-data"), SessionClock(clock.now, clock.monotonic),
+        wall, rows, SessionSettings(image="python"), SessionClock(clock.now, clock.monotonic),
         lambda principal, agent: (), kept=list(rows.kept.values()), saver=SessionSaver(saved),
     )  # fmt: skip
 

@@ -100,7 +100,7 @@ async def engine(
             "strict": SecretSettings(env="API_KEY", hosts=(HOST,), inside="STRICT", misuse="end"),
             "other": SecretSettings(env="API_KEY", hosts=("unasked.test",), inside="OTHER"),
         },
-        container=ContainerSettings(images=LanguageImages(python="python-data")),
+        container=ContainerSettings(images=LanguageImages(python="python")),
         mcp_servers={"fetcher": FETCHER},
     )
     monkeypatch_module.setenv("API_KEY", SECRET)
@@ -389,6 +389,12 @@ import httpx2
 httpx2.get({url!r}).text
 """
 
+REQUESTS = """
+import sys; sys.path.insert(0, "packed.zip")
+import requests
+requests.get({url!r}).text
+"""
+
 AIOHTTP = """
 import asyncio, os, sys; sys.path.insert(0, "packed.zip")
 for one in "AIOHTTP FROZENLIST MULTIDICT PROPCACHE YARL".split():
@@ -401,6 +407,7 @@ asyncio.run(get())
 """
 
 PACKED = {
+    "requests": ("requests", "urllib3", "idna", "certifi"),
     "httpx": (
         "httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_extensions",
     ),
@@ -413,7 +420,7 @@ PACKED = {
 
 CLIENTS = {
     "urllib": ("run_python", FETCH + "fetch({url!r})[1]"),
-    "requests": ("run_python", "import requests\nrequests.get({url!r}).text"),
+    "requests": ("run_python", REQUESTS),
     "http.client": ("run_python", TUNNEL),
     "curl": ("run_shell", "curl -fsS '{url}'"),
     "fetch": ("run_javascript", "fetch({url!r}).then(answer => answer.text())"),
@@ -506,7 +513,7 @@ async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_
     engine: Engine, upstream: Upstream
 ) -> None:
     """Twin: the right header. An alert fires, and a session goes on with its next call."""
-    session = await engine.sessions.create(engine.owner, image="python-data")
+    session = await engine.sessions.create(engine.owner, image="python")
     code = f"import os, time\nkey, url = os.environ['STRICT'], {url(upstream, '/')!r}\n"
     fine = await run(engine, code + "fetch(url, X_Key=key)[0]", session_id=session.id)
     assert fine.data["value"] == 200
@@ -636,7 +643,7 @@ ask("DELETE"), ask("GET")[0]
 async def test_attack_hundreds_of_connections_leave_the_session_alive(
     engine: Engine, upstream: Upstream
 ) -> None:
-    session = await engine.sessions.create(engine.owner, image="python-data")
+    session = await engine.sessions.create(engine.owner, image="python")
     code = """
 import os, socket, time
 for _ in range(2):
@@ -659,7 +666,7 @@ x = 1
 async def test_attack_connections_of_a_call_without_network_are_not_the_next_calls(
     engine: Engine, upstream: Upstream
 ) -> None:
-    session = await engine.sessions.create(engine.owner, image="python-data")
+    session = await engine.sessions.create(engine.owner, image="python")
     request = (
         f"GET {url(upstream, '/stale')} HTTP/1.1\\r\\nHost: {HOST}:{upstream.port}\\r\\n\\r\\n"
     )
@@ -687,7 +694,7 @@ for _ in range(200):
 async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(
     engine: Engine, upstream: Upstream
 ) -> None:
-    session = await engine.sessions.create(engine.owner, image="python-data")
+    session = await engine.sessions.create(engine.owner, image="python")
     code = FETCH + f"fetch({url(upstream)!r})[0]"
     first = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
     assert first.data["value"] == 200
@@ -715,7 +722,7 @@ async def test_pip_installs_from_an_index_that_the_operator_names_in_a_session(
             "PYTHONPATH=lib python3 -c 'import hello; print(hello.VERSION)'"
         )
         me = engine.owner
-        session = await engine.sessions.create(me, image="python-data", network=["@own"])
+        session = await engine.sessions.create(me, image="python", network=["@own"])
         answer = await engine.call(
             "run_shell", {"command": command, "files": [archive_of("pip.zip", "pip")]}, session_id=session.id,
             timeout_seconds=60,
@@ -808,7 +815,7 @@ async def test_session_agent_and_tool_ask_for_hosts_for_their_programs(
     """Control: without any of them the same program has no network."""
     code = {"code": FETCH + f"fetch({url(upstream)!r})[0]"}
     me = engine.owner
-    session = await engine.sessions.create(me, image="python-data", network=[HOST])
+    session = await engine.sessions.create(me, image="python", network=[HOST])
     agent = Agent(id="reader", principals=(me.id,), network=(HOST,))
     await engine.agents.create(agent, by=me, now=engine.now())
     await engine.agents.bind("reader", Binding(tool="run_python"), by=me, now=engine.now())
@@ -874,7 +881,7 @@ async def test_budget_of_requests_and_bytes_is_never_overspent(
     config = Config(
         home=home,
         gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,)),
-        container=ContainerSettings(images=LanguageImages(python="python-data")),
+        container=ContainerSettings(images=LanguageImages(python="python")),
         budgets=(
             BudgetRule(name="few", requests=6), BudgetRule(name="short", network_bytes=1_000_000),
         ),

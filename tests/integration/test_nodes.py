@@ -15,7 +15,6 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.config import Config
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -47,7 +46,7 @@ from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.session import CopySource
 from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks
-from support.nodes import LocalMembership, LocalPort, make_cluster, wall_settings
+from support.nodes import LocalMembership, LocalPort, make_cluster
 from upstream import Reply, running_upstream
 
 pytestmark = [
@@ -83,7 +82,7 @@ async def run_in(place: RemoteContainer, code: str) -> object:
 
 async def hold(wall: ClusterWall, name: str, lost: list[str] | None = None) -> RemoteContainer:
     return await wall.hold(
-        TrustDomain("uid:1", None, name), image="python-data", memory_mb=MEMORY_MB,
+        TrustDomain("uid:1", None, name), image="python", memory_mb=MEMORY_MB,
         on_lost=lambda: lost.append(name) if lost is not None else None,
     )  # fmt: skip
 
@@ -269,7 +268,7 @@ async def test_disk_and_its_copies_stay_on_their_node_while_they_are_needed(
         wall.spare_copies(lambda: needed)
         await joined(wall, 1)
         place = await wall.hold(
-            TrustDomain("uid:1", None, session), image="python-data", memory_mb=MEMORY_MB,
+            TrustDomain("uid:1", None, session), image="python", memory_mb=MEMORY_MB,
             disk_mb=64, on_lost=lambda: None,
         )  # fmt: skip
         await run_in(place, "open('f', 'w').write('first')")
@@ -539,9 +538,7 @@ async def test_image_that_a_node_lacks_comes_from_another(
         raise SandboxUnavailable("There is no such image.", retryable=False)
 
     told: list[tuple[str, JsonObject]] = []
-    small = dict.fromkeys(("python", "shell", "javascript"), "python")
-    settings = wall_settings(Config.model_validate({"container": {"images": small}}))
-    async with make_cluster(members, settings=settings, told=told) as wall:
+    async with make_cluster(members, told=told) as wall:
         await joined(wall, 2)
         lacking_wall = next(iter(lacking._joined.values())).wall
         monkeypatch.setattr(lacking, "load_image", load)
@@ -582,12 +579,12 @@ async def test_node_with_an_older_image_is_listed_with_that_reason(
         await joined(wall, 2)
         link = next(iter(wall._links.values()))
         assert link.report is not None
-        older = replace(link.report.images["python-data"], id="sha256:another", created=0.0)
-        link.report = replace(link.report, images={**link.report.images, "python-data": older})
+        older = replace(link.report.images["python"], id="sha256:another", created=0.0)
+        link.report = replace(link.report, images={**link.report.images, "python": older})
         wall._newest = None
         wall._place(link)
         (why,) = [node.why for node in wall.nodes() if node.why is not None]
-        assert why == "Not the newest images: python-data."
+        assert why == "Not the newest images: python."
 
 
 def transfers(port: LocalPort) -> list[Any]:
@@ -609,9 +606,7 @@ async def test_run_that_is_cancelled_as_it_comes_ends_at_once(members: LocalMemb
     async with make_cluster(members) as wall:
         await joined(wall, 1)
         link = next(iter(wall._links.values()))
-        order = RunOrder(
-            "run", "python", program("1"), LIMITS, ME, kind=Kind("python-data", MEMORY_MB)
-        )
+        order = RunOrder("run", "python", program("1"), LIMITS, ME, kind=Kind("python", MEMORY_MB))
         running = asyncio.ensure_future(port.node.run(link.ticket, order))
         asyncio.get_running_loop().call_soon(port.node.cancel, link.ticket, "run")
         with anyio.fail_after(2):
@@ -628,7 +623,7 @@ async def test_node_gives_all_its_slots_to_one_caller_if_the_engine_placed_that_
         await joined(wall, 1)
         link = next(iter(wall._links.values()))
         code = program("import time; time.sleep(60)")
-        kind, digest = Kind("python-data", MEMORY_MB), wall._images()["python-data"].id
+        kind, digest = Kind("python", MEMORY_MB), wall._images()["python"].id
         orders = [
             RunOrder(str(number), "python", code, LIMITS, ME, kind=kind, digest=digest)
             for number in range(4)
@@ -650,9 +645,7 @@ async def test_events_that_nobody_fetches_are_forgotten(
         await joined(wall, 1)
         await joined(other, 1)
         link = next(iter(wall._links.values()))
-        order = RunOrder(
-            "run", "python", program("1"), LIMITS, ME, kind=Kind("python-data", MEMORY_MB)
-        )
+        order = RunOrder("run", "python", program("1"), LIMITS, ME, kind=Kind("python", MEMORY_MB))
         task = asyncio.ensure_future(port.node.run(link.ticket, order))
         await asyncio.sleep(0)
         task.cancel()  # its answer is lost

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
 ]  # fmt: skip
 
-IMAGE = "python-data"
+IMAGE = "python"
 
 
 @pytest.fixture(scope="module")

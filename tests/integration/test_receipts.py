@@ -25,7 +25,7 @@ pytestmark = [
 
 HOST = "api.example.test"
 SECRET = "s3cret-of-the-api/1"
-ON_PYTHON = ContainerSettings(images=LanguageImages(python="python-data"))
+ON_PYTHON = ContainerSettings(images=LanguageImages(python="python"))
 
 
 @pytest.fixture(scope="module")

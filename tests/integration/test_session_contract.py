@@ -37,7 +37,7 @@ class Case:
         with anyio.fail_after(SLOW_S):
             place = await self.wall.hold(
                 TrustDomain("uid:1", None, name),
-                image="python-data",
+                image="python",
                 memory_mb=MEMORY_MB,
                 on_lost=lambda: self.lost.append(name),
             )

@@ -69,7 +69,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    images = dict.fromkeys(("container__images__python", "container__images__shell"), "python-data")
+    images = dict.fromkeys(("container__images__python", "container__images__shell"), "python")
     with running_daemon(**images) as daemon:
         yield daemon
 
@@ -82,7 +82,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def session(client: Client) -> Iterator[str]:
-    made = client.create_session(image="python-data")
+    made = client.create_session(image="python")
     started(client, made.id, "web", SERVER)
     started(client, made.id, "echo", ECHO)
     for port in (8000, 7000):
@@ -399,7 +399,7 @@ def test_unknown_process_is_an_error(client: Client, session: str) -> None:
 
 
 def test_trial_is_refused_beside_processes(client: Client) -> None:
-    made = client.create_session(image="python-data", durable=True)
+    made = client.create_session(image="python", durable=True)
     started(client, made.id, "sleeper", "import time; time.sleep(600)")
     answer = client.call("run_python", {"code": "1"}, session_id=made.id, preview=True)
     assert answer.error is not None
@@ -408,7 +408,7 @@ def test_trial_is_refused_beside_processes(client: Client) -> None:
 
 
 def test_process_starts_again_with_its_session(client: Client) -> None:
-    made = client.create_session(image="python-data", disk_mb=64)
+    made = client.create_session(image="python", disk_mb=64)
     started(client, made.id, "kept", ECHO, restart=True)
     started(client, made.id, "lost", "import time; time.sleep(600)")
     client.stop_session(made.id)
@@ -431,7 +431,7 @@ def run_process(client: Client, session: str, name: str, command: str, **more: A
 def test_process_that_would_start_again_is_listed_and_stopped_however_long_it_has_ended(
     client: Client,
 ) -> None:
-    made = client.create_session(image="python-data", disk_mb=64)
+    made = client.create_session(image="python", disk_mb=64)
     command = "test -e go && exec sleep 600; exit 0"
     assert run_process(client, made.id, "hidden", command, restart=True) is None
     for number in range(17):
@@ -447,7 +447,7 @@ def test_process_that_would_start_again_is_listed_and_stopped_however_long_it_ha
 
 
 def test_processes_that_start_again_are_few_and_small(client: Client) -> None:
-    made = client.create_session(image="python-data", disk_mb=64)
+    made = client.create_session(image="python", disk_mb=64)
     for number in range(16):
         assert run_process(client, made.id, f"p{number}", "true", restart=True) is None
     refusal = run_process(client, made.id, "p16", "true", restart=True)
@@ -473,10 +473,10 @@ def test_session_is_thawed_for_a_request_to_its_port(
 def test_rules_about_commands_hold_for_processes(start_daemon: StartDaemon, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('[[rules]]\nid = "no-shell"\ndecision = "deny"\ntools = ["run_shell"]\n')
-    images = dict.fromkeys(("container__images__python", "container__images__shell"), "python-data")
+    images = dict.fromkeys(("container__images__python", "container__images__shell"), "python")
     daemon = start_daemon(policy_file=str(policy), **images)
     with Client(daemon.socket) as client:
-        made = client.create_session(image="python-data")
+        made = client.create_session(image="python")
         arguments = {"name": "x", "command": "sleep 600"}
         answer = client.call("start_process", arguments, session_id=made.id)
         assert answer.error is not None

@@ -43,7 +43,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
     config = Config(
         home=home,
         gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,), writes="allow"),
-        container=ContainerSettings(images=LanguageImages(python="python-data")),
+        container=ContainerSettings(images=LanguageImages(python="python")),
     )
     database = open_database(home / "state.db")
     try:
@@ -56,7 +56,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
 
 @pytest.fixture
 async def session(engine: Engine) -> AsyncIterator[str]:
-    made = await engine.sessions.create(engine.owner, image="python-data", durable=True)
+    made = await engine.sessions.create(engine.owner, image="python", durable=True)
     yield made.id
     await engine.sessions.end(engine.owner, made.id)
 
@@ -121,9 +121,7 @@ async def tree(engine: Engine, session: str) -> str:
 
 
 async def test_tried_program_has_the_variables_of_its_session(engine: Engine) -> None:
-    made = await engine.sessions.create(
-        engine.owner, image="python-data", durable=True, env={"A": "1"}
-    )
+    made = await engine.sessions.create(engine.owner, image="python", durable=True, env={"A": "1"})
     async with trial(engine, made.id, "import os; print(os.environ['A'])") as tried:
         assert (tried.approval.preview or {})["printed"] == "1\n"
         await tried.decide(NO)
@@ -334,7 +332,7 @@ async def test_session_has_only_so_many_trials_that_wait(engine: Engine, session
 
 
 async def test_what_cannot_be_tried_is_refused(engine: Engine, session: str) -> None:
-    plain = await engine.sessions.create(engine.owner, image="python-data")
+    plain = await engine.sessions.create(engine.owner, image="python")
     for tool, arguments, of in (
         ("run_python", {"code": "0"}, None),
         ("run_python", {"code": "0"}, plain.id),

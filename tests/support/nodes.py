@@ -21,8 +21,10 @@ from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.walls import container_wall
 
 
-def wall_settings(config: Config | None = None) -> WallSettings:
-    config = config or Config()
+def wall_settings() -> WallSettings:
+    """Those of one small image, and no container is made ahead."""
+    images = dict.fromkeys(("python", "shell", "javascript"), "python")
+    config = Config.model_validate({"container": {"images": images, "pool_min": 0}})
     return WallSettings(
         interpreter=config.interpreter, jail=config.jail, container=config.container,
         packages=config.packages, own_images=config.own_images, longest_session_s=600,
@@ -116,14 +118,13 @@ class LocalMembership:
 def make_cluster(
     membership: LocalMembership,
     *,
-    settings: WallSettings | None = None,
     owner: str = "",
     epoch: int = 1,
     lost_s: float = 30,
     told: list[tuple[str, JsonObject]] | None = None,
 ) -> ClusterWall:
     return ClusterWall(
-        Terms(settings or wall_settings()), membership, owner=owner or secrets.token_hex(16),
+        Terms(wall_settings()), membership, owner=owner or secrets.token_hex(16),
         epoch=epoch, lost_s=lost_s, keeps_sessions=True, open_program=lambda: None,
         on_event=lambda event, values: (told if told is not None else []).append((event, values)),
     )  # fmt: skip
