@@ -54,7 +54,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
+from fumehood.approvals.model import ApprovalSettings, WebhookSettings
 from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.cache.model import CacheSettings

@@ -26,8 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from fumehood.approvals import refusals
-from fumehood.approvals.channels import webhook
+from fumehood.approvals import refusals, webhook
 from fumehood.approvals.model import (
     OPEN_STATES,
     SESSION,

@@ -11,11 +11,11 @@ import pytest
 
 from fumehood.approvals.model import (
     ApprovalQuery,
+    ApprovalSettings,
     ApprovalState,
     NewDecision,
     Resolution,
 )
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.core.envelope import Envelope
 from fumehood.executors.handle import CallHandle

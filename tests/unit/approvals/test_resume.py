@@ -13,8 +13,13 @@ import anyio.lowlevel
 import pytest
 
 from fumehood import Engine
-from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision, Resolution
-from fumehood.approvals.settings import ApprovalSettings
+from fumehood.approvals.model import (
+    ApprovalQuery,
+    ApprovalSettings,
+    ApprovalState,
+    NewDecision,
+    Resolution,
+)
 from fumehood.approvals.store import ApprovalTable, Step
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.model import Agent, Binding

@@ -15,12 +15,12 @@ from sqlalchemy import select
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import (
     ApprovalQuery,
+    ApprovalSettings,
     ApprovalState,
     NewDecision,
     OneOfSeveral,
     RememberWish,
 )
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import (
     ApprovalExpired,

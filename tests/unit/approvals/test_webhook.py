@@ -14,15 +14,15 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
-from fumehood.approvals.channels import webhook as deliveries
-from fumehood.approvals.channels.webhook import (
+from fumehood.approvals import webhook as deliveries
+from fumehood.approvals.model import WebhookSettings
+from fumehood.approvals.webhook import (
     AT_ONCE,
     HEADER,
     Callbacks,
     WebhookChannel,
     read_secret,
 )
-from fumehood.approvals.settings import WebhookSettings
 from fumehood.config import ConfigError
 from fumehood.core.errors import Unauthorized
 from fumehood.observe.log import quiet_logger
@@ -220,7 +220,7 @@ async def test_hanging_receiver_times_out(database: Database, secret_file: Path)
 async def test_sender_survives_internal_error_and_refused_delivery(
     database: Database, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.approvals.channels.webhook.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("fumehood.approvals.webhook.FIRST_PAUSE_S", 0.001)
     desk = FakeDesk({approval().id: approval()})
     shown = desk.show
     broken = iter([True, False])

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
+from fumehood.approvals.webhook import HEADER, Callbacks, sign
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope

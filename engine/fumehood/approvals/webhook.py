@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING
 import anyio
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from fumehood.approvals.model import Approval
-from fumehood.approvals.settings import WebhookSettings
+from fumehood.approvals.model import Approval, WebhookSettings
 from fumehood.core.errors import RateLimited, ResourceNotFound, Unauthorized
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
