@@ -40,7 +40,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
-from fumehood.protocol.sockets import ConfigError
+from fumehood.protocol.engine_paths import ConfigError
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
