@@ -122,7 +122,7 @@ def found_socket(*, control: bool) -> Path:
     if paths is None:
         raise ConfigError(
             "The engine's socket cannot be found, because the configuration is wrong: "
-            "`fumehood config` says where. Correct it, or name the socket."
+            "`fumehood config show` says where. Correct it, or name the socket."
         )
     return paths.control_socket_path if control else paths.socket_path
 

@@ -54,9 +54,6 @@ SUFFIXES = (".toml", ".yaml", ".yml")
 VERSION_DIGITS = 12
 """Hexadecimal digits of the SHA-256 that identify a version of the file."""
 
-MAX_FAULTS = 50
-"""The most faults reported for one file."""
-
 
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     """Load the policy from a file.
@@ -301,10 +298,7 @@ class _Faults:
             ordered = [
                 fault for _, fault in sorted(self._found, key=lambda it: (it[1].line or 0, it[0]))
             ]
-            told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
-            if more > 0:
-                told.append(PolicyFault(line=None, message=f"and {more} more"))
-            raise PolicyError(self._file, tuple(told))
+            raise PolicyError(self._file, tuple(ordered))
 
 
 def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:

@@ -139,10 +139,6 @@ FAULTS: list[tuple[str, str]] = [
         DENY + "quorum = 2",
         "policy.toml: rule 'r': approvers, quorum and preview need the decision 'ask'",
     ),
-    (
-        ASK + 'approvers = ["a"]\nquorum = 2',
-        "its quorum is larger than the number of its approvers",
-    ),
     (ASK + "quorum = 0", "policy.toml: rule 'r': quorum: must be 1 or more"),
     (ASK + 'approvers = ["*"]', "policy.toml: rule 'r': approvers: '*' must be an exact name"),
     (DENY + DENY, "policy.toml: rule 'r': id: the id r is given twice"),
@@ -169,7 +165,6 @@ CONDITION_FAULTS: list[tuple[str, str]] = [
     (WHEN + "prefix = 3", "policy.toml: rule 'r': when[0].prefix: must be a string"),
     (WHEN + 'prefix = ""', "policy.toml: rule 'r': when[0].prefix: must not be empty"),
     (WHEN + "in = []", "policy.toml: rule 'r': when[0].in: must not be empty"),
-    (WHEN + "min = 3\nmax = 2", "policy.toml: rule 'r': when[0]: min is over max"),
     (WHEN + "min = true", "policy.toml: rule 'r': when[0].min: a number is needed"),
     (WHEN + "min = nan", "policy.toml: Out of range float values"),
     (WHEN + "missing = false", "policy.toml: rule 'r': when[0].missing: can only be true"),
@@ -284,12 +279,6 @@ def test_well_formed_rules_are_checked_against_tools_despite_malformed_ones() ->
     ):  # fmt: skip
         assert sum(told in fault for fault in found) == 1, (told, found)
     assert len(found) == 7
-
-
-def test_policy_faults_beyond_fifty_are_counted() -> None:
-    found = faults("".join(_rule(number, "permit") for number in range(60)))
-    assert len(found) == 51
-    assert found[-1] == "policy.toml: and 10 more"
 
 
 @pytest.mark.parametrize("key", ["tools", "agents", "when", "over_budget", "mode"])
