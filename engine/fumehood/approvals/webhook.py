@@ -25,17 +25,17 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, not_, select, update
 
 from fumehood.approvals.model import Approval, WebhookSettings
-from fumehood.core.errors import RateLimited, ResourceNotFound, Unauthorized
+from fumehood.core.errors import RateLimited, Unauthorized
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.observe.log import Logger, log_fault
@@ -67,9 +67,6 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
 LOOK_S = 30.0
 """Seconds between two checks for messages without a wake-up."""
-
-KEPT = timedelta(days=30)
-"""How long delivered and dropped messages stay in the table."""
 
 Show = Callable[[str], Awaitable[Approval]]
 """Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
@@ -105,7 +102,6 @@ class WebhookChannel:
         self._woken = asyncio.Event()
         """Ends the pause after a round without failures."""
         self._failed_rounds = 0
-        self._forgot_at: datetime | None = None
         self.decides_as = NAME if settings.may_decide else None
         self.callbacks = (
             Callbacks(self._secret, window_s=settings.replay_window_seconds)
@@ -149,7 +145,6 @@ class WebhookChannel:
         """Send all pending messages once. Return whether none must be sent again. Never raises."""
         is_clean = False
         try:
-            await self._forget_old()
             is_clean = await self.send_owed(send)
         except StoreError:
             pass  # the database has logged it
@@ -193,9 +188,6 @@ class WebhookChannel:
         await self._database.write(lambda connection: connection.execute(more).rowcount)
         try:
             is_taken = await self._attempt(owed, send)
-        except ResourceNotFound:  # the approval was deleted, so there is nothing to tell
-            await self._settle(owed, "given_up_at")
-            return True
         except StoreError:
             raise
         except Exception as fault:  # one bad message must not hold up the others
@@ -215,9 +207,6 @@ class WebhookChannel:
     async def _attempt(self, owed: Owed, send: Send) -> bool:
         """Send a message. Returns whether it was accepted. The log has neither address nor
         response.
-
-        Raises:
-            ResourceNotFound: the approval was deleted.
         """
         import httpx2
 
@@ -243,12 +232,6 @@ class WebhookChannel:
         ended = update(DELIVERIES).where(DELIVERIES.c.seq == owed.seq, _IS_OWED)
         at = stamp(self._now())
         await self._database.write(lambda c: c.execute(ended.values({column: at})).rowcount)
-
-    async def _forget_old(self) -> None:
-        now = self._now()
-        if self._forgot_at is None or now - self._forgot_at > timedelta(days=1):
-            self._forgot_at = now
-            await self._database.write(partial(forget_old, before=now - KEPT))
 
     def _pause_s(self) -> float:
         longest: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failed_rounds - 1, 20))
@@ -430,10 +413,6 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
     return [Owed(row.seq, row.approval_id, row.event, row.attempts, row.document) for row in found]
 
 
-def forget_old(connection: Connection, before: datetime) -> int:
-    """Delete settled messages that were stored before a time. Return their number."""
-    ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
-    removed = connection.execute(
-        delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
-    )
-    return removed.rowcount
+def forget_old(connection: Connection, before: str) -> None:
+    """Delete settled messages that were stored before a time."""
+    connection.execute(delete(DELIVERIES).where(not_(_IS_OWED), DELIVERIES.c.created_at < before))
