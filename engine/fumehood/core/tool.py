@@ -402,8 +402,7 @@ class ToolDefinition(_Value):
     def version_key(self) -> tuple[Any, ...]:
         """A key that sorts versions in semver's order: a pre-release comes before its release."""
         match = re.match(SEMVER_PATTERN, self.version)
-        if match is None:  # model_construct is the only way here
-            raise ValueError("not a semantic version")
+        assert match is not None
         major, minor, patch, pre, _ = match.groups()
         parts = tuple(
             (0, int(part), "") if part.isdigit() else (1, 0, part)
