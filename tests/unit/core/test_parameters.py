@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from fumehood import InvalidDefinition, ToolDefinition, ToolParameter, parse_definition, tool
-from fumehood.core.parameters import parameter_list_schema
+from fumehood.core.tool import parameter_list_schema
 
 
 def _parameter(**fields: Any) -> dict[str, Any]:
