@@ -329,10 +329,8 @@ def own_view(stored: StoredApproval) -> Approval:
 # -- settings ------------------------------------------------------------------------------
 
 
-class ApprovalSettings(BaseModel):
+class ApprovalSettings(_Value):
     """How long approvers have, how many calls may wait, and what an approval permits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
     """A call that is not decided in this time expires."""
@@ -355,10 +353,8 @@ class ApprovalSettings(BaseModel):
     """Address of the page of one approval, with `{id}` for its id. It becomes `approval_url`."""
 
 
-class WebhookSettings(BaseModel):
+class WebhookSettings(_Value):
     """The address that is notified of approvals, and the secret that signs both directions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(pattern=r"^https?://", max_length=2000)
     secret_file: Path

@@ -562,10 +562,8 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-class Finding(BaseModel):
+class Finding(_Value):
     """One broken rule: where, why, and the remedy. `path` is a place in the definition."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     rule: str
     severity: Severity

@@ -142,8 +142,7 @@ class PolicyFile:
 
     def text(self) -> tuple[str, str]:
         """Return the file's content and its version. Raises PolicyError."""
-        with self._lock:
-            data, _ = _read(self.path)
+        data, _ = _read(self.path)
         return data.decode("utf-8", "replace"), version_of(data)
 
     def replace(self, text: str, version: str) -> Policy:
@@ -159,15 +158,11 @@ class PolicyFile:
         if len(data) > MAX_FILE_BYTES:
             _refuse(self.path.name, TOO_LARGE)
         with self._lock:
-            self._require(version)
             parse_policy(self.path.name, data, self._tools())
-            self._require(version)  # that takes seconds, in which somebody may save the file
+            if version_of(_read(self.path)[0]) != version:
+                raise Outdated
             write_private(self.path, data, stat.S_IMODE(self.path.lstat().st_mode))
             return self.load()
-
-    def _require(self, version: str) -> None:
-        if version_of(_read(self.path)[0]) != version:
-            raise Outdated
 
     def poll(self) -> Policy | PolicyError | None:
         """The policy or its faults, if they changed since the last report.
