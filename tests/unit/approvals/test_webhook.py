@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import select
 
 from fumehood.approvals import webhook as deliveries
-from fumehood.approvals.model import WebhookSettings
+from fumehood.approvals.model import Approval, WebhookSettings
 from fumehood.approvals.store import ApprovalTable
 from fumehood.approvals.webhook import (
     AT_ONCE,
@@ -31,7 +31,7 @@ from fumehood.core.errors import Unauthorized
 from fumehood.observe.log import quiet_logger
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import DELIVERIES
-from support.approvals import NOW, FakeDesk, approval
+from support.approvals import NOW, approval
 
 pytestmark = pytest.mark.row("A6")
 
@@ -81,12 +81,13 @@ def make_channel(database: Database, secret_file: Path, **config: Any) -> Webhoo
     return WebhookChannel(chosen, database, lambda: NOW, quiet_logger())
 
 
-def make(
-    database: Database, secret_file: Path, *, desk: FakeDesk | None = None, **config: Any
-) -> WebhookChannel:
-    desk = desk or FakeDesk({approval(number).id: approval(number) for number in range(1, 20)})
+async def show(approval_id: str) -> Approval:
+    return approval(int(approval_id.removeprefix("apr_"), 16))
+
+
+def make(database: Database, secret_file: Path, **config: Any) -> WebhookChannel:
     channel = make_channel(database, secret_file, **config)
-    channel.show = desk.show
+    channel.show = show
     return channel
 
 
@@ -215,20 +216,18 @@ async def test_sender_survives_internal_error_and_refused_delivery(
     database: Database, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.approvals.webhook.FIRST_PAUSE_S", 0.001)
-    desk = FakeDesk({approval().id: approval()})
-    shown = desk.show
     broken = iter([True, False])
 
-    async def show(approval_id: str) -> Any:
+    async def show_once_broken(approval_id: str) -> Approval:
         if next(broken, False):
             raise RuntimeError("a bug")
-        return await shown(approval_id)
+        return await show(approval_id)
 
     webhook = make_channel(database, secret_file)
     receiver = Receiver(500, 200)
     owe(database)
     with anyio.fail_after(20):
-        async with webhook.running(show, send=receiver):
+        async with webhook.running(show_once_broken, send=receiver):
             while owed(database):
                 await anyio.lowlevel.checkpoint()
     assert len(receiver.got) == 2
