@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.lowlevel
 import pytest
 
 from fumehood import Engine
@@ -18,14 +16,13 @@ from fumehood.approvals.model import (
     ApprovalSettings,
     ApprovalState,
     NewDecision,
-    Resolution,
 )
 from fumehood.approvals.store import ApprovalTable, Step
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.model import Agent, Binding
 from fumehood.storage.errors import WriteUnavailable
 from fumehood.testing import ManualClock
-from support.asking import ALICE, CALLER, NO, YES, Asking, Deeds, asking
+from support.asking import CALLER, NO, YES, Asking, Deeds, asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
 
@@ -55,23 +52,6 @@ async def test_approved_call_that_cannot_start_after_a_restart_gets_its_final_an
     async with asking(tmp_path, deeds=deeds, clock=clock, approvals=rules, prepare=prepare) as desk:
         answer = await desk.ended(approval_id)
     assert answer.error.code == code
-    assert deeds.done == []
-
-
-async def test_resolved_interrupted_call_replays_the_resolution(tmp_path: Path) -> None:
-    deeds = Deeds(gate=anyio.Event())
-    async with asking(tmp_path, deeds=deeds) as desk:
-        approval_id = await desk.parked("a", idempotency_key="k")
-        await desk.decide(approval_id)
-        with anyio.fail_after(10):
-            await deeds.begun.wait()
-    async with asking(tmp_path, deeds=deeds) as desk:
-        resolution = Resolution(outcome="done", note="The file is gone.")
-        approval = await desk.engine.approvals.resolve(approval_id, resolution, ALICE)
-        assert approval.state is ApprovalState.DONE
-        again = await desk.ask("a", idempotency_key="k")
-        assert again.success
-        assert again.data["resolution"]["note"] == "The file is gone."
     assert deeds.done == []
 
 

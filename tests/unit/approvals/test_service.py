@@ -334,14 +334,6 @@ async def test_cancel_by_call_id_stops_running_approved_call() -> None:
         assert deeds.done == []
 
 
-@pytest.mark.row("A5", "P3")
-async def test_idempotency_key_replays_the_denial() -> None:
-    async with asking() as desk:
-        await desk.decide(await desk.parked("a", idempotency_key="k"), NO)
-        again = await desk.ask("a", idempotency_key="k")
-        assert again.error.code == "APPROVAL_DENIED"
-
-
 @pytest.mark.row("A3")
 async def test_approval_before_an_edit_does_not_count_for_the_edited_call() -> None:
     async with asking(prepare=_ask_two) as desk:
