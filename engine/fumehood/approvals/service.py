@@ -267,8 +267,8 @@ class ApprovalService:
         return remembered_rule(stored, wish, "rul_" + "0" * 24, "", now)
 
     async def remembered(self) -> Sequence[RememberedRule]:
-        """Return all remembered rules, including removed ones."""
-        return self.requests.remembered.all()
+        """Return all remembered rules, newest first, including removed ones."""
+        return self.requests.remembered.all()[::-1]
 
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
         """Remove a remembered rule. Raises ResourceNotFound if there is no such rule."""
