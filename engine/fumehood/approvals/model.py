@@ -288,8 +288,7 @@ class StoredRequest:
     @property
     def document(self) -> JsonObject:
         """The request as the database stores it."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**values, "hidden": list(self.hidden)}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
