@@ -15,7 +15,7 @@ from fumehood.approvals.model import (
     StoredRequest,
     own_view,
 )
-from fumehood.approvals.preview import edit_warning
+from fumehood.approvals.preview import edit_warning, edited
 
 pytestmark = pytest.mark.row("A3")
 
@@ -60,3 +60,10 @@ def test_hidden_arguments_are_in_neither_warning_nor_callers_view() -> None:
     # The control: with nothing hidden both are there.
     bare = replace(stored.request, hidden=())
     assert own_view(replace(stored, request=bare)) == stored.approval
+
+
+@pytest.mark.row("R3")
+def test_arguments_fixed_before_an_edit_are_hidden_from_the_caller() -> None:
+    asked, now = _stored(None, {"what": "a"}), _stored(None, {"what": "the draft"}, "what")
+    own = own_view(edited(asked, now, is_asked=True))
+    assert (own.arguments, own.asked_arguments) == ({}, {})
