@@ -18,10 +18,8 @@ import asyncio
 import hashlib
 import hmac
 import math
-import os
 import random
 import re
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,6 +39,7 @@ from fumehood.observe.clock import timestamp
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
 from fumehood.protocol.engine_paths import ConfigError
+from fumehood.sandbox.trusted_files import Untrusted, read_private
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
@@ -260,19 +259,14 @@ def read_secret(path: Path) -> bytes:
     """Read the secret that signs in both directions, without a trailing line end.
 
     Raises:
-        ConfigError: the secret is missing or too short, or other users can read or change it.
+        ConfigError: the secret is missing or too short, or other users can read or replace it.
     """
     if not path.is_absolute():
         raise ConfigError("webhook.secret_file must be an absolute path.")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - what was opened is what is checked
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-                raise ConfigError("webhook.secret_file must be a file of the engine's user.")
-            if stat.S_IMODE(found.st_mode) & 0o077:
-                raise ConfigError("webhook.secret_file is open to other users. Do: chmod 600")
-            secret = file.read()
+        secret = read_private(path)
+    except Untrusted as refused:
+        raise ConfigError(f"webhook.secret_file cannot be used: {refused}.") from None
     except OSError as error:
         raise ConfigError(f"webhook.secret_file cannot be read: {error.strerror}.") from None
     secret = secret.removesuffix(b"\n").removesuffix(b"\r")

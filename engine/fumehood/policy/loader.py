@@ -7,7 +7,6 @@ all; a file that other users can write is refused.
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,8 +37,7 @@ from fumehood.sandbox.trusted_files import (
     TOO_LARGE,
     Signature,
     Untrusted,
-    open_directory,
-    read_file,
+    read_trusted,
 )
 from fumehood.storage.directory import write_private
 
@@ -187,15 +185,10 @@ class PolicyFile:
 
 
 def _read(path: Path) -> tuple[bytes, Signature]:
-    owners = frozenset({0, os.geteuid()})
     if path.suffix not in SUFFIXES:
         _refuse(path.name, f"its name must end in one of {', '.join(SUFFIXES)}")
     try:
-        directory = open_directory(path.parent, owners)
-        try:
-            return read_file(directory, path.name, owners)
-        finally:
-            os.close(directory)
+        return read_trusted(path)
     except Untrusted as refused:
         _refuse(path.name, str(refused))
     except OSError as error:
