@@ -27,7 +27,6 @@ REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
 """What a session like that of a receipt is made with."""
 
-MAX_LINE = 200
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
 
@@ -114,14 +113,14 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
     if before == after:
         return
     old, new = (one if isinstance(one, str) else json.dumps(one) for one in (before, after))
-    if all("\n" not in text and len(text) <= MAX_LINE for text in (old, new)):
+    if "\n" not in old + new:
         yield f"{name}: {old} → {new}"
         return
     from difflib import unified_diff  # not at the top: jails load this module
 
     yield f"{name}:"
     diff = list(unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=1))[2:]
-    yield from (f"  {line[:MAX_LINE]}" for line in diff)
+    yield from (f"  {line}" for line in diff)
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
