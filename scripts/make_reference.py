@@ -52,8 +52,6 @@ The code determines the HTTP status of a call and the exit code of `fumehood cal
 - **retryable**: whether the unchanged call may be repeated. The envelope's `error.retryable`
   takes precedence: a single error may differ from the default of its code.
 - **human review**: a person has to look at the error.
-- **sandbox reusable**: whether the process that ran the call may serve another one. An
-  expression that is refused or fails loses its process; the next one gets a new one.
 - **exit** is the exit code of `fumehood call`. `REQUIRES_HUMAN_APPROVAL` without an
   `error.approval_id` is 1: no approver exists, and nothing waits.
 """
@@ -115,7 +113,7 @@ def errors_page(_: str) -> str:
         INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),
         _table(
             (
-                "code", "HTTP", "fault", "retryable", "human review", "sandbox reusable", "exit",
+                "code", "HTTP", "fault", "retryable", "human review", "exit",
                 "meaning",
             ),
             [_code_row(error) for error in sorted(ERROR_CODES.values(), key=_code_order)],
@@ -206,7 +204,6 @@ def _code_row(error: type[EngineError]) -> list[str]:
         error.fault.value,
         _yes(error.retryable),
         _yes(error.human_review),
-        _yes(error.sandbox_reusable),
         str(error.exit_code),
         (inspect.getdoc(error) or "").splitlines()[0],
     ]

@@ -34,7 +34,7 @@ from support.containers import remove_containers_of
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.postgres import SERVER, programs, running_postgres, use_postgres
-from support.preloaded import commands, start_from_preloaded
+from support.preloaded import PYTHON, commands, start_from_preloaded
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
 
@@ -338,14 +338,25 @@ class Daemon:
 StartDaemon = Callable[..., Daemon]
 
 
-def launch(directory: Path, variables: Mapping[str, str] | None = None, **settings: str) -> Daemon:
-    """Start a daemon in a private directory; it may not answer yet."""
+def launch(
+    directory: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    module: str | None = None,
+    **settings: str,
+) -> Daemon:
+    """Start a daemon in a private directory, or a module of `tests` that serves as one. It may not
+    answer yet.
+    """
     environment = {**CLEAN_ENVIRONMENT, **(variables or {}), "FUMEHOOD_HOME": str(directory)}
     environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
     with (directory / "log").open("ab") as log:
         process = subprocess.Popen(
-            [str(FUMEHOOD), "serve"],
-            env=environment,
+            [str(FUMEHOOD), "serve"] if module is None else [PYTHON, "-m", module],
+            env=environment
+            if module is None
+            else {**environment, "PYTHONPATH": str(Path(__file__).parent)},
+            cwd=None if module is None else directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fumehood.core.errors import EngineNotRunning as EngineNotRunning
     from fumehood.core.errors import FumehoodError as FumehoodError
     from fumehood.core.errors import ToolError as ToolError
-    from fumehood.core.parameters import ToolParameter as ToolParameter
     from fumehood.core.returned_file import ReturnedFile as ReturnedFile
     from fumehood.core.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.core.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from fumehood.core.tool import SESSION_OUTPUT as SESSION_OUTPUT
     from fumehood.core.tool import SHELL_OUTPUT as SHELL_OUTPUT
     from fumehood.core.tool import ToolDefinition as ToolDefinition
+    from fumehood.core.tool import ToolParameter as ToolParameter
     from fumehood.core.tool import ToolType as ToolType
     from fumehood.core.usage import TextKind as TextKind
     from fumehood.core.usage import TokenCounter as TokenCounter
@@ -77,7 +77,7 @@ _HOMES = {
     "TokenCounter": "fumehood.core.usage",
     "ToolDefinition": "fumehood.core.tool",
     "ToolError": "fumehood.core.errors",
-    "ToolParameter": "fumehood.core.parameters",
+    "ToolParameter": "fumehood.core.tool",
     "ToolResult": "fumehood.core.call",
     "ToolType": "fumehood.core.tool",
     "argument_schema": "fumehood.core.arguments",

@@ -24,7 +24,6 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from fumehood.approvals.channels.webhook import WebhookChannel, owe, owe_anchor
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.requests import ApprovalRequests
@@ -32,6 +31,7 @@ from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.store import ApprovalTable
 from fumehood.approvals.stored_calls import StoredCalls
+from fumehood.approvals.webhook import WebhookChannel, owe, owe_anchor
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.limiter import RateLimits

@@ -52,9 +52,15 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
-from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
+from fumehood.approvals.model import ApprovalSettings, WebhookSettings
 from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.cache.model import CacheSettings
@@ -65,10 +71,9 @@ from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
 from fumehood.observe.settings import AlertSettings
-from fumehood.protocol.sockets import ConfigError as ConfigError
-from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
-from fumehood.protocol.sockets import SocketSettings, require_named_file
-from fumehood.protocol.sockets import config_file as config_file
+from fumehood.protocol import engine_paths
+from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
+from fumehood.protocol.engine_paths import ConfigError as ConfigError
 from fumehood.redaction.redactor import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools, WebSettings
@@ -94,11 +99,31 @@ class TlsSettings(BaseModel):
     key: Path
 
 
-class Config(SocketSettings):
+class ServiceConfig(BaseModel):
+    """The directory and group of a service's sockets (`mode = "service"`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_directory: Path = RUN_DIRECTORY
+    callers_group: str = "fumehood-callers"
+    approvers_group: str = "fumehood-approvers"
+
+
+class Config(BaseSettings):
     """All settings of the operator."""
 
-    model_config = SettingsConfigDict(extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="FUMEHOOD_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+    )
 
+    mode: Literal["single-user", "service"] = "single-user"
+    home: Path | None = None
+    socket: Path | None = None
+    service: ServiceConfig = ServiceConfig()
     tcp: str | None = None
     tcp_behind_proxy: bool = False
     tls: TlsSettings | None = None
@@ -202,6 +227,33 @@ class Config(SocketSettings):
         """User id of a local user → id of the configured principal."""
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = TomlConfigSettingsSource(settings_cls, config_file())
+        return (init_settings, env_settings, file)
+
+    @property
+    def state_directory(self) -> Path:
+        """The directory of the engine's state."""
+        return self._paths.state_directory
+
+    @property
+    def socket_path(self) -> Path:
+        """The callers' socket. Raises ConfigError if its path is too long."""
+        return self._paths.socket_path
+
+    @property
+    def control_socket_path(self) -> Path:
+        """The socket for approvers and administrators. Raises ConfigError as `socket_path`."""
+        return self._paths.control_socket_path
+
     @property
     def recorded_calls(self) -> Literal["all", "failed", "none"]:
         """The calls whose arguments and answers are kept."""
@@ -212,6 +264,12 @@ class Config(SocketSettings):
         """The directory with the recipes of the operator's own images. It may be missing."""
         return self.images_directory or self.state_directory / "images"
 
+    @property
+    def _paths(self) -> EnginePaths:
+        return EnginePaths(
+            os.environ, self.mode, self.home, self.socket, self.service.run_directory
+        )
+
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
@@ -220,13 +278,20 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+def config_file() -> Path:
+    """Return the path of the configuration file, which may be missing."""
+    return engine_paths.config_file(os.environ)
+
+
 def load_config(**overrides: Any) -> Config:
     """Read the configuration from the file and the environment. `overrides` win unless None.
 
     Raises:
         ConfigError: the configuration is invalid; the message names every fault.
     """
-    require_named_file()
+    named = os.environ.get("FUMEHOOD_CONFIG")
+    if named and not Path(named).is_file():
+        raise ConfigError("FUMEHOOD_CONFIG names a file that does not exist.")
     try:
         return Config(**{key: value for key, value in overrides.items() if value is not None})
     except ValidationError as error:

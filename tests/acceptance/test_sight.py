@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import Daemon, StartDaemon, make_first_approver
 from fumehood import ControlClient
-from fumehood.approvals.channels.webhook import HEADER, Callbacks
+from fumehood.approvals.webhook import HEADER, Callbacks
 from fumehood.core.errors import ERROR_CODES, Fault
 from fumehood.observe.metrics import UNKNOWN
 from fumehood.sandbox.images.catalog import Image

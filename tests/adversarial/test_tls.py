@@ -28,7 +28,7 @@ from fumehood.core.fair_share import FairShare
 from fumehood.http.listen import CountingListener
 from fumehood.http.peer import LOOK_S, MAX_CONNECTIONS
 from fumehood.http.server import HANDSHAKE_S, context_of
-from fumehood.protocol.sockets import ConfigError
+from fumehood.protocol.engine_paths import ConfigError
 from support.authority import Authority
 from support.certificates import make_certificate
 from support.wait import wait_until

@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from conftest import FUMEHOOD, Daemon
-from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
+from fumehood.approvals.webhook import HEADER, Callbacks, sign
 from fumehood.cli.main import app
 from support.approving import approving_daemon, ran
 from support.authority import ask

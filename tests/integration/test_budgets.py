@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from conftest import CLEAN_ENVIRONMENT
-from fumehood.budgets.ledger import BLOCKS, Budgets
+from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.model import Subject
 from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import KEPT_DAYS, CounterKey, CounterTable
 from fumehood.core.errors import QuotaExceeded
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import COUNTERS
-from support.budget_scenarios import DATABASE, MOST_UNTOLD, RULES, Told
-from support.budget_scenarios import LIMIT as SESSION_LIMIT
 from support.budgets import NOON, HandClock, a_total, budgets_on, spender, takes
-from support.crash_points import crash_at_every_point
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4", "D6")]
 
@@ -44,36 +40,8 @@ async def use(budgets: Budgets, tokens: int, **who: str) -> None:
     (await budgets.reserve(spender(**who), takes(tokens=tokens))).settle(takes(tokens=tokens))
 
 
-@pytest.mark.row("D6")
-async def test_budget_killed_at_every_commit_counts_all_calls_and_bounded_reserve(
-    home: Path,
-) -> None:
-    points = []
-    for crash in crash_at_every_point(
-        "support.budget_scenarios:spending", home, CLEAN_ENVIRONMENT
-    ):  # fmt: skip
-        told = Told(crash.said)
-        database = open_database(crash.home / DATABASE)
-        budgets = budgets_on(database, *RULES)
-        (ever,) = (one for one in budgets.standings() if one.budget == "ever")
-        session = budgets_on(database, *RULES)
-        with pytest.raises(QuotaExceeded):  # a session's counter is looked for when it is asked for
-            await session.reserve(spender(session="s"), takes(tokens=SESSION_LIMIT + 1))
-        database.close()
-        spent = int(ever.spent)
-        assert spent >= told.taken, crash
-        if "closed" in crash.said:
-            assert spent == told.taken, crash
-        elif "closing" not in crash.said:
-            # Two blocks, what was just about to be held, and what had just been given back.
-            assert spent <= told.taken + 2 * (SESSION_LIMIT // BLOCKS) + MOST_UNTOLD, crash
-        points.append(crash.point)
-    assert points[-1] is None
-    assert len(points) >= 10
-
-
 async def test_control_lowering_the_reserved_mark_allows_overspending(reopen: Reopen) -> None:
-    """Twin of the kills: without the reserved mark the next process spends the budget again."""
+    """Twin of the kills of `test_crash_approval`: without the reserved mark the next process spends the budget again."""
     database, rule = reopen(), BudgetRule(name="all", period=Period.TOTAL, tokens=100)
     await use(budgets_on(database, rule), 100)
     with pytest.raises(QuotaExceeded):

@@ -15,7 +15,7 @@ from conftest import CLEAN_ENVIRONMENT
 from support.crash_approvals import SCENES, lives, survive
 from support.crash_points import Run, crash_each, nursery
 
-pytestmark = pytest.mark.row("A2", "D6")
+pytestmark = pytest.mark.row("A2", "D6", "E4", "P3")
 
 SEED = 20261121
 KILLS = 4

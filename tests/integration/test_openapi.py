@@ -15,7 +15,7 @@ import pytest
 
 from conftest import Daemon
 from fumehood import Client, ControlClient
-from fumehood.approvals.channels.webhook import HEADER, sign
+from fumehood.approvals.webhook import HEADER, sign
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from support.http import Answer, SocketClient
 from support.openapi import faults_of, faults_of_answer, operations_of

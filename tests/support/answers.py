@@ -16,30 +16,35 @@ from fumehood.core.envelope import (
 from fumehood.core.json_types import JsonObject
 
 
-def envelope_bytes(data: JsonObject, *, code: str | None = None, message: str = "No.") -> bytes:
-    """A successful envelope with this data, or one with this error, as bytes."""
-    error = None
-    if code is not None:
-        error = ErrorInfo(code=code, message=message, retryable=False, human_review=False)
-    envelope = Envelope(
+def failure(code: str, message: str = "No.", **fields: Any) -> ErrorInfo:
+    """The error of an envelope."""
+    given = {"retryable": False, "human_review": False, **fields}
+    return ErrorInfo(code=code, message=message, **given)
+
+
+def envelope_of(
+    data: JsonObject | None = None, error: ErrorInfo | None = None, **metadata: Any
+) -> Envelope:
+    """The envelope of a call that succeeded with this data, or failed."""
+    given = {
+        "tool_name": None, "tool_version": None, "call_id": None, "trace_id": "trace_1",
+        "timestamp": "2026-01-01T00:00:00.000Z", "execution_time_ms": 0.0,
+        "performance": Performance(total_ms=0.0), "sandbox": None, "resources": Resources(),
+        "usage": UsageReport(), **metadata,
+    }  # fmt: skip
+    return Envelope(
         success=error is None,
         status="success" if error is None else "error",
-        data=data,
+        data=data or {},
         error=error,
-        metadata=Metadata(
-            tool_name=None,
-            tool_version=None,
-            call_id=None,
-            trace_id="trace_1",
-            timestamp="2026-01-01T00:00:00.000Z",
-            execution_time_ms=0.0,
-            performance=Performance(total_ms=0.0),
-            sandbox=None,
-            resources=Resources(),
-            usage=UsageReport(),
-        ),
+        metadata=Metadata(**given),
     )
-    return envelope.model_dump_json().encode()
+
+
+def envelope_bytes(data: JsonObject, *, code: str | None = None, message: str = "No.") -> bytes:
+    """A successful envelope with this data, or one with this error, as bytes."""
+    error = None if code is None else failure(code, message)
+    return envelope_of(data, error).model_dump_json().encode()
 
 
 def error_of(answer: Any) -> Any:

@@ -17,13 +17,10 @@ from fumehood.approvals.model import (
     NewDecision,
     OneOfSeveral,
     RememberedRule,
-    RememberWish,
-    Resolution,
     StoredApproval,
     StoredRequest,
     own_view,
 )
-from fumehood.core.envelope import Envelope
 from fumehood.core.errors import IdempotencyConflict, ResourceNotFound
 from fumehood.core.identity import Principal
 
@@ -66,11 +63,10 @@ def _own(one: Approval) -> Approval:
 
 @dataclass
 class FakeDesk:
-    """Stores approvals by id; `asked` records the requested operations."""
+    """Stores approvals by id; `decided` has the arguments of each decision."""
 
     approvals: dict[str, Approval] = field(default_factory=dict)
-    answers: dict[str, Envelope] = field(default_factory=dict)
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    decided: list[dict[str, Any]] = field(default_factory=list)
     changes: int = 0
 
     def __post_init__(self) -> None:
@@ -112,11 +108,9 @@ class FakeDesk:
         self, approval_id: str, decision: NewDecision, by: Principal, *,
         channel: str, peer: str | None = None, version: int | None = None,
     ) -> Approval:  # fmt: skip
-        self.asked.append((
-            "decide",
-            {"id": approval_id, "decision": decision, "by": by.id, "channel": channel, "peer": peer,
-             "version": version},
-        ))  # fmt: skip
+        self.decided.append({
+            "decision": decision, "by": by.id, "channel": channel, "peer": peer, "version": version,
+        })  # fmt: skip
         one = await self.show(approval_id)
         if one.state is not ApprovalState.PENDING or version not in (None, one.version):
             raise IdempotencyConflict(
@@ -136,47 +130,16 @@ class FakeDesk:
             for item in items
         ])  # fmt: skip
 
-    async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
-        one = await self.show(approval_id)
-        return rule(approval_id=one.id, uses_left=wish.uses)
-
-    async def resolve(
-        self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
-    ) -> Approval:
-        one = await self.show(approval_id)
-        state = ApprovalState(resolution.outcome)
-        return self.put(one.model_copy(update={"state": state, "version": one.version + 1}))
-
     async def cancel(self, approval_id: str, principal: Principal) -> Approval:
         await self.show(approval_id, principal=principal)
         one = self.approvals[approval_id]
         update = {"state": ApprovalState.CANCELLED, "version": one.version + 1}
         return _own(self.put(one.model_copy(update=update)))
 
-    async def remembered(self) -> list[RememberedRule]:
-        return [rule()]
-
-    async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
-        if rule_id != rule().id:
-            raise ResourceNotFound("There is no such rule.")
-        return rule(removed_at=NOW)
-
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
         """Do nothing."""
-
-    async def answer_of(
-        self, call_id: str, principal: Principal, *, is_fetched: bool = True
-    ) -> Envelope | None:
-        return self.answers.get(call_id)
-
-    def fetched(self, call_id: str) -> None:
-        self.asked.append(("fetched", {"call_id": call_id}))
-
-    async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
-        page = await self.list(ApprovalQuery(call_id=call_id[:128]), principal=principal)
-        return page.items[0] if page.items else None
 
     async def next_change(self, after: int, *, within_s: float = 25) -> int:
         with anyio.move_on_after(within_s):

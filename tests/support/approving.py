@@ -7,18 +7,15 @@ those tools; they write to the file `ran` in its working directory.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from conftest import CLEAN_ENVIRONMENT, Daemon, make_first_approver, wait_until_ready
+from conftest import Daemon, make_first_approver
 from fumehood import tool
-from support.preloaded import PYTHON
+from support.scripted_daemon import daemon_of
 
-TESTS = Path(__file__).parents[1]
 RAN = "ran"
 
 
@@ -43,26 +40,12 @@ def ran(daemon: Daemon) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-@contextmanager
-def approving_daemon(home: Path, *, credential: str = "", **settings: str) -> Iterator[Daemon]:
+def approving_daemon(
+    home: Path, *, credential: str = "", **settings: str
+) -> AbstractContextManager[Daemon]:
     """Run the daemon until ready; create its first approver unless a credential is given."""
     credential = credential or make_first_approver(home)
-    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}
-    environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
-    with (home / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [PYTHON, "-m", "support.approving"],
-            env={**environment, "PYTHONPATH": str(TESTS)},
-            cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
-    daemon = Daemon(process, home, environment, credential)
-    try:
-        yield wait_until_ready(daemon)
-        assert daemon.stop() in (0, -9), daemon.log
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(timeout=30)
+    return daemon_of("support.approving", home, credential=credential, **settings)
 
 
 def main() -> None:

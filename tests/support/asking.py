@@ -15,10 +15,10 @@ from fumehood.approvals.model import (
     OPEN_STATES,
     Approval,
     ApprovalQuery,
+    ApprovalSettings,
     ApprovalState,
     NewDecision,
 )
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.pipeline.incoming import parse_own_call

@@ -100,20 +100,12 @@ def lend_badly(mode: str, message: dict) -> None:
         send(ended(loan_id, ended_by="signal", isolation="resident", claim=None, signal=9))
         return
     os.read(request_read, 65536)
-    reply = {"result": {"value": 4, "text": "4"}}
-    if mode == "honest":
-        os.write(reply_write, frame(reply))
-    elif mode == "answers-twice":
-        os.write(reply_write, frame(reply) + frame({"result": {"value": 5, "text": "5"}}))
-    elif mode == "garbage":
-        os.write(reply_write, os.urandom(4096))
-    elif mode == "huge-frame":
-        os.write(reply_write, struct.pack("!I", 0xFFFFFFFF) + b"x" * 4096)
-    elif mode == "not-json":
-        os.write(reply_write, struct.pack("!I", 5) + b"hello")
-    elif mode == "deep-json":
-        body = b'{"result":' + b"[" * 500 + b"]" * 500 + b"}"
-        os.write(reply_write, struct.pack("!I", len(body)) + body)
+    if mode in GARBLED:
+        os.write(reply_write, GARBLED[mode])
+    elif mode in ("honest", "answers-twice"):
+        results = [{"value": 4, "text": "4"}, {"value": 5, "text": "5"}]
+        for result in results if mode == "answers-twice" else results[:1]:
+            os.write(reply_write, frame({"result": result}))
     elif mode == "closes":
         os.close(reply_write)
         send(ended(loan_id, ended_by="sandbox_lost", isolation="resident", claim=None))
@@ -124,40 +116,40 @@ def frame(message: object) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
+GARBLED = {
+    "garbage": os.urandom(4096),
+    "huge-frame": struct.pack("!I", 0xFFFFFFFF) + b"x" * 4096,
+    "not-json": struct.pack("!I", 5) + b"hello",
+    "deep-json": struct.pack("!I", 1011) + b'{"result":' + b"[" * 500 + b"]" * 500 + b"}",
+}
+"""Mode → what it sends in place of a frame."""
+
+OTHER = {"claim": {"result": {"value": 5, "text": "5"}}}
+ENDINGS: dict[str, list[dict]] = {
+    "honest": [{}],
+    "extra-field": [{"class": "os.system"}],
+    "wrong-type": [{"cpu_ms": "fast"}],
+    "unknown-ending": [{"ended_by": "victory"}],
+    "ok-without-result": [{"claim": None}],
+    "result-of-another-form": [{"claim": {"result": {"value": "<script>", "text": 4}}}],
+    "answers-twice": [{}, OTHER],
+    "answers-others-first": [{"id": 1_000_000, **OTHER}, {}],
+}
+"""Mode → the fields of each ending that it sends."""
+
+
 def misbehave(mode: str, run_id: int) -> None:
-    if mode == "honest":
-        send(ended(run_id))
+    if mode in GARBLED:
+        os.write(1, GARBLED[mode])
+    elif mode in ENDINGS:
+        for fields in ENDINGS[mode]:
+            send({**ended(run_id), **fields})
     elif mode == "never-answers":
         time.sleep(60)
     elif mode == "dies":
         sys.exit(3)
-    elif mode == "garbage":
-        os.write(1, os.urandom(4096))
-    elif mode == "huge-frame":
-        os.write(1, struct.pack("!I", 0xFFFFFFFF) + b"x" * 65536)
-    elif mode == "not-json":
-        os.write(1, struct.pack("!I", 5) + b"hello")
-    elif mode == "deep-json":
-        body = b"[" * 5000 + b"]" * 5000
-        os.write(1, struct.pack("!I", len(body)) + body)
     elif mode == "other-op":
         send({"op": "approve", "id": run_id})
-    elif mode == "extra-field":
-        send({**ended(run_id), "class": "os.system"})
-    elif mode == "wrong-type":
-        send(ended(run_id, cpu_ms="fast"))
-    elif mode == "unknown-ending":
-        send(ended(run_id, ended_by="victory"))
-    elif mode == "ok-without-result":
-        send(ended(run_id, claim=None))
-    elif mode == "result-of-another-form":
-        send(ended(run_id, claim={"result": {"value": "<script>", "text": 4}}))
-    elif mode == "answers-twice":
-        send(ended(run_id))
-        send(ended(run_id, claim={"result": {"value": 5, "text": "5"}}))
-    elif mode == "answers-others-first":
-        send(ended(run_id + 1000, claim={"result": {"value": 5, "text": "5"}}))
-        send(ended(run_id))
     elif mode == "half-a-frame":
         os.write(1, struct.pack("!I", 100) + b"{")
         time.sleep(60)

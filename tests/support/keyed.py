@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fumehood.core.envelope import (
-    Envelope,
-    ErrorInfo,
-    Metadata,
-    Performance,
-    Resources,
-    UsageReport,
-)
+from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import EngineError
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
@@ -25,6 +18,7 @@ from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.storage.idempotency import KeyedCall
 
+from .answers import envelope_of, failure
 from .definitions import OWNER, by_default, function_definition, registered, request
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,29 +62,7 @@ def answer(
     call_id: str = "call_1", data: JsonObject | None = None, error: ErrorInfo | None = None
 ) -> Envelope:
     """The envelope of a call that has ended."""
-    return Envelope(
-        success=error is None,
-        status="success" if error is None else "error",
-        data=data or {},
-        error=error,
-        metadata=Metadata(
-            tool_name="act",
-            tool_version="1.0.0",
-            call_id=call_id,
-            trace_id="trace_test",
-            timestamp="2026-01-01T00:00:00.000Z",
-            execution_time_ms=1.0,
-            performance=Performance(total_ms=1.0),
-            sandbox=None,
-            resources=Resources(),
-            usage=UsageReport(),
-        ),
-    )
-
-
-def failure(code: str, *, retryable: bool = False, **fields: Any) -> ErrorInfo:
-    """The error of an envelope."""
-    return ErrorInfo(code=code, message="No.", retryable=retryable, human_review=False, **fields)
+    return envelope_of(data, error, call_id=call_id, tool_name="act", tool_version="1.0.0")
 
 
 UNKNOWN_ENDING = answer(error=failure("INTERNAL_ERROR"))

@@ -24,7 +24,6 @@ from fumehood.budgets.settings import Unit
 from fumehood.core.call import FunctionAddress
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
-from fumehood.core.long_text import cut
 from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
@@ -37,9 +36,6 @@ from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
 """Version of the action document's form. Actions of different versions are never equal."""
-
-MAX_SHOWN = 1000
-"""The most characters of a list of arguments' names. Some tools accept any number of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +247,7 @@ def edit_warning(stored: StoredApproval) -> str | None:
     if asked is None:
         return None
     names = [name for name in changed_fields(asked, done) if name not in stored.request.hidden]
-    changed = ", ".join(map(_pointer, names))
-    which = f": changed {cut(changed, MAX_SHOWN)}" if changed else ""
+    which = f": changed {', '.join(map(_pointer, names))}" if names else ""
     return f"approval: a human changed the arguments before this call ran{which}"
 
 

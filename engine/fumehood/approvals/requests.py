@@ -21,12 +21,17 @@ import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
-from fumehood.approvals.channels.webhook import WebhookChannel
 from fumehood.approvals.eligibility import Eligibility
-from fumehood.approvals.model import OPEN_STATES, Approval, ApprovalState, StoredApproval
+from fumehood.approvals.model import (
+    OPEN_STATES,
+    Approval,
+    ApprovalSettings,
+    ApprovalState,
+    StoredApproval,
+)
 from fumehood.approvals.remembered import RememberedRules
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import ApprovalTable, Step, size_of
+from fumehood.approvals.webhook import WebhookChannel
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound

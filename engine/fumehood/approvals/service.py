@@ -50,7 +50,6 @@ from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
 
 MAX_ID_CHARACTERS = 100
-NOT_NAMED = "not among the approvers"
 
 
 class ApprovalService:
@@ -268,8 +267,8 @@ class ApprovalService:
         return remembered_rule(stored, wish, "rul_" + "0" * 24, "", now)
 
     async def remembered(self) -> Sequence[RememberedRule]:
-        """Return all remembered rules, including removed ones."""
-        return self.requests.remembered.all()
+        """Return all remembered rules, newest first, including removed ones."""
+        return self.requests.remembered.all()[::-1]
 
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
         """Remove a remembered rule. Raises ResourceNotFound if there is no such rule."""
@@ -337,7 +336,7 @@ class ApprovalService:
         if decision.arguments is not None:
             edited = await self.scheduler.edited(stored, decision.arguments)
             digest = edited.approval.action_digest
-            await self._require_named(approval, edited.approval.approvers, by)
+            await self._require_approver(edited.approval, by, None)
         if decision.action_digest not in (None, digest):
             raise refusals.conflict(approval)
         record = DecisionRecord(
@@ -405,15 +404,8 @@ class ApprovalService:
         if is_own and not self._eligibility.allow_self_approval:
             return "own call", refusals.own_call()
         if not may_decide(approval.approvers, by.id):
-            return NOT_NAMED, refusals.not_among(approval.approvers)
+            return "not among the approvers", refusals.not_among(approval.approvers)
         return None
-
-    async def _require_named(
-        self, approval: Approval, approvers: Sequence[str], by: Principal
-    ) -> None:
-        if not may_decide(approvers, by.id):
-            await self.note_refusal(approval.id, by, None, NOT_NAMED)
-            raise refusals.not_among(approvers)
 
 
 def _require_open(approval: Approval) -> None:

@@ -26,8 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from fumehood.approvals import refusals
-from fumehood.approvals.channels import webhook
+from fumehood.approvals import refusals, webhook
 from fumehood.approvals.model import (
     OPEN_STATES,
     SESSION,
@@ -483,8 +482,9 @@ class ApprovalTable:
 def _forget(connection: Connection, before: str) -> int:
     """Delete a batch of approvals that ended before a time, and return its size.
 
-    Interrupted ones stay until a human resolves them.
+    Interrupted ones stay until a human resolves them. Messages about them go as well.
     """
+    webhook.forget_old(connection, before)
     over = [state.value for state in ApprovalState if state not in STAYING]
     old = (
         select(APPROVALS.c.id)

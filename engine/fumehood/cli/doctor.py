@@ -500,7 +500,7 @@ def _webhook(config: Config) -> Finding:
     chosen = config.webhook
     if chosen is None:
         return Finding("webhook", "ok", "none is configured")
-    from fumehood.approvals.channels.webhook import read_secret
+    from fumehood.approvals.webhook import read_secret
 
     try:
         read_secret(chosen.secret_file)

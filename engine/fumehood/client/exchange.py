@@ -8,6 +8,7 @@ of a stream is delivered once, however often it is resumed.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from fumehood.client.api_request import ApiRequest, DaemonUnavailable, address
 from fumehood.client.once import Connection
 from fumehood.core.events import LAST_KINDS, ErrorEvent, Event, event_of, last_event
 from fumehood.protocol import sse, strict_json
+from fumehood.protocol.engine_paths import ConfigError, read_engine_paths
 from fumehood.protocol.messages import decode_envelope
 
 T = TypeVar("T")
@@ -116,12 +118,13 @@ def found_socket(*, control: bool) -> Path:
     Raises:
         ConfigError: the configuration is wrong.
     """
-    from fumehood.protocol.sockets import (
-        find_sockets,  # reads settings; most clients are told a path
-    )
-
-    found = find_sockets()
-    return found.control_socket_path if control else found.socket_path
+    paths = read_engine_paths(os.environ)
+    if paths is None:
+        raise ConfigError(
+            "The engine's socket cannot be found, because the configuration is wrong: "
+            "`fumehood config show` says where. Correct it, or name the socket."
+        )
+    return paths.control_socket_path if control else paths.socket_path
 
 
 def require_listener(path: Path) -> None:

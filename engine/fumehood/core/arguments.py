@@ -243,10 +243,6 @@ class ProgramArguments(Arguments):
             if file.path in paths:
                 yield f"files.{index}.path", f"({file.path[:MAX_NAME_CHARACTERS]!r}) is given twice"
             paths.add(file.path)
-        for index, file in enumerate(sent):
-            if any(above in paths for above in _above(file.path)):
-                shown = file.path[:MAX_NAME_CHARACTERS]
-                yield f"files.{index}.path", f"({shown!r}) lies below another file"
         if self.stdin is not None and self.stdin_base64 is not None:
             yield "stdin", "and stdin_base64 cannot both be given"
         source = self.source
@@ -543,11 +539,6 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     return {key: _inlined(value, definitions) for key, value in schema.items()}
-
-
-def _above(path: str) -> Iterator[str]:
-    parts = path.split("/")[:64]  # deeper paths fail when they are created
-    return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _clause(message: str) -> str:

@@ -59,10 +59,14 @@ NetworkHosts = Annotated[
 ]
 
 
-class CallOptions(BaseModel):
-    """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
+class _Body(BaseModel):
+    """What a caller asks for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class CallOptions(_Body):
+    """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
 
     enable_cache: bool = True
     enable_streaming: bool = True
@@ -102,10 +106,8 @@ DECIDING_OPTIONS = (
 _NO_OPTIONS = CallOptions()
 
 
-class CallBody(BaseModel):
+class CallBody(_Body):
     """The body of `POST /v1/tools/{name}/call`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     arguments: dict[str, Any] = Field(
         default_factory=dict, json_schema_extra={"maxProperties": MAX_KEYS}
@@ -113,20 +115,16 @@ class CallBody(BaseModel):
     options: CallOptions = Field(default_factory=lambda: _NO_OPTIONS)
 
 
-class BatchOptions(BaseModel):
+class BatchOptions(_Body):
     """Options of many calls at once (mission P9). `timeout_seconds` is for all of them together."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     max_parallel: int = Field(default=8, ge=1, le=32)
     timeout_seconds: Seconds | None = None
     parallel_tool_calls: bool = True
 
 
-class RawBatch(BaseModel):
+class RawBatch(_Body):
     """Many calls at once, each parsed when its turn comes: none can fail another."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)
     options: BatchOptions = Field(default_factory=BatchOptions)

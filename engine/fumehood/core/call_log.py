@@ -23,10 +23,18 @@ RUNNING = "RUNNING"
 """The `code` of a call that has not ended."""
 
 
-class RunningCall(BaseModel):
-    """How far a call is that has not ended."""
+class _Record(BaseModel):
+    """What the engine tells. A later engine may tell more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class RunningCall(_Record):
+    """How far a call is that has not ended."""
 
     is_waiting: bool
     """Whether it waits for a human."""
@@ -38,10 +46,8 @@ class RunningCall(BaseModel):
     stderr: str | None = None
 
 
-class CallRecord(BaseModel):
+class CallRecord(_Record):
     """The log row of one call. `code` is `OK`, or the error's; of a call that runs `RUNNING`."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     call_id: str
     timestamp: str
@@ -70,10 +76,8 @@ class CallRecord(BaseModel):
     """How far it is, if it has not ended. `timestamp` is then its start."""
 
 
-class CallPage(BaseModel):
+class CallPage(_Record):
     """Some records, newest first. `total_count` is null where counting was not worth it."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     items: tuple[CallRecord, ...]
     has_more: bool
@@ -135,10 +139,8 @@ def _with_words(text: str) -> str:
     return text
 
 
-class CallQuery(BaseModel):
+class CallQuery(_Value):
     """What to list. Absent filters hold nothing back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     since: Moment | None = None
     until: Moment | None = None
@@ -163,10 +165,6 @@ class CallQuery(BaseModel):
 
 
 # -- for administrators and approvers ------------------------------------------------------
-
-
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class AllCallsQuery(CallQuery):

@@ -9,8 +9,7 @@ Values only. Every stage raises these, and `pipeline/run.py` turns them into the
     ├── HostError        the engine or its host failed
     └── UpstreamError    another service failed
 
-`Fault` names the responsible party, `retryable` allows repeating the same call unchanged, and
-`sandbox_reusable` allows the process that ran it to serve again.
+`Fault` names the responsible party, and `retryable` allows repeating the same call unchanged.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class EngineError(FumehoodError):
     retryable: ClassVar[bool] = False
     human_review: ClassVar[bool] = False
     fault: ClassVar[Fault] = Fault.HOST
-    sandbox_reusable: ClassVar[bool] = True
     exit_code: ClassVar[int] = 1
     """Exit status of the command line: 1 tool failed, 3 waiting for approval, 4 unavailable."""
     was_sent = True
@@ -99,7 +97,6 @@ class RuleError(EngineError):
 
 class GuestError(EngineError):
     fault = Fault.GUEST
-    sandbox_reusable = False
 
 
 class HostError(EngineError):
@@ -256,7 +253,6 @@ class Cancelled(CallerError):
 
     code = "CANCELLED"
     http_status = 499
-    sandbox_reusable = False
 
 
 class ExecutionError(GuestError):
@@ -284,7 +280,6 @@ class SandboxUnavailable(HostError):
     code = "SANDBOX_UNAVAILABLE"
     http_status = 503
     retryable = True
-    sandbox_reusable = False
     exit_code = 4
 
 
@@ -353,7 +348,6 @@ class UpstreamTimeout(Timeout):
 
     fault = Fault.UPSTREAM
     retryable = True
-    sandbox_reusable = True
 
 
 class WorkspaceChanged(ApprovalExpired):

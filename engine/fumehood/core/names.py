@@ -6,6 +6,7 @@ This module imports next to nothing, so that commands start quickly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
@@ -72,9 +73,7 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known names that are similar to a misspelt one, most similar first."""
     from difflib import get_close_matches
 
-    given = given[:MAX_NAME_CHARACTERS]
-    compared = [name for name in known if _is_near_in_length(name, given)][:MAX_COMPARED]
-    return get_close_matches(given, compared, n=most)
+    return get_close_matches(given[:MAX_NAME_CHARACTERS], islice(known, MAX_COMPARED), n=most)
 
 
 def compile_glob(pattern: str) -> Callable[[str], bool]:
@@ -105,9 +104,3 @@ def compile_glob(pattern: str) -> Callable[[str], bool]:
 def any_matches(patterns: Iterable[str], name: str) -> bool:
     """Whether one of these patterns matches a name."""
     return any(compile_glob(pattern)(name) for pattern in patterns)
-
-
-def _is_near_in_length(one: str, other: str) -> bool:
-    """Whether two names can be similar, which needs three fifths of their characters in common."""
-    shorter, longer = sorted((len(one), len(other)))
-    return shorter * 7 >= longer * 3

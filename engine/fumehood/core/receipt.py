@@ -27,8 +27,6 @@ REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
 """What a session like that of a receipt is made with."""
 
-MAX_DIFF_LINES = 40
-MAX_LINE = 200
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
 
@@ -115,16 +113,14 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
     if before == after:
         return
     old, new = (one if isinstance(one, str) else json.dumps(one) for one in (before, after))
-    if all("\n" not in text and len(text) <= MAX_LINE for text in (old, new)):
+    if "\n" not in old + new:
         yield f"{name}: {old} → {new}"
         return
     from difflib import unified_diff  # not at the top: jails load this module
 
     yield f"{name}:"
     diff = list(unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=1))[2:]
-    yield from (f"  {line[:MAX_LINE]}" for line in diff[:MAX_DIFF_LINES])
-    if len(diff) > MAX_DIFF_LINES:
-        yield f"  … {len(diff) - MAX_DIFF_LINES} more lines"
+    yield from (f"  {line}" for line in diff)
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
@@ -137,8 +133,6 @@ def _comparable(fields: JsonObject) -> JsonObject:
     for kind in ("files", "images"):
         files = fields.get(kind)
         for file in files if isinstance(files, list) else ():
-            if not isinstance(file, dict):  # nobody's receipt has that
-                continue
             identity = {name: file.get(name) for name in ("size", "sha256")}
             kept[f"{kind}: {file.get('filename')}"] = json.dumps(identity)
     return kept

@@ -81,10 +81,20 @@ class SessionStatus(StrEnum):
         return self in (SessionStatus.ENDED, SessionStatus.LOST)
 
 
-class Snapshot(BaseModel):
-    """A copy of a session's files, as they were at a moment."""
+class _Record(BaseModel):
+    """What the engine tells. A later engine may tell more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+
+class _Body(BaseModel):
+    """What a caller asks for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+
+class Snapshot(_Record):
+    """A copy of a session's files, as they were at a moment."""
 
     id: str
     name: str | None
@@ -93,10 +103,8 @@ class Snapshot(BaseModel):
     created_at: AwareDatetime
 
 
-class SessionRecord(BaseModel):
+class SessionRecord(_Record):
     """One session. `why` is one sentence if it is over or stopped, otherwise null."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     id: str
     name: str | None = None
@@ -201,10 +209,8 @@ class KeptSession:
     """None once it has ended."""
 
 
-class SessionFields(BaseModel):
+class SessionFields(_Body):
     """What a session is made of. Absent fields are by configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     image: str | None = Field(
         default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
@@ -262,10 +268,8 @@ class NewSession(SessionFields):
     )
 
 
-class NewProject(BaseModel):
+class NewProject(_Body):
     """The body of `POST /v1/projects`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     directory: str = Field(
         pattern=r"^/[^\x00]*$",
@@ -277,10 +281,8 @@ class NewProject(BaseModel):
     )
 
 
-class Project(BaseModel):
+class Project(_Record):
     """A directory from which sessions can be made."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     id: str
     """What a new session names. It holds as long as the engine runs."""
@@ -298,28 +300,22 @@ MAX_FORKS = 50
 """Maximum number of forks that one request makes."""
 
 
-class NewSnapshot(BaseModel):
+class NewSnapshot(_Body):
     """The body of `POST /v1/sessions/{session_id}/snapshots`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     name: SnapshotName | None = Field(
         default=None, description="A name for it, which can stand for its id."
     )
 
 
-class Restoration(BaseModel):
+class Restoration(_Body):
     """The body of `POST /v1/sessions/{session_id}/restore`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     snapshot_id: Id = Field(description="The snapshot's id, `snap_…`, or its name.")
 
 
-class ForkWish(BaseModel):
+class ForkWish(_Body):
     """The body of `POST /v1/sessions/{session_id}/fork`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     snapshot_id: Id | None = Field(
         default=None, description="A snapshot's id or name; default: the files as they are now."

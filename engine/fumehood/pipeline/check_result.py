@@ -19,7 +19,7 @@ import anyio
 from fumehood.core.call import CheckedResult, ResultCheck, ResultChecker
 from fumehood.core.envelope import Metacognition
 from fumehood.observe.log import Logger, log_fault
-from fumehood.protocol.sockets import ConfigError
+from fumehood.protocol.engine_paths import ConfigError
 
 GROUP = "fumehood.result_checkers"
 """The entry point group in which packages offer checkers."""

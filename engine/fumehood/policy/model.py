@@ -195,8 +195,6 @@ class Predicate(_Written):
         if len(given) != 1:
             known = ", ".join((*PREDICATES, "not"))
             raise ValueError(f"exactly one of these is needed: {known}")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError("min is over max, so it can never hold")
         return self
 
     @property
@@ -345,8 +343,6 @@ class Rule(_Written):
     def _fit_together(self) -> Self:
         if self.decision is not Verdict.ASK and (self.approvers or self.quorum or self.preview):
             raise ValueError("approvers, quorum and preview need the decision 'ask'")
-        if self.approvers is not None and (self.quorum or 1) > len(self.approvers):
-            raise ValueError("its quorum is larger than the number of its approvers")
         if self.decision is Verdict.ALLOW and self.over_budget:
             raise ValueError("over_budget needs 'ask' or 'deny'; 'allow' does not raise a budget")
         return self

@@ -24,8 +24,15 @@ from fumehood.core.long_text import cut
 from fumehood.core.names import compile_glob
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import absolute_path
-from fumehood.policy.model import CallFacts, Condition, ExplainedRule, Predicate, Rule, Verdict
-from fumehood.policy.model import CheckedPart as Part
+from fumehood.policy.model import (
+    CallFacts,
+    CheckedPart,
+    Condition,
+    ExplainedRule,
+    Predicate,
+    Rule,
+    Verdict,
+)
 
 T = TypeVar("T")
 
@@ -97,9 +104,13 @@ class CompiledRule:
 
     def explained(self, facts: CallFacts) -> ExplainedRule:
         """Return each test and its result for a call."""
-        parts = [Part(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
+        parts = [CheckedPart(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
         parts += [
-            Part(says=one.says, holds=one.ask(facts), compared=_compared(one.conditions, facts))
+            CheckedPart(
+                says=one.says,
+                holds=one.ask(facts),
+                compared=_compared(one.conditions, facts),
+            )
             for one in self.of_call
         ]
         return ExplainedRule(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.model import CallFacts, Decision, Explanation, Policy, RuleStatus, Verdict
-from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly, names_for
+from fumehood.policy.rules import CompiledRule, compile_rule
 
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"
 HARMLESS_PASSES = "default: harmless tools are allowed"
@@ -37,21 +37,12 @@ class _About:
 
 
 class _Rules:
-    """The rules of one policy version, indexed by tool."""
+    """The rules of one policy version. Those about a tool are found once."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.version = policy.version if policy is not None else NO_POLICY
         written = zip(policy.rules, policy.lines, strict=True) if policy is not None else ()
         self.all = tuple(compile_rule(rule, line, environment) for rule, line in written)
-        self._by_name: dict[str, list[int]] = {}
-        self._of_any: list[int] = []
-        for position, compiled in enumerate(self.all):
-            tools = compiled.rule.tools
-            if tools is not None and all(map(names_exactly, tools)):
-                for name in {pattern.partition("@")[0] for pattern in tools}:
-                    self._by_name.setdefault(name, []).append(position)
-            else:
-                self._of_any.append(position)
         # By identity: definitions are immutable, so a changed one is another object.
         self._known: dict[int, _About] = {}
         self.default = {
@@ -70,9 +61,7 @@ class _Rules:
         return made
 
     def _make(self, tool: ToolDefinition) -> _About:
-        named = {at for name in names_for(tool) for at in self._by_name.get(name, [])}
-        positions = sorted({*self._of_any, *named})
-        found = [one for one in (self.all[at] for at in positions) if one.is_about(tool)]
+        found = [one for one in self.all if one.is_about(tool)]
         enforced = [one for one in found if one.rule.is_enforced]
         return _About(
             tool,

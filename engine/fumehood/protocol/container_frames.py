@@ -235,15 +235,6 @@ _KINDS: dict[str, type[ContainerMessage]] = {
 }
 
 
-def parse_container_frame(message: dict[str, Any]) -> ContainerMessage:
-    """Parse a frame of a container's guest.
-
-    Raises:
-        FrameError: not one of its messages.
-    """
-    return parse_frame(message, _KINDS)
-
-
 def parse_container_body(body: bytes) -> ContainerFrame:
     """Parse the JSON of a frame of a container's guest.
 
@@ -256,7 +247,7 @@ def parse_container_body(body: bytes) -> ContainerFrame:
     if body.startswith(CONNECTION_START):
         return ConnectionFrame.parse(body)
     if not body.startswith(OUTPUT_START):
-        return parse_container_frame(framing.parse_body(body))
+        return parse_frame(framing.parse_body(body), _KINDS)
     try:
         return ContainerOutput.model_validate_json(body)
     except ValidationError as error:

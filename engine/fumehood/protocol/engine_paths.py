@@ -7,6 +7,7 @@ Invariant: both find the same path.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,41 +114,28 @@ def config_file(environ: Mapping[str, str]) -> Path:
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
     """Read the settings that name paths from the environment and the file.
 
-    Return None if that fails: then the whole configuration must be read, which reports the errors.
+    Return None if that fails: then the configuration is wrong, and reading it whole says why.
     """
     variables = {name.lower(): value for name, value in environ.items() if value}
-    if f"{PREFIX}service" in variables:
-        return None  # a whole table as JSON
-    settings = _file_settings(config_file(environ), is_named=bool(environ.get("FUMEHOOD_CONFIG")))
-    if settings is None:
-        return None
-    for name in ("mode", *PATHS, "service__run_directory"):
-        if (value := variables.get(PREFIX + name)) is not None:
-            settings[name] = value
-    if not all(isinstance(value, str) for value in settings.values()):
-        return None
-    mode = settings.get("mode", MODES[0])
-    if mode not in MODES:
-        return None
-    home, socket = (Path(settings[name]) if name in settings else None for name in PATHS)
-    run_directory = Path(settings.get("service__run_directory", RUN_DIRECTORY))
-    return EnginePaths(environ, mode, home, socket, run_directory)
-
-
-def _file_settings(path: Path, *, is_named: bool) -> dict[str, Any] | None:
-    """Read the file's settings, by the names of their environment variables. None if that fails."""
-    if not path.is_file():
-        return None if is_named else {}
-    import tomllib
-
+    file, document = config_file(environ), dict[str, Any]()
     try:
-        document = tomllib.loads(path.read_bytes().decode())
-    except (OSError, ValueError):
-        return None
-    service = document.get("service", {})
-    if not isinstance(service, dict):
+        if file.is_file() or environ.get("FUMEHOOD_CONFIG"):
+            import tomllib
+
+            document = tomllib.loads(file.read_bytes().decode())
+        table = json.loads(variables.get(f"{PREFIX}service", "{}"))
+        service = document.get("service", {}) | table
+    except (OSError, ValueError, TypeError):
         return None
     settings = {name: document[name] for name in ("mode", *PATHS) if name in document}
     if "run_directory" in service:
         settings["service__run_directory"] = service["run_directory"]
-    return settings
+    for name in ("mode", *PATHS, "service__run_directory"):
+        if (value := variables.get(PREFIX + name)) is not None:
+            settings[name] = value
+    mode = settings.get("mode", MODES[0])
+    if mode not in MODES or not all(isinstance(value, str) for value in settings.values()):
+        return None
+    home, socket = (Path(settings[name]) if name in settings else None for name in PATHS)
+    run_directory = Path(settings.get("service__run_directory", RUN_DIRECTORY))
+    return EnginePaths(environ, mode, home, socket, run_directory)

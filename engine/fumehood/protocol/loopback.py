@@ -27,15 +27,12 @@ def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
     if not (anywhere or address.is_loopback):
         raise ValueError(f"{host} is not a loopback address.")
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((str(address), port))
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server(
+        (str(address), port),
+        family=family,
+        backlog=BACKLOG,
+        dualstack_ipv6=family == socket.AF_INET6,
+    )
 
 
 def own_names(host: str, port: int) -> frozenset[str]:

@@ -19,7 +19,6 @@ from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
-from fumehood.core.parameters import parameter_list_schema
 from fumehood.core.tool import (
     CURSOR,
     DEFAULT_EXECUTORS,
@@ -30,6 +29,7 @@ from fumehood.core.tool import (
     ToolDefinition,
     ToolType,
     is_header_value,
+    parameter_list_schema,
 )
 from fumehood.registry.json_schema import schema_faults
 

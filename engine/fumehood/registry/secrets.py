@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from fumehood.core.tool import (
     ToolDefinition,
     is_header_value,
 )
-from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
+from fumehood.sandbox.trusted_files import Untrusted, read_private
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 MIN_CHARACTERS = 8
@@ -261,15 +260,7 @@ class SecretBindings:
             return self._read_keyring(secret.keyring)
         if secret.file is None:
             return self._environment.get(secret.env or "")
-        owners = frozenset({0, os.geteuid()})
-        directory = open_directory(secret.file.parent, owners)
-        try:
-            data, signature = read_file(directory, secret.file.name, owners)
-        finally:
-            os.close(directory)
-        if stat.S_IMODE(signature.mode) & 0o077:
-            raise Untrusted("it is open to other users; fix it with chmod 600")
-        return data.decode("ascii").removesuffix("\n").removesuffix("\r")
+        return read_private(secret.file).decode("ascii").removesuffix("\n").removesuffix("\r")
 
     def _read_keyring(self, entry: KeyringEntry) -> str:
         """Return the password of a keyring entry.

@@ -130,6 +130,24 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
         os.close(descriptor)
 
 
+def read_trusted(path: Path) -> tuple[bytes, Signature]:
+    """Read a file that only root or the engine's user can have written. Raises as `read_file`."""
+    owners = frozenset({0, os.geteuid()})
+    directory = open_directory(path.parent, owners)
+    try:
+        return read_file(directory, path.name, owners)
+    finally:
+        os.close(directory)
+
+
+def read_private(path: Path) -> bytes:
+    """Read such a file if only its owner can read it. Raises as `read_file`."""
+    data, signature = read_trusted(path)
+    if stat.S_IMODE(signature.mode) & 0o077:
+        raise Untrusted("it is open to other users; fix it with chmod 600")
+    return data
+
+
 TOO_LARGE = f"it is larger than {MAX_FILE_BYTES >> 20} MB"
 
 

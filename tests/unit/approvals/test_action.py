@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fumehood import tool
 from fumehood.approvals.preview import Action, action_of, changed_fields, definition_digest
 from fumehood.core.call import FunctionAddress
 from fumehood.core.identity import Principal, Scope
@@ -19,7 +18,7 @@ from fumehood.pipeline.plan import Plan, make_plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.model import Decision, Verdict
-from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.wall import Walls
 from support.definitions import OWNER, function_definition, registered, request
@@ -119,24 +118,3 @@ def test_definition_digest_covers_source_of_a_main_program() -> None:
         return definition_digest(replace(found, address=address))
 
     assert digest("one") == digest("one") != digest("two")
-
-
-def test_functions_with_equal_definitions_have_different_digests() -> None:
-    def register(function: Any) -> RegisteredTool:
-        from fumehood.registry.discover import register_function
-
-        return register_function(ToolIndex(), function, Source.PROGRAM, private=())
-
-    @tool(sandboxed=False, description="Act.")
-    async def act() -> dict[str, int]:
-        return {"done": 1}
-
-    first = register(act)
-
-    @tool(sandboxed=False, description="Act.", name="act")
-    async def act_otherwise() -> dict[str, int]:
-        return {"done": 2}
-
-    second = register(act_otherwise)
-    assert first.definition == second.definition
-    assert definition_digest(first) != definition_digest(second)

@@ -11,11 +11,10 @@ import pytest
 
 from fumehood.approvals.model import (
     ApprovalQuery,
+    ApprovalSettings,
     ApprovalState,
-    NewDecision,
     Resolution,
 )
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.core.envelope import Envelope
 from fumehood.executors.handle import CallHandle
@@ -133,17 +132,6 @@ async def test_unfetched_answer_is_replayed_only_within_repeat_seconds() -> None
             desk.clock.advance(pause_s)
             assert (await desk.ask("a")).success is is_repeat
         assert desk.deeds.done == ["a", "a"]
-
-
-async def test_repeat_of_edited_call_gets_the_answer_of_the_edited_call() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
-        await done(desk, approval_id)
-        answer = await desk.ask("a")
-        assert answer.data == {"erased": "b"}
-        assert answer.metadata.warnings
-        assert desk.deeds.done == ["b"]
 
 
 async def test_waiting_repeat_of_running_call_gets_its_answer() -> None:

@@ -15,12 +15,12 @@ from sqlalchemy import select
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import (
     ApprovalQuery,
+    ApprovalSettings,
     ApprovalState,
     NewDecision,
     OneOfSeveral,
     RememberWish,
 )
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import (
     ApprovalExpired,
@@ -332,14 +332,6 @@ async def test_cancel_by_call_id_stops_running_approved_call() -> None:
         answer = await desk.ended(approval_id)
         assert answer.error.code == "CANCELLED"
         assert deeds.done == []
-
-
-@pytest.mark.row("A5", "P3")
-async def test_idempotency_key_replays_the_denial() -> None:
-    async with asking() as desk:
-        await desk.decide(await desk.parked("a", idempotency_key="k"), NO)
-        again = await desk.ask("a", idempotency_key="k")
-        assert again.error.code == "APPROVAL_DENIED"
 
 
 @pytest.mark.row("A3")

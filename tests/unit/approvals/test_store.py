@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.approvals.channels import webhook
-from fumehood.approvals.model import ApprovalQuery, ApprovalState
-from fumehood.approvals.settings import ApprovalSettings
+from fumehood.approvals import webhook
+from fumehood.approvals.model import ApprovalQuery, ApprovalSettings, ApprovalState
 from fumehood.approvals.store import Step
 from fumehood.core.errors import (
     IdempotencyConflict,

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fumehood.approvals.channels import webhook
-from fumehood.approvals.channels.webhook import Callbacks, sign
+from fumehood.approvals import webhook
+from fumehood.approvals.webhook import Callbacks, sign
 from fumehood.core.errors import RateLimited, Unauthorized
 
 pytestmark = pytest.mark.row("A6")

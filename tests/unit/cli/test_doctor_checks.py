@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from docker.errors import APIError
 
-from fumehood.approvals.settings import WebhookSettings
+from fumehood.approvals.model import WebhookSettings
 from fumehood.cli import doctor
 from fumehood.cli.doctor import (
     CHECKS,

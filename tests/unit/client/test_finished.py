@@ -7,32 +7,16 @@ from typing import Any
 import pytest
 
 from fumehood.client.finished import finished, program_arguments
-from fumehood.core.envelope import (
-    CallFailed,
-    Envelope,
-    ErrorInfo,
-    Metadata,
-    Performance,
-    Resources,
-    UsageReport,
-)
+from fumehood.core.envelope import CallFailed, Envelope
+from support.answers import envelope_of, failure
 
 pytestmark = pytest.mark.row("S7", "D1")
 
 
 def envelope(code: str | None = None, **result: Any) -> Envelope:
-    metadata = Metadata(
-        tool_name="run_shell", tool_version="1.0.0", call_id="call_0", trace_id="t",
-        timestamp="2026-01-01T00:00:00.000Z", execution_time_ms=1.0,
-        performance=Performance(total_ms=1.0), sandbox=None, resources=Resources(),
-        usage=UsageReport(),
-    )  # fmt: skip
     if code is None:
-        return Envelope(success=True, status="success", data=result, error=None, metadata=metadata)
-    error = ErrorInfo(
-        code=code, message="Why.", retryable=False, human_review=False, details=result or None
-    )
-    return Envelope(success=False, status="error", data={}, error=error, metadata=metadata)
+        return envelope_of(result)
+    return envelope_of(error=failure(code, "Why.", details=result or None))
 
 
 @pytest.mark.parametrize(

@@ -2,56 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood import CallFailed, Config, Engine, tool
 from fumehood.core.pages import Pages
-from fumehood.testing import FakeWall
 
-pytestmark = [pytest.mark.anyio, pytest.mark.row("E5")]
-
-WORDS = [f"word {number}" for number in range(25)]
-
-
-@tool(sandboxed=False)
-async def words(limit: int = 10, cursor: str = "0") -> dict[str, Any]:
-    """List words."""
-    start = int(cursor)
-    more = start + limit < len(WORDS)
-    pagination = {"has_more": more, "next_cursor": str(start + limit) if more else None}
-    return {"items": WORDS[start : start + limit], "pagination": pagination}
-
-
-@tool(sandboxed=False)
-async def one_word() -> str:
-    """Give one word."""
-    return WORDS[0]
+pytestmark = pytest.mark.row("E5")
 
 
 def page(items: list[int], cursor: object) -> dict[str, Any]:
     return {"items": items, "pagination": {"next_cursor": cursor}}
 
 
-def engine(home: Path) -> Engine:
-    walls: dict[str, Any] = {"interpreter": FakeWall(), "container": FakeWall()}
-    return Engine([words, one_word], config=Config(home=home), **walls)
+def test_number_of_fetched_items_is_limited() -> None:
+    pages = Pages(None, 3)
+    for number in (1, 3):
+        pages.add(page([number, number + 1], str(number)))
+    assert (pages.items, pages.is_over, pages.is_cut) == ([1, 2, 3], True, False)
 
 
-async def test_number_of_fetched_items_is_limited(home: Path) -> None:
-    async with engine(home) as running:
-        assert await running.fetch_all("words", max_items=12) == WORDS[:12]
-
-
-async def test_failing_page_raises_its_envelope(home: Path) -> None:
-    async with engine(home) as running:
-        with pytest.raises(CallFailed) as failed:
-            await running.fetch_all("words", {"limit": "many"})
-        assert failed.value.code == "INVALID_PARAMS"
-        with pytest.raises(ValueError, match="pages"):
-            await running.fetch_all("one_word")
+def test_tool_that_does_not_answer_in_pages_is_refused() -> None:
+    with pytest.raises(ValueError, match="pages"):
+        Pages(None, 3).add({"value": 1})
 
 
 @pytest.mark.parametrize("cursor", ["again", 7, "", None])

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
+from fumehood.approvals.webhook import HEADER, Callbacks, sign
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
@@ -150,10 +150,6 @@ class Desk:
         path = "/v1/approvals/callback"
         return await self.house.client.ask("POST", path, raw, headers=headers)
 
-    @property
-    def decisions(self) -> list[dict[str, Any]]:
-        return [given for what, given in self.desk.asked if what == "decide"]
-
 
 async def made_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
     async for house in built(home, **config):
@@ -192,7 +188,7 @@ async def test_decision_records_approver_digest_and_channel(here: Desk) -> None:
     assert answer.code is None
     assert answer.body["data"]["approval"]["state"] == "denied"
     assert answer.headers["etag"] == '"2"'
-    (given,) = here.decisions
+    (given,) = here.desk.decided
     assert given["decision"].reason == "not today"
     assert (given["by"], given["channel"], given["version"]) == ("approver:alice", "control", 1)
     assert given["peer"] is None  # in single-user mode it would be the engine's own user
@@ -201,7 +197,7 @@ async def test_decision_records_approver_digest_and_channel(here: Desk) -> None:
 @pytest.mark.row("A4")
 async def test_token_with_the_scope_decides_as_its_own_principal(here: Desk) -> None:
     assert (await here.decide(credential=here.house.deciding)).code is None
-    assert here.decisions[0]["by"] == "token:robot"
+    assert here.desk.decided[0]["by"] == "token:robot"
 
 
 @pytest.mark.row("A4")
@@ -209,7 +205,7 @@ async def test_service_mode_decision_carries_the_callers_identity_of_the_approve
     service: Desk,
 ) -> None:
     assert (await service.decide(uid=4321)).code is None
-    assert service.decisions[0]["peer"] == "uid:4321"
+    assert service.desk.decided[0]["peer"] == "uid:4321"
 
 
 async def test_decision_without_a_version_is_refused(here: Desk) -> None:
@@ -220,12 +216,12 @@ async def test_decision_without_a_version_is_refused(here: Desk) -> None:
         answer = await here.decide(headers=headers)
         refused = (answer.code, answer.body["error"]["fields"])
         assert refused == ("INVALID_PARAMS", ["If-Match"]), headers
-    assert here.decisions == []
+    assert here.desk.decided == []
 
 
 async def test_decision_with_if_match_star_applies_to_any_version(here: Desk) -> None:
     assert (await here.decide(headers=[("if-match", "*")])).code is None
-    assert here.decisions[0]["version"] is None
+    assert here.desk.decided[0]["version"] is None
 
 
 async def test_malformed_decision_is_refused(here: Desk) -> None:
@@ -234,7 +230,7 @@ async def test_malformed_decision_is_refused(here: Desk) -> None:
         {"decision": "approve", "remember": {"scope": "until"}}, [], {"decision": "deny", "reason": "x" * 1001},
     ):  # fmt: skip
         assert (await here.decide(body)).code == "INVALID_PARAMS", body
-    assert here.decisions == []
+    assert here.desk.decided == []
 
 
 async def test_caller_sees_its_own_approvals_without_approver_names(here: Desk) -> None:
@@ -256,7 +252,7 @@ CALLBACK = {"approval_id": ONE.id, "version": 1, "decision": YES}
 
 async def test_signed_callback_decides_as_the_webhook(here: Desk) -> None:
     assert (await here.call_back(CALLBACK)).code is None
-    (given,) = here.decisions
+    (given,) = here.desk.decided
     assert (given["by"], given["channel"], given["version"]) == ("webhook", "webhook", 1)
 
 
@@ -291,7 +287,7 @@ async def test_callback_with_a_bad_signature_decides_nothing(here: Desk) -> None
         headers: Any = [(HEADER, value.encode()) for value in forge(raw)]
         answer = await here.house.client.ask("POST", "/v1/approvals/callback", raw, headers=headers)
         assert (answer.status, answer.code) == (401, "UNAUTHORIZED"), name
-    assert here.decisions == []
+    assert here.desk.decided == []
 
 
 async def test_replayed_callback_decides_nothing_more(here: Desk) -> None:
@@ -300,7 +296,7 @@ async def test_replayed_callback_decides_nothing_more(here: Desk) -> None:
     signature = sign(SECRET, raw, NOW)
     assert (await here.call_back(raw, signature)).code == "IDEMPOTENCY_CONFLICT"
     assert (await here.call_back(raw, signature)).code == "UNAUTHORIZED"
-    assert len(here.decisions) == 1
+    assert len(here.desk.decided) == 1
 
 
 async def test_signed_callback_without_a_decision_is_refused(here: Desk) -> None:
@@ -313,7 +309,7 @@ async def test_signed_callback_without_a_decision_is_refused(here: Desk) -> None
         {"event": "approval.created", "approval": {"id": ONE.id}, "delivery": 1, "sent_at": "x"},
     ):
         assert (await here.call_back(body)).code == "INVALID_PARAMS", body
-    assert here.decisions == []
+    assert here.desk.decided == []
 
 
 async def test_callback_is_refused_if_callbacks_are_disabled(here: Desk) -> None:
@@ -321,7 +317,7 @@ async def test_callback_is_refused_if_callbacks_are_disabled(here: Desk) -> None
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
     here.house.engine.webhook = None  # type: ignore[attr-defined]
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
-    assert here.decisions == []
+    assert here.desk.decided == []
 
 
 # -- Everybody's calls, their figures and the rules ----------------------------------------

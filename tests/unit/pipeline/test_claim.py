@@ -37,7 +37,7 @@ from fumehood.storage.errors import WriteFailed
 from fumehood.storage.idempotency import KEY_LIFETIME, KeyState
 from fumehood.storage.schema import IDEMPOTENCY
 from fumehood.testing import FakeWall, ManualClock
-from support.answers import code_of
+from support.answers import code_of, failure
 from support.definitions import function_definition
 from support.keyed import (
     KEYED,
@@ -45,7 +45,6 @@ from support.keyed import (
     UNKNOWN_ENDING,
     Driver,
     answer,
-    failure,
     permitted,
     principal,
 )

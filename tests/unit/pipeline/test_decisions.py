@@ -15,11 +15,11 @@ from fumehood import Config, Engine
 from fumehood.approvals.model import (
     Approval,
     ApprovalQuery,
+    ApprovalSettings,
     ApprovalState,
     NewDecision,
     RememberWish,
 )
-from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.envelope import CallFailed
 from fumehood.core.errors import InvalidParams

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -139,10 +138,6 @@ FAULTS: list[tuple[str, str]] = [
         DENY + "quorum = 2",
         "policy.toml: rule 'r': approvers, quorum and preview need the decision 'ask'",
     ),
-    (
-        ASK + 'approvers = ["a"]\nquorum = 2',
-        "its quorum is larger than the number of its approvers",
-    ),
     (ASK + "quorum = 0", "policy.toml: rule 'r': quorum: must be 1 or more"),
     (ASK + 'approvers = ["*"]', "policy.toml: rule 'r': approvers: '*' must be an exact name"),
     (DENY + DENY, "policy.toml: rule 'r': id: the id r is given twice"),
@@ -169,7 +164,6 @@ CONDITION_FAULTS: list[tuple[str, str]] = [
     (WHEN + "prefix = 3", "policy.toml: rule 'r': when[0].prefix: must be a string"),
     (WHEN + 'prefix = ""', "policy.toml: rule 'r': when[0].prefix: must not be empty"),
     (WHEN + "in = []", "policy.toml: rule 'r': when[0].in: must not be empty"),
-    (WHEN + "min = 3\nmax = 2", "policy.toml: rule 'r': when[0]: min is over max"),
     (WHEN + "min = true", "policy.toml: rule 'r': when[0].min: a number is needed"),
     (WHEN + "min = nan", "policy.toml: Out of range float values"),
     (WHEN + "missing = false", "policy.toml: rule 'r': when[0].missing: can only be true"),
@@ -286,12 +280,6 @@ def test_well_formed_rules_are_checked_against_tools_despite_malformed_ones() ->
     assert len(found) == 7
 
 
-def test_policy_faults_beyond_fifty_are_counted() -> None:
-    found = faults("".join(_rule(number, "permit") for number in range(60)))
-    assert len(found) == 51
-    assert found[-1] == "policy.toml: and 10 more"
-
-
 @pytest.mark.parametrize("key", ["tools", "agents", "when", "over_budget", "mode"])
 def test_yaml_key_without_a_value_is_a_fault(key: str) -> None:
     """In YAML a list that was forgotten would otherwise mean everybody."""
@@ -333,19 +321,12 @@ def write(place: Path, text: str, name: str = "policy.toml", mode: int = 0o600) 
 
 
 @pytest.mark.row("A1")
-def test_policy_file_writable_by_others_is_refused(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    place = Path(os.path.realpath(tmp_path_factory.mktemp("policy")))
-    place.chmod(0o700)
+def test_policy_file_writable_by_others_is_refused(place: Path) -> None:
+    """`test_trusted_files` has the other ways in which a file can be another user's."""
     assert load_policy(write(place, DENY), [tool()]).rules
-    for mode in (0o620, 0o602):
-        with pytest.raises(PolicyError, match="can be written by others than its owner"):
-            load_policy(write(place, DENY, mode=mode), [tool()])
-    (place / "link.toml").symlink_to(write(place, DENY))
-    with pytest.raises(PolicyError, match="symbolic link"):
-        load_policy(place / "link.toml", [tool()])
-    place.chmod(0o770)
+    with pytest.raises(PolicyError, match="can be written by others than its owner"):
+        load_policy(write(place, DENY, mode=0o620), [tool()])
+    write(place, DENY).parent.chmod(0o770)
     with pytest.raises(PolicyError, match="the directory can be written by others"):
         load_policy(place / "policy.toml", [tool()])
 

@@ -22,8 +22,8 @@ from fumehood.storage.idempotency import (
     pack_answer,
     replay_of,
 )
-from support.answers import details_of, error_of
-from support.keyed import NOW, answer, failure, keyed
+from support.answers import details_of, error_of, failure
+from support.keyed import NOW, answer, keyed
 
 MOMENT = timedelta(microseconds=1)
 

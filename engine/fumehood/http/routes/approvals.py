@@ -20,7 +20,6 @@ from fumehood.answers import (
     ApprovalList,
     Pagination,
 )
-from fumehood.approvals.channels.webhook import HEADER
 from fumehood.approvals.model import (
     LONGEST_POLL_S,
     Approval,
@@ -33,6 +32,7 @@ from fumehood.approvals.model import (
     Resolution,
     SeveralDecisions,
 )
+from fumehood.approvals.webhook import HEADER
 from fumehood.core.errors import (
     ApprovalExpired,
     EngineError,

@@ -18,30 +18,28 @@ import asyncio
 import hashlib
 import hmac
 import math
-import os
 import random
 import re
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, not_, select, update
 
-from fumehood.approvals.model import Approval
-from fumehood.approvals.settings import WebhookSettings
-from fumehood.core.errors import RateLimited, ResourceNotFound, Unauthorized
+from fumehood.approvals.model import Approval, WebhookSettings
+from fumehood.core.errors import RateLimited, Unauthorized
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
-from fumehood.protocol.sockets import ConfigError
+from fumehood.protocol.engine_paths import ConfigError
+from fumehood.sandbox.trusted_files import Untrusted, read_private
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
@@ -68,9 +66,6 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
 LOOK_S = 30.0
 """Seconds between two checks for messages without a wake-up."""
-
-KEPT = timedelta(days=30)
-"""How long delivered and dropped messages stay in the table."""
 
 Show = Callable[[str], Awaitable[Approval]]
 """Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
@@ -106,7 +101,6 @@ class WebhookChannel:
         self._woken = asyncio.Event()
         """Ends the pause after a round without failures."""
         self._failed_rounds = 0
-        self._forgot_at: datetime | None = None
         self.decides_as = NAME if settings.may_decide else None
         self.callbacks = (
             Callbacks(self._secret, window_s=settings.replay_window_seconds)
@@ -150,7 +144,6 @@ class WebhookChannel:
         """Send all pending messages once. Return whether none must be sent again. Never raises."""
         is_clean = False
         try:
-            await self._forget_old()
             is_clean = await self.send_owed(send)
         except StoreError:
             pass  # the database has logged it
@@ -194,9 +187,6 @@ class WebhookChannel:
         await self._database.write(lambda connection: connection.execute(more).rowcount)
         try:
             is_taken = await self._attempt(owed, send)
-        except ResourceNotFound:  # the approval was deleted, so there is nothing to tell
-            await self._settle(owed, "given_up_at")
-            return True
         except StoreError:
             raise
         except Exception as fault:  # one bad message must not hold up the others
@@ -216,9 +206,6 @@ class WebhookChannel:
     async def _attempt(self, owed: Owed, send: Send) -> bool:
         """Send a message. Returns whether it was accepted. The log has neither address nor
         response.
-
-        Raises:
-            ResourceNotFound: the approval was deleted.
         """
         import httpx2
 
@@ -244,12 +231,6 @@ class WebhookChannel:
         ended = update(DELIVERIES).where(DELIVERIES.c.seq == owed.seq, _IS_OWED)
         at = stamp(self._now())
         await self._database.write(lambda c: c.execute(ended.values({column: at})).rowcount)
-
-    async def _forget_old(self) -> None:
-        now = self._now()
-        if self._forgot_at is None or now - self._forgot_at > timedelta(days=1):
-            self._forgot_at = now
-            await self._database.write(partial(forget_old, before=now - KEPT))
 
     def _pause_s(self) -> float:
         longest: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failed_rounds - 1, 20))
@@ -278,19 +259,14 @@ def read_secret(path: Path) -> bytes:
     """Read the secret that signs in both directions, without a trailing line end.
 
     Raises:
-        ConfigError: the secret is missing or too short, or other users can read or change it.
+        ConfigError: the secret is missing or too short, or other users can read or replace it.
     """
     if not path.is_absolute():
         raise ConfigError("webhook.secret_file must be an absolute path.")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - what was opened is what is checked
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-                raise ConfigError("webhook.secret_file must be a file of the engine's user.")
-            if stat.S_IMODE(found.st_mode) & 0o077:
-                raise ConfigError("webhook.secret_file is open to other users. Do: chmod 600")
-            secret = file.read()
+        secret = read_private(path)
+    except Untrusted as refused:
+        raise ConfigError(f"webhook.secret_file cannot be used: {refused}.") from None
     except OSError as error:
         raise ConfigError(f"webhook.secret_file cannot be read: {error.strerror}.") from None
     secret = secret.removesuffix(b"\n").removesuffix(b"\r")
@@ -431,10 +407,6 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
     return [Owed(row.seq, row.approval_id, row.event, row.attempts, row.document) for row in found]
 
 
-def forget_old(connection: Connection, before: datetime) -> int:
-    """Delete settled messages that were stored before a time. Return their number."""
-    ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
-    removed = connection.execute(
-        delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
-    )
-    return removed.rowcount
+def forget_old(connection: Connection, before: str) -> None:
+    """Delete settled messages that were stored before a time."""
+    connection.execute(delete(DELIVERIES).where(not_(_IS_OWED), DELIVERIES.c.created_at < before))

@@ -1,1 +1,0 @@
-"""Ways to notify people outside the engine of approvals, and to take their decisions."""
