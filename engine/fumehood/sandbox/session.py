@@ -463,7 +463,7 @@ class SessionPlaces:
     """
 
     def __init__(self, settings: SessionSettings) -> None:
-        self.running = FairShare(settings.max, min(settings.max_per_principal, settings.max))
+        self.running = FairShare(settings.max, settings.max_of_one)
         """Sessions that are not stopped."""
         self.disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
         """Sessions with a disk."""

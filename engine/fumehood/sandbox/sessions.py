@@ -106,9 +106,6 @@ PLACE_PAUSE_S = 0.05
 STOP_DEADLINE_S = 5.0
 """Seconds that the engine waits for containers to end when it stops. The wall removes the rest."""
 
-STOPPED = "the engine was stopped"
-RESTARTED = "the engine was started anew"
-
 NO_COPIES = "cannot be copied. Make one with a disk."
 
 Records = list[SessionRecord]
@@ -194,7 +191,7 @@ class SessionKeeper:
             self._history.note(session.kept())
         ending = [] if keeps else list(self._live.values())
         for session in ending:
-            self._finish(session, SessionStatus.ENDED, STOPPED)
+            self._finish(session, SessionStatus.ENDED, "the engine was stopped")
         self._group, group = None, self._group
         try:
             if group is not None:
@@ -242,7 +239,9 @@ class SessionKeeper:
             preset = bound[0]
         require_bound(agent_id, bound, preset)
         if self._group is None:
-            raise _stopped()
+            raise try_later(
+                "The engine is stopping or not started. Repeat the call when it is back."
+            )
         given = {
             "image": image, "memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb,
             "packages": packages, "network": network, "env": env, "durable": durable,
@@ -660,8 +659,13 @@ class SessionKeeper:
             self._left_behind.append(replace(one, home=home))
             return
         now = self._clock.now()
-        lost = {"state": SessionStatus.LOST, "why": sentence(RESTARTED), "expires_at": now}
-        record = one.record.model_copy(update={**lost, "is_busy": False})
+        lost = {
+            "state": SessionStatus.LOST,
+            "why": "The engine was started anew.",
+            "expires_at": now,
+            "is_busy": False,
+        }
+        record = one.record.model_copy(update=lost)
         self._history.add(KeptSession(one.principal_id, record, now))
 
     def _resume(self, one: KeptSession) -> None:
@@ -1229,7 +1233,3 @@ def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
         words = f"The session has ended: {said}. Its files and variables are gone."
     details = {"state": status.value}
     return ResourceNotFound(f"{words} Make a new one.", fields=["session_id"], details=details)
-
-
-def _stopped() -> SandboxUnavailable:
-    return try_later("The engine is stopping or not started. Repeat the call when it is back.")

@@ -69,6 +69,11 @@ class SessionSettings(BaseModel):
     orphan_seconds: float = Field(default=600, ge=0, le=86_400)
     """How long a session waits for the next engine, after a restart or a crash."""
 
+    @property
+    def max_of_one(self) -> int:
+        """The limit for one principal, which is never above the limit for all."""
+        return min(self.max_per_principal, self.max)
+
 
 class Preset(SessionFields):
     """A session as the operator describes it: defaults for requests that name it."""
