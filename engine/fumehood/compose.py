@@ -66,7 +66,7 @@ from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
-from fumehood.projects.service import Projects, ProjectStore
+from fumehood.projects.service import Projects, ProjectStore, SessionProject
 from fumehood.projects.writing import Journals
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
@@ -470,7 +470,7 @@ def _make_sessions(
         check_maker,
         kept=kept,
         saver=SessionSaver(saved[0]) if saved else None,
-        open_project=projects.of,
+        open_project=partial(SessionProject, projects),
         presets=basis.config.presets,
         on_event=on_event,
     )

@@ -55,7 +55,7 @@ from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
 from fumehood.protocol.messages import decode_envelope
-from fumehood.sandbox.session_processes import SessionProcesses
+from fumehood.sandbox.session_use import SessionProcesses
 from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import AllCalls, CallGroup, FoundCall
 from fumehood.storage.changes import recorded, stamp

@@ -857,13 +857,14 @@ async def test_node_that_connections_leave_from_sees_no_secret(
     members.add()
     monkeypatch.setenv("API_KEY", "s3cret-of-the-api")
     seen: list[bytes] = []
-    write = Node.write_dialled
+    use = Node.use_dialled
 
-    async def watch(node: Node, *arguments: Any) -> None:
-        seen.append(arguments[-1])
-        await write(node, *arguments)
+    async def watch(node: Node, *arguments: Any) -> Any:
+        if "send" in arguments:
+            seen.append(arguments[-1])
+        return await use(node, *arguments)
 
-    monkeypatch.setattr(Node, "write_dialled", watch)
+    monkeypatch.setattr(Node, "use_dialled", watch)
     authority = Authority(None)
     gateway = Gateway(
         GatewaySettings(hosts=("localhost",), allowed_hosts=("localhost",), leave="node"),

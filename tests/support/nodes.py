@@ -105,9 +105,6 @@ class LocalMembership:
             port.lose()
         await port.node.close()
 
-    async def open(self) -> None:
-        pass
-
     async def ports(self) -> Sequence[NodePort]:
         return list(self.found)
 

@@ -15,7 +15,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.executors.effects import Effect
 from fumehood.gateway.request import HeldRequest
-from fumehood.sandbox.session import HeldFiles
+from fumehood.sandbox.session_use import HeldFiles
 
 
 @dataclass(frozen=True, slots=True)

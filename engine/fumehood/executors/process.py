@@ -13,7 +13,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.sandbox.session import SessionLease
+from fumehood.sandbox.session_use import SessionLease
 
 _PLACEMENT = Placement(
     "container",

@@ -52,7 +52,7 @@ from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
 from fumehood.observe.tracing import VARIABLE
 from fumehood.protocol.canonical import digest_of
-from fumehood.sandbox.session import HeldFiles, SessionLease, Trials
+from fumehood.sandbox.session_use import HeldFiles, SessionLease, SessionTrials
 from fumehood.sandbox.wall import Network, RunEnding, RunSinks
 
 _PLACEMENT = Placement(
@@ -173,7 +173,7 @@ async def _run_or_try(
     return await _trials(run).run(language, sent, run.limits, sinks)
 
 
-def _trials(run: ToolRun) -> Trials:
+def _trials(run: ToolRun) -> SessionTrials:
     trials = run.lease.trials if isinstance(run.lease, SessionLease) else None
     if trials is None:
         raise SandboxUnavailable("This session has no saved files.", retryable=False)

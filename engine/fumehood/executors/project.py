@@ -13,7 +13,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
-from fumehood.sandbox.session import Project, SessionLease
+from fumehood.sandbox.session_use import Project, SessionLease
 from fumehood.sandbox.wall import Lease
 
 _PLACEMENT = Placement(

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from fumehood.core.errors import InvalidParams, ShuttingDown
 from fumehood.engine import Engine
 from fumehood.http.caller import require_principal
-from fumehood.sandbox.session_processes import SessionProcesses
+from fumehood.sandbox.session_use import SessionProcesses
 
 ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
 

@@ -54,7 +54,7 @@ from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices, spender_of
 from fumehood.pipeline.validate import validate
 from fumehood.policy.model import Verdict
-from fumehood.sandbox.session import SessionLease
+from fumehood.sandbox.session_use import SessionLease
 
 CONCLUDE_S = 5.0
 """Seconds that a call has to store its ending after its task was cancelled."""

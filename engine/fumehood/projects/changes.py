@@ -220,11 +220,7 @@ async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: 
         await write(path, found.texts[path])
     expected = {path: entry for path, entry in files.items() if path not in found.texts}
     digests = {path: hashlib.sha256() for path in expected}
-    left = {path: entry.size for path, entry in expected.items()}
     async for path, piece in contents(source, [found.rows[path] for path in expected]):
-        left[path] -= len(piece)
-        if left[path] < 0:
-            raise NotRead(f"{path} changed while it was read")
         digests[path].update(piece)
         await write(path, piece)
     for path, entry in expected.items():

@@ -24,7 +24,6 @@ from fumehood.projects.writing import Change
 MAX_PATCH_BYTES = 4 << 20
 """Bytes of a patch. It ends before the first file that does not fit."""
 
-MAX_FILE_PATCH_BYTES = 1 << 20
 SHOWN_PATCH_BYTES = 256 * 1024
 """Bytes of all diffs together that an approver is shown; those that do not fit are named."""
 
@@ -187,9 +186,7 @@ def _file_patch(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> tuple[
     texts = [text_of(side) if side is not None else None for side in sides]
     if texts[0] is None or texts[1] is None:
         return "".join([*lines, f"Binary files {names[0]} and {names[1]} differ\n"]), False
-    diff = diffs.of(texts[0], texts[1], MAX_FILE_PATCH_BYTES)
-    if diff.is_truncated:
-        return "".join([*lines, f"Binary files {names[0]} and {names[1]} differ\n"]), False
+    diff = diffs.of(texts[0], texts[1], MAX_PATCH_BYTES)  # more than two shown files can take
     if diff.text:
         tab = "\t" if " " in change.path else ""
         lines += [f"--- {names[0]}{tab}\n", f"+++ {names[1]}{tab}\n", diff.text]

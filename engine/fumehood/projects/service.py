@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -33,11 +33,20 @@ from fumehood.core.escaping import visible
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
+from fumehood.core.names import MAX_NAMED
+from fumehood.core.names import listed as listed_names
 from fumehood.core.session import Project, ProjectHome, SessionRecord
 from fumehood.executors.effects import Effect
 from fumehood.executors.project import project_of
-from fumehood.executors.workspace_guest import MAX_LISTED, Said, Unpacked, ask, not_as_agreed
-from fumehood.executors.workspace_tree import NotRead, scan
+from fumehood.executors.workspace_guest import (
+    MAX_LISTED,
+    SHOWN_CHARACTERS,
+    Said,
+    Unpacked,
+    ask,
+    not_as_agreed,
+)
+from fumehood.executors.workspace_tree import NotRead
 from fumehood.projects.changes import (
     SHOWN_BYTES,
     Baseline,
@@ -46,7 +55,6 @@ from fumehood.projects.changes import (
     digest_of,
     stage,
 )
-from fumehood.projects.feed import Feed
 from fumehood.projects.patch import listed, patch_of, shown
 from fumehood.projects.rules import (
     FILE_NAME,
@@ -56,11 +64,21 @@ from fumehood.projects.rules import (
     TooManyRules,
     git_directories,
 )
-from fumehood.projects.tree import SHOWN_CHARACTERS, Entry, Found, ProjectDirectory
-from fumehood.projects.writing import ANOTHER, IN_THE_WAY, Change, Conflicts, Journals, Writing
+from fumehood.projects.tree import Entry, Found, ProjectDirectory
+from fumehood.projects.writing import (
+    ANOTHER,
+    IN_THE_WAY,
+    Change,
+    Conflicts,
+    Journals,
+    Writing,
+    as_told,
+)
+from fumehood.protocol.framing import FED, FEED_BYTES, TAKEN, ConnectionFrame, FrameError
+from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import Lease, Network, RunSinks, try_later
+from fumehood.sandbox.wall import CallPort, Dial, Lease, Network, RunSinks, try_later
 from fumehood.storage.saved_files import Missing, SavedFiles, file_name
 
 MAX_CLAIMS = 1000
@@ -72,14 +90,8 @@ MAX_KNOWN = 50
 FEED_S = 300.0
 """Seconds for copying a project into a session."""
 
-SETTLED_S = 0.05
-"""Seconds after which the guest tells the version of a file that was written."""
-
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
 REPOSITORY = "would be part of a git repository"
-
-MAX_NAMED = 20
-"""Files that an error names."""
 
 
 class Claim(NamedTuple):
@@ -101,8 +113,6 @@ class Judged(NamedTuple):
     """Path → content of the host's file as it is now, where it can be shown."""
 
 
-T = TypeVar("T")
-
 Keep = Callable[[ProjectHome], Awaitable[None]]
 """Stores where a session's project is."""
 
@@ -118,10 +128,6 @@ class ProjectStore:
         """Held while a project is written."""
         self.comparing = anyio.CapacityLimiter(1)
         """For threads in which rules of sessions are compared."""
-
-    def of(self, session_id: str, home: ProjectHome, keep: Keep) -> SessionProject:
-        """Return the project of a session."""
-        return SessionProject(self, session_id, home, keep)
 
     async def baseline(self, session_id: str, home: ProjectHome) -> Baseline:
         """Return what was copied in. Raises StateUnavailable."""
@@ -174,9 +180,7 @@ class SessionProject:
 
     async def difference(self, lease: Lease) -> JsonObject:
         """Return the changes as `patch`, `files`, `truncated` and `unseen`."""
-        baseline = await self._store.baseline(self._session_id, self._home)
-        found = await self._changes(lease, baseline)
-        judged = await self._judge(found, baseline)
+        found, judged = await self._compare(lease)
         diff, is_cut = await anyio.to_thread.run_sync(
             patch_of, judged.changes, judged.old, found.texts
         )
@@ -190,9 +194,7 @@ class SessionProject:
 
     async def effect(self, lease: Lease) -> Effect:
         """Return what `apply` would do, for the human who decides."""
-        baseline = await self._store.baseline(self._session_id, self._home)
-        found = await self._changes(lease, baseline)
-        judged = await self._judge(found, baseline)
+        found, judged = await self._compare(lease)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
         if error is None and len(judged.changes) > MAX_LISTED:
             error = InvalidParams(
@@ -268,15 +270,21 @@ class SessionProject:
             self._home = await self._store.put(self._session_id, Path(self._home.directory), new)
             await self._keep(self._home)
 
-    async def _changes(self, lease: Lease, baseline: Baseline) -> Changes:
-        return await _found(changes_of(lease, baseline, self._store.comparing))
+    async def _compare(self, lease: Lease) -> tuple[Changes, Judged]:
+        baseline = await self._store.baseline(self._session_id, self._home)
+        found = await self._changes(lease, baseline)
 
-    async def _judge(self, found: Changes, baseline: Baseline) -> Judged:
         def judge() -> Judged:
             with ProjectDirectory(Path(self._home.directory)) as project:
                 return _judge(project, found, baseline)
 
-        return await anyio.to_thread.run_sync(judge)
+        return found, await anyio.to_thread.run_sync(judge)
+
+    async def _changes(self, lease: Lease, baseline: Baseline) -> Changes:
+        try:
+            return await changes_of(lease, baseline, self._store.comparing)
+        except NotRead as error:
+            raise InvalidParams(f"The project cannot be compared: {error}.") from None
 
 
 def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
@@ -349,10 +357,9 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 def _conflict(paths: dict[str, str]) -> InvalidParams:
     named = [f"{visible(path)[:SHOWN_CHARACTERS]} {why}" for path, why in paths.items()]
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     return InvalidParams(
         f"The host's files differ from those that the session began with, so nothing was written: "
-        f"{'; '.join(named[:MAX_NAMED])}{more}.",
+        f"{listed_names(named)}.",
         details={"conflicts": dict(list(paths.items())[:MAX_NAMED])},
     )
 
@@ -374,21 +381,11 @@ class _Staging:
             self._held.close()
             self._file = self._held.enter_context(self._writing.add(path))
             self._path = path
-        try:
+        with as_told():
             self._file.write(piece)
-        except OSError as error:
-            words = f"The project could not be written, and is as it was: {error.strerror}."
-            raise StateUnavailable(words) from None
 
     async def end(self) -> None:
         await anyio.to_thread.run_sync(self._held.close)
-
-
-async def _found(asked: Awaitable[T]) -> T:
-    try:
-        return await asked
-    except NotRead as error:
-        raise InvalidParams(f"The project cannot be compared: {error}.") from None
 
 
 class Projects:
@@ -503,12 +500,7 @@ class Projects:
                 len(found), sum(max(0, one.size) for one in tree.values())
             ):  # fmt: skip
                 raise not_as_agreed()
-            baseline = Baseline(tree, rules, claim.everything)
-            await anyio.sleep(SETTLED_S)
-            rows, _ = await _found(scan(lease, links=True))
-        for path, _, _, version in rows:  # no program has run yet: these are the files above
-            if version and path in tree and not tree[path].is_link:
-                baseline.versions[path] = (version, tree[path].digest)
+        baseline = Baseline(tree, rules, claim.everything)
         return await self._store.put(record.id, claim.directory, baseline)
 
     async def difference(self, principal: Principal, session_id: str) -> JsonObject:
@@ -544,6 +536,30 @@ def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
         return directory, *project.look(everything=claim.everything)
 
 
+class Feed(Connections):
+    """Bytes for a program of the engine in a container, as fast as it reads them: `stream` sends
+    them. The guest opens its window, and may say nothing else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, lambda frame: None, lambda connection: None)
+        self.stream = Connection(self, FED, room=0, window=FEED_BYTES)
+        self._open[FED] = self.stream
+
+    def open(
+        self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
+    ) -> Feed:
+        """Begin. Implements `OpenConnections`."""
+        self.run_id, self.send = run_id, send
+        return self
+
+    def on_frame(self, frame: ConnectionFrame) -> None:
+        """Take a frame of the guest. Raises FrameError."""
+        if (frame.kind, frame.number) != (TAKEN, FED):
+            raise FrameError("a connection that no program can have made")
+        super().on_frame(frame)
+
+
 async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
     """Send a project to the guest while it is read."""
     fed = Feed()
@@ -553,7 +569,7 @@ async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
     async def send() -> None:
         try:
             while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
-                await fed.send(piece)
+                await fed.stream.send(piece)
         except anyio.BrokenResourceError:
             pass  # its run has ended: the guest says why
         except EngineError as error:

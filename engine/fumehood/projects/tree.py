@@ -20,13 +20,13 @@ from pathlib import Path
 from fumehood.core.errors import InvalidParams
 from fumehood.core.escaping import visible
 from fumehood.core.workspace_path import path_fault
+from fumehood.executors.workspace_guest import SHOWN_CHARACTERS
 from fumehood.executors.workspace_tree import DIRECTORY, LINK, MAX_FILES, MAX_TARGET
 from fumehood.projects.rules import FILE_NAME, MAX_RULES_BYTES, IgnoreRules, TooManyRules, is_never
 from fumehood.protocol import framing
 
 MAX_DEPTH = 64
 CHUNK_BYTES = 1 << 20
-SHOWN_CHARACTERS = 200
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PARENT_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -250,14 +250,11 @@ class ProjectDirectory:
 
     def entry(self, path: str) -> tuple[Entry | None, bool]:
         """Return what is at a path now, if a tree can have that, and whether anything is there."""
-        is_there = False
         try:
             with self.parent(path) as (directory, name):
-                os.stat(name, dir_fd=directory, follow_symlinks=False)
-                is_there = True
                 return entry_of(name, directory), True
         except OSError:
-            return None, is_there
+            return None, self.has(path)
 
     def has(self, path: str) -> bool:
         """Whether anything is at a path."""

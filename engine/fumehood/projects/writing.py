@@ -17,7 +17,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,7 @@ class _Journal:
 
     def text(self) -> bytes:
         steps = [astuple(step) for step in self.steps]
-        told = {
-            "directory": self.directory, "staging": self.staging, "state": self.state,
-            "steps": steps, "made": self.made, "emptied": self.emptied,
-        }  # fmt: skip
-        return json.dumps(told).encode()
+        return json.dumps({**asdict(self), "steps": steps}).encode()
 
     @classmethod
     def parse(cls, text: bytes) -> _Journal:
@@ -156,7 +152,7 @@ class Writing:
         self._is_left = False
 
     def __enter__(self) -> Writing:
-        with _as_told(), self._project.directory("") as top:
+        with as_told(), self._project.directory("") as top:
             self._journals.write(self._journal)
             try:
                 os.mkdir(self._journal.staging, 0o700, dir_fd=top)
@@ -178,7 +174,7 @@ class Writing:
         name = f"new-{len(self._staged)}"
         self._staged[path] = name
         with (
-            _as_told(),
+            as_told(),
             self._project.directory(self._journal.staging) as staging,
             os.fdopen(os.open(name, NEW_FLAGS, 0o600, dir_fd=staging), "wb") as file,
         ):
@@ -194,7 +190,7 @@ class Writing:
             StateUnavailable: there is no room, or no right; nothing has changed.
         """
         journal, project = self._journal, self._project
-        with _as_told():
+        with as_told():
             todo = sorted(changes, key=lambda one: (one.after is not None, one.path))
             self._plan(todo, directories)
             journal.state = "writing"
@@ -278,45 +274,39 @@ class Writing:
 def _do(project: ProjectDirectory, journal: _Journal, step: _Step, change: Change) -> None:
     """Do one step. Raises Conflicts, OSError."""
     old = f"old-{step.number}"
-    try:
-        with (
-            project.parent(step.path) as (directory, name),
-            project.directory(journal.staging) as staging,
-        ):
-            if step.has_old:
-                _require_no_directory(name, directory, step.path)
-                os.rename(name, old, src_dir_fd=directory, dst_dir_fd=staging)
-                if entry_of(old, staging) != change.before:
-                    raise Conflicts({step.path: ANOTHER})
-            if step.target is not None:
-                os.symlink(step.target, name, dir_fd=directory)
-            elif step.staged is not None:
-                os.link(
-                    step.staged, name, src_dir_fd=staging, dst_dir_fd=directory,
-                    follow_symlinks=False,
-                )  # fmt: skip
-    except FileExistsError:
-        raise Conflicts({step.path: IN_THE_WAY}) from None
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
-            raise Conflicts({step.path: ANOTHER}) from None
-        raise
-
-
-def _require_no_directory(name: str, directory: int, path: str) -> None:
-    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    if stat.S_ISDIR(status.st_mode):
-        raise Conflicts({path: ANOTHER})
+    with (
+        _conflicts(step.path),
+        project.parent(step.path) as (directory, name),
+        project.directory(journal.staging) as staging,
+    ):
+        if step.has_old:
+            if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                raise Conflicts({step.path: ANOTHER})
+            os.rename(name, old, src_dir_fd=directory, dst_dir_fd=staging)
+            if entry_of(old, staging) != change.before:
+                raise Conflicts({step.path: ANOTHER})
+        if step.target is not None:
+            os.symlink(step.target, name, dir_fd=directory)
+        elif step.staged is not None:
+            os.link(
+                step.staged, name, src_dir_fd=staging, dst_dir_fd=directory, follow_symlinks=False
+            )
 
 
 def _make(project: ProjectDirectory, path: str) -> None:
+    with _conflicts(path), project.parent(path) as (directory, name):
+        os.mkdir(name, 0o755, dir_fd=directory)
+
+
+@contextmanager
+def _conflicts(path: str) -> Iterator[None]:
+    """Raise Conflicts for errors that show that the host has changed this path."""
     try:
-        with project.parent(path) as (directory, name):
-            os.mkdir(name, 0o755, dir_fd=directory)
+        yield
     except FileExistsError:
         raise Conflicts({path: IN_THE_WAY}) from None
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
             raise Conflicts({path: ANOTHER}) from None
         raise
 
@@ -399,7 +389,8 @@ def _above(path: str) -> list[str]:
 
 
 @contextmanager
-def _as_told() -> Any:
+def as_told() -> Iterator[None]:
+    """Raise StateUnavailable for errors of the file system."""
     try:
         yield
     except OSError as error:

@@ -38,13 +38,21 @@ from fumehood.protocol.framing import (
 class Connection(anyio.abc.ByteStream):
     """One connection of a program."""
 
-    def __init__(self, connections: Connections, number: int) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        number: int,
+        room: int = WINDOW_BYTES,
+        window: int = WINDOW_BYTES,
+    ) -> None:
+        """`room` bytes may be sent before the program takes any, and `window` at most."""
         self._connections = connections
         self._number = number
+        self._window = window
         self._received = bytearray()
         self._untold = 0
         """Bytes that were taken since the guest was told."""
-        self._room = WINDOW_BYTES
+        self._room = room
         self._is_finished = False
         self._is_gone = False
         self.on_gone: Callable[[], object] = lambda: None
@@ -102,7 +110,7 @@ class Connection(anyio.abc.ByteStream):
                 raise FrameError("more bytes of a connection than it may send")
         elif frame.kind == TAKEN:
             self._room += frame.taken_bytes
-            if self._room > WINDOW_BYTES:
+            if self._room > self._window:
                 raise FrameError("more bytes of a connection were taken than were sent")
         elif frame.kind == FINISHED:
             self._is_finished = True

@@ -33,12 +33,12 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.protocol import framing
-from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.wall import (
     CHUNK_BYTES,
     NO_SINKS,
     RunEnding,
     RunSinks,
+    Slots,
     WallStatus,
     ending_of_reply,
     try_later,

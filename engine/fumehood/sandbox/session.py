@@ -1,15 +1,16 @@
-"""One session: its request, its container and expiry, the leases of its calls, and its record.
+"""One session: its request, its preset, its container and expiry, its place, and its record.
 
-Host side, used by `sessions`; executors use the leases. Invariants: one call at a time uses the
-container; waiting calls are limited in number, served in order, and wait for a bounded time. A run
-begins only while the session is active and its container is clean; if the session ends during a
-run, the run's ending reports that. Records of ended sessions are kept for a day, up to a limit for
-each principal, and a change stays pending until it is stored.
+Host side, used by `sessions` and `session_use`. Invariants: one call at a time uses the container;
+waiting calls are limited in number, served in order, and wait for a bounded time. A session of an
+agent that is bound to presets has one of them, and nothing that the preset does not give, except
+environment variables. Records of ended sessions are kept for a day, up to a limit for each
+principal, and a change stays pending until it is stored.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -20,7 +21,8 @@ from typing import Any, Protocol
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from fumehood.core.errors import EndedBy, InvalidParams, faults_of
+from fumehood.core.errors import InvalidParams, PermissionDenied, QuotaExceeded, faults_of
+from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
@@ -33,24 +35,24 @@ from fumehood.core.limits import (
     WallLimits,
     container_writable_mb,
 )
-from fumehood.core.names import IMAGE_NAME, MAX_NAME_CHARACTERS
+from fumehood.core.names import IMAGE_NAME, MAX_NAME_CHARACTERS, listed
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
     ProjectHome,
     SavedCopy,
+    SessionFields,
     SessionHome,
     SessionRecord,
     SessionStatus,
     Snapshot,
     Variables,
 )
-from fumehood.sandbox.settings import SessionSettings
+from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
     HostSize,
-    Lease,
     RunEnding,
     RunSinks,
     SessionContainer,
@@ -59,9 +61,6 @@ from fumehood.sandbox.wall import (
 
 KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
-
-MIN_S = 0.001
-"""Shortest idle time and lifetime of a session, in seconds."""
 
 MAX_OF_PRINCIPAL = 100
 """Maximum number of ended sessions that are kept for one principal. Older ones are deleted."""
@@ -77,13 +76,10 @@ def sentence(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:]}."
 
 
-@dataclass(eq=False, slots=True)
-class Session:
-    """An active session. Times are from the monotonic clock, except the fields named `…_at`."""
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """The properties of a new session."""
 
-    id: str
-    principal_id: str
-    agent_id: str | None
     name: str | None
     image: str
     memory_mb: int
@@ -91,17 +87,33 @@ class Session:
     cpus: float | None
     packages: tuple[str, ...]
     network: tuple[str, ...]
-    container: SessionContainer
+    env: Mapping[str, str] = field(repr=False)
     idle_s: float
     lifetime_s: float
+    durable: bool = False
+
+    @property
+    def saved_mb(self) -> int:
+        """The largest size of its saved files, in MB."""
+        return workspace_mb(self.memory_mb, self.disk_mb) if self.durable else 0
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """An active session. Times are from the monotonic clock, except the fields named `…_at`."""
+
+    id: str
+    principal_id: str
+    agent_id: str | None
+    spec: SessionRequest
+    """Its properties; its packages are those of its lock."""
+    container: SessionContainer
     created_at: datetime
     last_used_at: datetime
     created: float
     last_used: float
     epoch: int = FIRST_EPOCH
     calls: int = 0
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables of its programs."""
     preset: str | None = None
     """The preset with which it was made."""
     snapshots: tuple[Snapshot, ...] = ()
@@ -129,10 +141,8 @@ class Session:
     """Calls that use the session or wait for it."""
     is_pausing: bool = False
     """Whether it was to be paused since its last use. If that failed, it is not tried again."""
-    is_stopping: bool = False
-    """Whether it is being stopped because it was not used."""
     stop_again: float = 0.0
-    """Until then, by the monotonic clock, it is not tried again to stop it."""
+    """When to try again to stop it because it was not used, by the monotonic clock."""
     is_outdated: bool = False
     """Whether its database row is out of date."""
     finished: KeptSession | None = None
@@ -154,15 +164,15 @@ class Session:
 
     def why_over(self, now: float) -> str | None:
         """Return why the session has expired, or None."""
-        if now >= self.created + self.lifetime_s:
+        if now >= self.created + self.spec.lifetime_s:
             return "its lifetime is over"
-        if self.disk_mb is None and self.is_unused(now):
-            return f"it was not used for {self.idle_s:g} s"
+        if self.spec.disk_mb is None and self.is_unused(now):
+            return f"it was not used for {self.spec.idle_s:g} s"
         return None
 
     def is_unused(self, now: float) -> bool:
         """Whether it was not used for its idle time."""
-        return not (self.users or self.visits) and now - self.last_used >= self.idle_s
+        return not (self.users or self.visits) and now - self.last_used >= self.spec.idle_s
 
     def is_idle(self, now: float, pause_s: float) -> bool:
         """Whether the session is to be paused now."""
@@ -172,7 +182,11 @@ class Session:
 
     def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
         """Return the arguments of a run with the session's environment variables."""
-        return with_env(self.env, arguments) if self.env and program in LANGUAGES else arguments
+        return (
+            with_env(self.spec.env, arguments)
+            if self.spec.env and program in LANGUAGES
+            else arguments
+        )
 
     async def take_turn(self, settings: SessionSettings) -> None:
         """Wait a bounded time until earlier calls have left the session.
@@ -203,30 +217,31 @@ class Session:
         """Note that it was used until now."""
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
+        self.stop_again = 0.0
         self.is_pausing = self.container.is_paused or self.is_stopped
 
     def kept(self) -> KeptSession:
         """Return its current record, with its owner."""
         if self.finished is not None:
             return self.finished
-        last_end = self.created_at + timedelta(seconds=self.lifetime_s)
-        idle_end = self.last_used_at + timedelta(seconds=self.idle_s)
+        last_end = self.created_at + timedelta(seconds=self.spec.lifetime_s)
+        idle_end = self.last_used_at + timedelta(seconds=self.spec.idle_s)
         record = SessionRecord(
             id=self.id,
-            name=self.name,
+            name=self.spec.name,
             state=self._state(),
             why=self.stopped_why if self.is_stopped else None,
-            image=self.image,
+            image=self.spec.image,
             languages=self.container.languages,
             agent_id=self.agent_id,
-            memory_mb=self.memory_mb,
-            disk_mb=self.disk_mb,
-            cpus=self.cpus,
-            packages=self.packages,
-            network=self.network,
+            memory_mb=self.spec.memory_mb,
+            disk_mb=self.spec.disk_mb,
+            cpus=self.spec.cpus,
+            packages=self.spec.packages,
+            network=self.spec.network,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
-            expires_at=last_end if self.users or self.disk_mb else min(idle_end, last_end),
+            expires_at=last_end if self.users or self.spec.disk_mb else min(idle_end, last_end),
             calls=self.calls,
             is_busy=self.users > 0,
             snapshots=self.snapshots,
@@ -234,14 +249,14 @@ class Session:
             saved_at=self.saved_at,
             restored_at=self.restored_at,
             project=PurePath(self.project.directory).name if self.project is not None else None,
-            env=tuple(self.env),
+            env=tuple(self.spec.env),
             preset=self.preset,
         )
         place, restored_at = self.container, self.restored_at
         home = SessionHome(
-            place.name, self.epoch, self.idle_s, self.lifetime_s, place.lock, place.node,
+            place.name, self.epoch, self.spec.idle_s, self.spec.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.in_trial, self.project, self.kept_processes, self.env,
+            self.in_trial, self.project, self.kept_processes, self.spec.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
@@ -274,28 +289,6 @@ class Session:
             home = replace(home, env={})
         self.finished = KeptSession(self.principal_id, record, now_at, home)
         return self.finished
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRequest:
-    """The properties of a new session."""
-
-    name: str | None
-    image: str
-    memory_mb: int
-    disk_mb: int | None
-    cpus: float | None
-    packages: tuple[str, ...]
-    network: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
-    idle_s: float
-    lifetime_s: float
-    durable: bool = False
-
-    @property
-    def saved_mb(self) -> int:
-        """The largest size of its saved files, in MB."""
-        return workspace_mb(self.memory_mb, self.disk_mb) if self.durable else 0
 
 
 def workspace_mb(memory_mb: int, disk_mb: int | None) -> int:
@@ -336,13 +329,15 @@ def make_request(
     if name is not None and not re.fullmatch(SESSION_NAME, name):
         raise InvalidParams(f"A session's name matches {SESSION_NAME}.", fields=["name"])
     longest_s = settings.lifetime_seconds if disk_mb is None else settings.disk_lifetime_seconds
-    most_mb = _most_memory_mb(settings, offered, host)
+    of_calls = offered.max_memory_mb or offered.min_memory_mb
+    most_mb = settings.max_memory_mb or max(host.memory_mb // 4, of_calls)
+    most_mb = min(most_mb, CONTAINER_MEMORY_CLASSES[-1])
     for key, wish, least, most in (
         ("memory_mb", memory_mb, offered.min_memory_mb, most_mb),
         ("disk_mb", disk_mb, MIN_DISK_MB, settings.max_disk_mb),
         ("cpus", cpus, MIN_CPUS, settings.max_cpus or host.cpus),
-        ("idle_seconds", idle_seconds, MIN_S, settings.idle_seconds),
-        ("lifetime_seconds", lifetime_seconds, MIN_S, longest_s),
+        ("idle_seconds", idle_seconds, 0, settings.idle_seconds),
+        ("lifetime_seconds", lifetime_seconds, 0, longest_s),
     ):
         if wish is not None and not least <= wish <= most:
             raise InvalidParams(f"{key} must be from {least:g} to {most:g} here.", fields=[key])
@@ -386,140 +381,147 @@ def with_env(env: Mapping[str, str], arguments: JsonObject) -> JsonObject:
     return {**arguments, "env": [*added, *(arguments.get("env") or [])]}
 
 
-def _most_memory_mb(settings: SessionSettings, offered: WallLimits, host: HostSize) -> int:
-    of_calls = offered.max_memory_mb or offered.min_memory_mb
-    most = settings.max_memory_mb or max(host.memory_mb // 4, of_calls)
-    return min(most, CONTAINER_MEMORY_CLASSES[-1])
+# -- presets --------------------------------------------------------------------------------
+
+NO_PRESET = Preset()
 
 
-class Trials(Protocol):
-    """Runs trials in one session, during a call's turn."""
-
-    async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
-    ) -> tuple[RunEnding, HeldFiles | None]:
-        """Run a program, take its effect out of the session, and return it; None if the program
-        failed.
-
-        Raises:
-            InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
-        """
-        ...
-
-    async def put_in(self, held: HeldFiles) -> None:
-        """Put an effect in, once.
-
-        Raises:
-            ApprovalExpired: what it touches has changed, so nothing was put in.
-            SandboxUnavailable: it may have been put in partly.
-        """
-        ...
-
-    async def drop(self, held: HeldFiles) -> None:
-        """Forget an effect."""
-        ...
+def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
+    """Return a preset by its name, or an empty one without a name. Raises InvalidParams."""
+    if name is None:
+        return NO_PRESET
+    if name not in presets:
+        raise InvalidParams(
+            f"There is no preset {name[:MAX_NAME_CHARACTERS]!r}. Presets of the configuration: "
+            f"{listed(sorted(presets)) or 'none'}.",
+            fields=["preset"],
+        )
+    return presets[name]
 
 
-class Project(Protocol):
-    """The project of one session, during a turn."""
+def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a session: those of a request that are not None, otherwise the preset's.
 
-    async def difference(self, lease: Lease) -> JsonObject:
-        """Return what has changed since its files were copied in."""
-        ...
-
-    async def effect(self, lease: Lease) -> Any:
-        """Return what `apply` would do, as an executor's effect."""
-        ...
-
-    async def apply(self, lease: Lease, expected: str | None) -> JsonObject:
-        """Write the changes into its directory, if they are those that were `expected`."""
-        ...
+    Hosts and environment variables are added to those of the preset.
+    """
+    fields = {name: getattr(preset, name) for name in SessionFields.model_fields}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    fields["network"] = tuple(dict.fromkeys((*preset.network, *(given.get("network") or ()))))
+    fields["env"] = {**preset.env, **(given.get("env") or {})}
+    return fields
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLease:
-    """One call's turn in a session. `until_ready` raises if the session has ended. `save` saves the
-    files after a run of a durable session that may have changed them, and returns why it could not.
+def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None) -> None:
+    """Raise PermissionDenied if an agent is bound to presets, and this is none of them."""
+    if bound and preset not in bound:
+        raise _refusal(agent_id, bound, ["preset"], "Name one of them.")
+
+
+def require_within(
+    agent_id: str | None, bound: Sequence[str], wanted: SessionRequest, granted: SessionRequest
+) -> None:
+    """Raise PermissionDenied, which names the fields, if a session would have more than `granted`,
+    which is that of its preset alone.
+    """
+    more = {
+        "image": wanted.image != granted.image,
+        "memory_mb": wanted.memory_mb > granted.memory_mb,
+        "cpus": (wanted.cpus or 0) > (granted.cpus or 0),
+        "disk_mb": (wanted.disk_mb or 0) > (granted.disk_mb or 0),
+        "packages": not set(wanted.packages) <= set(granted.packages),
+        "network": not set(wanted.network) <= set(granted.network),
+        "durable": wanted.durable and not granted.durable,
+        "idle_seconds": wanted.idle_s > granted.idle_s,
+        "lifetime_seconds": wanted.lifetime_s > granted.lifetime_s,
+    }
+    fields = [name for name, is_more in more.items() if is_more]
+    if fields:
+        words = f"Leave out what is more than its preset gives: {', '.join(fields)}."
+        raise _refusal(agent_id, bound, fields, words)
+
+
+def _refusal(
+    agent_id: str | None, bound: Sequence[str], fields: Sequence[str], remedy: str
+) -> PermissionDenied:
+    words = f"The agent {agent_id} is bound to presets: {listed(bound)}. {remedy}"
+    return PermissionDenied(words, fields=fields)
+
+
+# -- places ----------------------------------------------------------------------------------
+
+PROMISED = 0.75
+"""Part of the host's memory that sessions are promised together, and the part of that for one
+principal.
+"""
+
+
+class SessionPlaces:
+    """What sessions take, in total and for each principal, including those that are being created.
+
+    Running sessions are never promised more than three quarters of the host's memory together, and
+    one principal three quarters of that. What is taken is given back once.
     """
 
-    session: Session
-    until_ready: Callable[[], Awaitable[None]]
-    save: Callable[[str, JsonObject], Awaitable[str | None]]
-    queue_ms: float
-    is_call: bool = True
-    trials: Trials | None = None
-    """Set for a session whose files are saved."""
-    project: Project | None = None
-    """Set for a session that was made from a project directory."""
-    processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
-    """Asks something of its registered processes."""
+    def __init__(self, settings: SessionSettings) -> None:
+        self.running = FairShare(settings.max, settings.max_of_one)
+        """Sessions that are not stopped."""
+        self.disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
+        """Sessions with a disk."""
+        self.saved = FairShare(settings.max_saved_mb, settings.max_saved_mb // 2)
+        """MB of the workspaces of durable sessions."""
+        self._memory = FairShare(sys.maxsize, sys.maxsize)
+        """MB of those that are not stopped."""
 
-    async def run(
-        self,
-        program: str,
-        arguments: JsonObject,
-        limits: Limits,
-        sinks: RunSinks = NO_SINKS,
-    ) -> RunEnding:
-        """Run a program. This may be repeated; files and variables are kept from run to run.
-
-        Raises:
-            ResourceNotFound: the session ended before this run.
+    def take(
+        self, principal_id: str, memory_mb: int, host: HostSize
+    ) -> tuple[Lack, QuotaExceeded] | None:
+        """Count one more session that runs, and its memory. If that would exceed a limit, return
+        which one, and the error for the caller.
         """
-        session = self.session
-        await self.until_ready()
-        limits = replace(limits, memory_mb=session.memory_mb)
-        arguments = session.with_env(program, arguments)
-        if session.copy is None:
-            ending = await session.container.run(program, arguments, limits, sinks)
-        else:
-            ending = await self._run_and_save(program, arguments, limits, sinks)
-        if ending.ended_by is not EndedBy.SANDBOX_LOST:
-            ending = self._with_state(ending, program)
-        elif session.copy is not None:
-            ending = replace(ending, copied_at=session.saved_at)
-        return replace(ending, ended_by=_ended_by(session, ending), isolation="session")
+        if host.memory_mb:
+            self._memory.most = round(host.memory_mb * PROMISED)
+            self._memory.most_of_one = round(self._memory.most * PROMISED)
+        for share, unit, amount in ((self.running, "sessions", 1), (self._memory, "MB", memory_mb)):
+            lack = share.lacks(principal_id, amount)
+            if lack is not None:
+                return lack, QuotaExceeded(
+                    f"The engine has no room for another session of {memory_mb} MB: {share.total} "
+                    f"of {share.most} {unit} are promised, {share.of(principal_id)} of "
+                    f"{share.most_of_one} to you. End a session, or stop one that has a disk: "
+                    "fumehood sessions end ID, fumehood sessions stop ID.",
+                    retryable=True,
+                )
+        self.add(principal_id, memory_mb)
+        return None
 
-    def _with_state(self, ending: RunEnding, program: str) -> RunEnding:
-        """Report once that what ran in the session before is gone."""
-        session = self.session
-        if session.copied_at is not None and self.is_call:
-            copied_at, session.copied_at, session.stopped_why = session.copied_at, None, None
-            return replace(ending, state="restored", copied_at=copied_at)
-        # Told to the first run that could have variables.
-        if session.stopped_why is not None and session.copied_at is None and program == "python":
-            session.stopped_why = None
-            return replace(ending, state="restarted")
-        return ending
+    def add(self, principal_id: str, memory_mb: int) -> None:
+        """Count a session that runs already."""
+        self.running.add(principal_id)
+        self._memory.add(principal_id, memory_mb)
 
-    async def _run_and_save(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
-    ) -> RunEnding:
-        """Run a program, and save the files before its ending is reported."""
-        endings: list[RunEnding] = []
-        kept = replace(sinks, ending=endings.append)
-        try:
-            ending = await self.session.container.run(program, arguments, limits, kept)
-        except BaseException:  # what was cancelled may have changed files as well
-            with anyio.CancelScope(shield=True):
-                not_saved = await self.save(program, arguments)
-            if endings and sinks.ending is not None:
-                sinks.ending(replace(endings[0], not_saved=not_saved))
-            raise
-        if ending.ended_by is EndedBy.SANDBOX_LOST:
-            return ending
-        with anyio.CancelScope(shield=True):  # the run is over, so its files are not cut off
-            not_saved = await self.save(program, arguments)
-        return replace(ending, not_saved=not_saved)
+    def give_back(self, principal_id: str, memory_mb: int) -> None:
+        """Count one session less that runs."""
+        self.running.give_back(principal_id)
+        self._memory.give_back(principal_id, memory_mb)
 
+    def take_disks(self, principal_id: str, number: int) -> None:
+        """Count more sessions with a disk. Raises QuotaExceeded."""
+        if self.disks.take(principal_id, number) is not None:
+            raise QuotaExceeded(
+                f"You have {self.disks.of(principal_id)} sessions with a disk, and this engine "
+                f"{self.disks.total}; it may have {self.disks.most}, and one caller "
+                f"{self.disks.most_of_one}. End one of them first: fumehood sessions end ID."
+            )
 
-def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
-    """Return how a run ended. It was not lost if its container was removed with its session."""
-    finished = session.finished
-    was_ended = finished is not None and finished.record.state is SessionStatus.ENDED
-    if was_ended and ending.ended_by is EndedBy.SANDBOX_LOST:
-        return EndedBy.CANCELLED
-    return ending.ended_by
+    def take_saved(self, principal_id: str, mb: int) -> None:
+        """Count the workspace of one more durable session. Raises QuotaExceeded."""
+        if self.saved.take(principal_id, mb) is not None:
+            raise QuotaExceeded(
+                f"Workspaces of {self.saved.total} MB are saved, {self.saved.of(principal_id)} MB "
+                f"of them yours; {self.saved.most} MB may be, and {self.saved.most_of_one} MB of "
+                f"one caller. This one has {mb} MB. End a durable session first, or make a smaller "
+                "one."
+            )
 
 
 # -- durable sessions ----------------------------------------------------------------------
@@ -535,26 +537,6 @@ class CopyLost(Exception):
     """
 
 
-@dataclass(eq=False, slots=True)
-class HeldFiles:
-    """The effect of a trial on its session, which is kept beside it."""
-
-    token: str
-    has_variables: bool
-    changes: Any
-    """The files that it changes; the saver's own."""
-    shown: JsonObject
-    """The same for people, as in previews."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the session would be the same with it. Variables are not compared."""
-        return not (self.has_variables or any(self.shown[one] for one in _CHANGES))
-
-
-_CHANGES = ("added", "changed", "removed")
-
-
 class Saver(Protocol):
     """Keeps copies of workspaces outside of their containers.
 
@@ -564,7 +546,6 @@ class Saver(Protocol):
 
     def may_change(self, program: str, arguments: JsonObject) -> bool:
         """Whether a run can have changed files."""
-        ...
 
     async def save(
         self,
@@ -579,7 +560,6 @@ class Saver(Protocol):
             NotSaved: nothing was stored, and `copy` is still complete.
             EngineError: `store` failed, and one of both copies is stored; both are complete.
         """
-        ...
 
     async def restore(self, target: CopySource, copy: SavedCopy) -> None:
         """Put the files of a copy into an empty workspace.
@@ -588,39 +568,31 @@ class Saver(Protocol):
             CopyLost: files are missing for good.
             SandboxUnavailable, StateUnavailable: it could not be read or put there now.
         """
-        ...
 
     def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
         """Return links and special files of the workspace; None if it may differ from the copy."""
-        ...
 
     async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Any, JsonObject]:
         """Return what differs from the copy, with its content kept, and the same for people. Raises
         NotSaved.
         """
-        ...
 
     async def put_back(self, source: CopySource, copy: SavedCopy, changes: Any) -> None:
         """Make the workspace again as the copy, from which it differs by these changes. Raises
         NotSaved.
         """
-        ...
 
     def touched(self, session_id: str, changes: Any) -> list[str]:
         """Return the changed paths that are not any more, in the last copy, as they were."""
-        ...
 
     async def put_in(self, source: CopySource, changes: Any) -> None:
         """Make the changes. Raises NotSaved."""
-        ...
 
     async def let_go(self, changes: Any) -> None:
         """Delete the content of changes."""
-        ...
 
     async def drop(self, session_id: str) -> None:
         """Delete all copies of a session that is over, now or later."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,7 +625,7 @@ class CopySource:
 
 def source_of(session: Session) -> CopySource:
     """Return the workspace of a session."""
-    return CopySource(session.id, session.memory_mb, session.disk_mb, session.container)
+    return CopySource(session.id, session.spec.memory_mb, session.spec.disk_mb, session.container)
 
 
 # -- ended sessions -----------------------------------------------------------------------
@@ -668,7 +640,6 @@ class SessionRows(Protocol):
         Raises:
             EngineError: the write failed, so nothing is guaranteed to be stored.
         """
-        ...
 
 
 class SessionHistory:

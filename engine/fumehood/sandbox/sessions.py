@@ -56,30 +56,34 @@ from fumehood.core.session import (
     Snapshot,
 )
 from fumehood.core.tasks import start_soon
-from fumehood.sandbox.presets import find_preset, merged, require_bound, require_within
 from fumehood.sandbox.session import (
     CopyLost,
     NotSaved,
-    Project,
     Saver,
     Session,
     SessionHistory,
-    SessionLease,
+    SessionPlaces,
     SessionRequest,
     SessionRows,
+    find_preset,
     make_request,
+    merged,
     pins_of,
+    require_bound,
+    require_within,
     sentence,
     source_of,
-    workspace_mb,
 )
-from fumehood.sandbox.session_places import SessionPlaces
-from fumehood.sandbox.session_processes import SessionProcesses, start_again
-from fumehood.sandbox.session_trials import SessionTrials
+from fumehood.sandbox.session_use import (
+    Project,
+    SessionLease,
+    SessionProcesses,
+    SessionTrials,
+    start_again,
+)
 from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
-    HasImages,
     Lease,
     OnEvent,
     SessionContainer,
@@ -101,9 +105,6 @@ PLACE_PAUSE_S = 0.05
 
 STOP_DEADLINE_S = 5.0
 """Seconds that the engine waits for containers to end when it stops. The wall removes the rest."""
-
-STOPPED = "the engine was stopped"
-RESTARTED = "the engine was started anew"
 
 NO_COPIES = "cannot be copied. Make one with a disk."
 
@@ -190,7 +191,7 @@ class SessionKeeper:
             self._history.note(session.kept())
         ending = [] if keeps else list(self._live.values())
         for session in ending:
-            self._finish(session, SessionStatus.ENDED, STOPPED)
+            self._finish(session, SessionStatus.ENDED, "the engine was stopped")
         self._group, group = None, self._group
         try:
             if group is not None:
@@ -237,23 +238,18 @@ class SessionKeeper:
         if bound and preset is None:
             preset = bound[0]
         require_bound(agent_id, bound, preset)
-        wall = self._wall
         if self._group is None:
-            raise _stopped()
+            raise try_later(
+                "The engine is stopping or not started. Repeat the call when it is back."
+            )
         given = {
             "image": image, "memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb,
             "packages": packages, "network": network, "env": env, "durable": durable,
             "idle_seconds": idle_seconds, "lifetime_seconds": lifetime_seconds,
         }  # fmt: skip
         chosen = find_preset(self._presets, preset)
-        await wall.until_host_is_known()
-        try:
-            request = self._request(name, merged(chosen, given))
-        except InvalidParams as error:
-            if preset is None or given.get(error.fields[0], name) is not None:
-                raise
-            words = f"The preset {preset} cannot be used here: {error.message}"
-            raise InvalidParams(words, fields=["preset"]) from None
+        await self._wall.until_host_is_known()
+        request = self._request(name, merged(chosen, given))
         if bound:
             require_within(agent_id, bound, request, self._request(None, merged(chosen, {})))
         if request.durable and self._saver is None:
@@ -262,10 +258,7 @@ class SessionKeeper:
         with self._named(principal.id, [name]):
             async with self._place_for(principal.id, request):
                 await self._until_there_is_room()
-                session = await self._make(wall, principal.id, agent_id, preset, request)
-                if self._group is None:  # the engine stopped meanwhile
-                    session.container.end(STOPPED)
-                    raise _stopped()
+                session = await self._make(principal.id, agent_id, preset, request)
         self._live[session.id] = session
         self._on_lost(session)
         if session.finished is not None:
@@ -278,8 +271,7 @@ class SessionKeeper:
         came from. Raises ResourceNotFound.
         """
         record = self.find(principal, session_id)
-        live = self._live.get(record.id)
-        kept = live.kept() if live else self._history.find(principal.id, record.id)
+        kept = self._kept(principal.id, record.id)
         return record.id, kept.home.project if kept is not None and kept.home else None
 
     async def set_project(self, session_id: str, home: ProjectHome) -> SessionRecord:
@@ -293,8 +285,7 @@ class SessionKeeper:
         if session is None:
             raise _unknown()
         session.project = home
-        self._history.note(session.kept())
-        await self._history.write()
+        await self._write(session)
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
@@ -394,7 +385,7 @@ class SessionKeeper:
             async with session.container.copy_disk(snapshot_id) as size:
                 self._usable(principal.id, session.id)
                 made = Snapshot(id=snapshot_id, name=name, bytes=size, created_at=self._clock.now())
-                await self._set_snapshots(session, (*session.snapshots, made))
+                await self._set(session, "snapshots", (*session.snapshots, made))
         return made
 
     async def delete_snapshot(
@@ -403,7 +394,8 @@ class SessionKeeper:
         """Delete a snapshot of a principal's session. Raises as `snapshot`."""
         session = self._usable(principal.id, self._id_of(principal.id, session_id))
         found = _snapshot_of(self._record(session), snapshot_id)
-        await self._set_snapshots(session, tuple(o for o in session.snapshots if o != found))
+        left = tuple(one for one in session.snapshots if one != found)
+        await self._set(session, "snapshots", left)
         self._wall.sweep_soon()
         return found
 
@@ -460,8 +452,7 @@ class SessionKeeper:
         self, principal_id: str, copy: str, record: SessionRecord, names: Sequence[str | None]
     ) -> Records:
         """Make a stopped session from a copy for each name: all of them or none."""
-        session = self._live.get(record.id)
-        source = session.kept() if session else self._history.find(principal_id, record.id)
+        source = self._kept(principal_id, record.id)
         if self._group is None or source is None or source.home is None:
             raise _unknown()
         now_at, forks = self._clock.now(), []
@@ -496,15 +487,21 @@ class SessionKeeper:
                 self._resume(one)
         return [self.find(Principal(principal_id), one.record.id) for one in forks]
 
-    async def _set_snapshots(self, session: Session, snapshots: tuple[Snapshot, ...]) -> None:
-        before, session.snapshots = session.snapshots, snapshots
-        self._history.note(session.kept())
+    async def _set(self, session: Session, name: str, value: object) -> None:
+        """Set a field of a session and store it. If that fails, the field stays as it was."""
+        before = getattr(session, name)
+        setattr(session, name, value)
         try:
-            await self._history.write()
+            await self._write(session)
         except BaseException:
-            session.snapshots = before
+            setattr(session, name, before)
             self._history.note(session.kept())
             raise
+
+    async def _write(self, session: Session) -> None:
+        """Store a session's row. Raises StoreError."""
+        self._history.note(session.kept())
+        await self._history.write()
 
     async def _store(self, new: Sequence[KeptSession]) -> None:
         """Write the rows of new sessions: all of them, or none if that fails."""
@@ -547,14 +544,14 @@ class SessionKeeper:
         if language is not None and language not in session.container.languages:
             known = ", ".join(session.container.languages)
             raise InvalidParams(
-                f"This session's image {session.image} has no {language}, only {known}. "
-                f"{self._remedy_without(language)}",
+                f"This session's image {session.spec.image} has no {language}, only {known}. Make "
+                "a session with another image, or call without one.",
                 fields=["options.session_id"],
             )
-        if memory_mb is not None and memory_mb != session.memory_mb:
+        if memory_mb is not None and memory_mb != session.spec.memory_mb:
             raise InvalidParams(
-                f"This session has a memory limit of {session.memory_mb} MB, which calls in it "
-                "cannot change.",
+                f"This session has a memory limit of {session.spec.memory_mb} MB, which calls in "
+                "it cannot change.",
                 fields=["options.memory_limit_mb"],
             )
         return self._record(session)
@@ -570,7 +567,7 @@ class SessionKeeper:
             return {}
         preset = self._presets.get(session.preset or "")
         usual = preset.env if preset is not None else {}
-        return {name: value for name, value in session.env.items() if usual.get(name) != value}
+        return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
         """Return the facts of the image in which a session's next call runs.
@@ -621,10 +618,9 @@ class SessionKeeper:
             self._end_if_over(session)
             if self._group is None or session.finished is not None:
                 continue
-            if session.disk_mb is not None and session.is_unused(now):
-                is_tried = session.is_stopping or now < session.stop_again
-                if not (session.is_stopped or is_tried):
-                    session.is_stopping = True
+            if session.spec.disk_mb is not None and session.is_unused(now):
+                if not session.is_stopped and now >= session.stop_again:
+                    session.stop_again = now + STOP_AGAIN_S
                     self._group.start_soon(self._stop_idle, session)
             elif session.is_idle(now, self._settings.pause_seconds):
                 session.is_pausing = True
@@ -663,8 +659,13 @@ class SessionKeeper:
             self._left_behind.append(replace(one, home=home))
             return
         now = self._clock.now()
-        lost = {"state": SessionStatus.LOST, "why": sentence(RESTARTED), "expires_at": now}
-        record = one.record.model_copy(update={**lost, "is_busy": False})
+        lost = {
+            "state": SessionStatus.LOST,
+            "why": "The engine was started anew.",
+            "expires_at": now,
+            "is_busy": False,
+        }
+        record = one.record.model_copy(update=lost)
         self._history.add(KeptSession(one.principal_id, record, now))
 
     def _resume(self, one: KeptSession) -> None:
@@ -680,18 +681,21 @@ class SessionKeeper:
             id=record.id,
             principal_id=one.principal_id,
             agent_id=record.agent_id,
-            name=record.name,
-            image=record.image,
-            memory_mb=record.memory_mb,
-            disk_mb=record.disk_mb,
-            cpus=record.cpus,
-            packages=record.packages,
-            network=record.network,
-            env=home.env,
+            spec=SessionRequest(
+                name=record.name,
+                image=record.image,
+                memory_mb=record.memory_mb,
+                disk_mb=record.disk_mb,
+                cpus=record.cpus,
+                packages=record.packages,
+                network=record.network,
+                env=home.env,
+                idle_s=home.idle_s,
+                lifetime_s=home.lifetime_s,
+                durable=home.copy is not None,
+            ),
             preset=record.preset,
             container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
-            idle_s=home.idle_s,
-            lifetime_s=home.lifetime_s,
             created_at=record.created_at,
             last_used_at=record.last_used_at,
             created=now - since(record.created_at),
@@ -709,23 +713,21 @@ class SessionKeeper:
         )
         self._live[session.id] = session
         if session.has_place:
-            self._places.add(session.principal_id, session.memory_mb)
-        if session.disk_mb is not None:
+            self._places.add(session.principal_id, session.spec.memory_mb)
+        if session.spec.disk_mb is not None:
             self._places.disks.add(session.principal_id)
-        if session.copy is not None:
-            self._places.saved.add(session.principal_id, _saved_mb(session))
+        self._places.saved.add(session.principal_id, session.spec.saved_mb)
         self._tell("session.resumed", session)
         if home.in_trial:  # its files are those of a trial that nobody has approved
             session.container.end("its engine was killed during a trial")
 
     def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
         """Check the fields of a session. Raises InvalidParams."""
-        wall = self._wall
-        return make_request(self._settings, wall.limits, wall.host, name=name, **fields)
+        limits, host = self._wall.limits, self._wall.host
+        return make_request(self._settings, limits, host, name=name, **fields)
 
     async def _make(
         self,
-        wall: SessionWall,
         principal_id: str,
         agent_id: str | None,
         preset: str | None,
@@ -733,7 +735,7 @@ class SessionKeeper:
     ) -> Session:
         """Get a container and store the session's row. If either fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
-        container = await wall.hold(
+        container = await self._wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
             image=request.image,
             memory_mb=request.memory_mb,
@@ -747,22 +749,13 @@ class SessionKeeper:
             id=session_id,
             principal_id=principal_id,
             agent_id=agent_id,
-            name=request.name,
-            image=request.image,
-            memory_mb=request.memory_mb,
-            disk_mb=request.disk_mb,
-            cpus=request.cpus,
-            packages=pins_of(container.lock),
-            network=request.network,
-            env=request.env,
+            spec=replace(request, packages=pins_of(container.lock)),
             preset=preset,
             container=container,
-            idle_s=request.idle_s,
             created_at=now_at,
             last_used_at=now_at,
             last_used=now,
             created=now,
-            lifetime_s=request.lifetime_s,
             copy=SavedCopy(now_at.isoformat()) if request.durable else None,
         )
         try:
@@ -772,15 +765,6 @@ class SessionKeeper:
             self._see_off(container)
             raise
         return session
-
-    def _remedy_without(self, language: str) -> str:
-        """Return the remedy if a session's image lacks a language."""
-        if isinstance(self._wall, HasImages):
-            with suppress(SandboxUnavailable):
-                image = self._wall.image_for(language)
-                made = f"fumehood sessions new --image {image}"
-                return f"Make a session that has it ({made}), or call without one."
-        return "Make a session with another image, or call without one."
 
     @asynccontextmanager
     async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
@@ -802,20 +786,21 @@ class SessionKeeper:
         stop the one with a disk that was not used for the longest time. Raises QuotaExceeded.
         """
         spared: set[str] = set()
-        while (missing := self._places.take(principal_id, memory_mb, self._wall.host)) is not None:
+        while (refused := self._places.take(principal_id, memory_mb, self._wall.host)) is not None:
+            lack, error = refused
             unused = [
                 one
                 for one in self._live.values()
-                if one.disk_mb is not None and not (one.users or one.visits or one.is_stopped)
+                if one.spec.disk_mb is not None and not (one.users or one.visits or one.is_stopped)
                 and one.id not in spared
-                and (missing.lack is Lack.TOTAL or one.principal_id == principal_id)
+                and (lack is Lack.TOTAL or one.principal_id == principal_id)
             ]  # fmt: skip
             if not unused:
-                raise self._places.refusal(missing, principal_id, memory_mb)
+                raise error
             oldest = min(unused, key=lambda one: one.last_used)
             spared.add(oldest.id)  # tried once: its node may be away
             with suppress(SandboxUnavailable):
-                await self._stop_unused(oldest, "another session needed its place")
+                await self._stop(oldest, "another session needed its place", if_unused=True)
 
     async def _until_there_is_room(self) -> None:
         """Wait a bounded time until enough containers of ended sessions are removed.
@@ -858,7 +843,7 @@ class SessionKeeper:
         if not session.has_place:
             await self._wait_for_place(session)
             if session.finished is not None:  # nobody else would give the place back
-                self._places.give_back(session.principal_id, session.memory_mb)
+                self._places.give_back(session.principal_id, session.spec.memory_mb)
                 return
             session.has_place = True
         name = session.container.name
@@ -873,7 +858,7 @@ class SessionKeeper:
                 self._leave_place(session)
         if session.finished is None and (session.is_moved or session.container.name != name):
             if not session.has_place:  # only now its old container was found to be gone
-                self._places.add(session.principal_id, session.memory_mb)
+                self._places.add(session.principal_id, session.spec.memory_mb)
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
             if session.is_moved:
@@ -903,10 +888,10 @@ class SessionKeeper:
                 raise try_later("The session's lost container is still being removed.")
         new = await self._wall.hold(
             TrustDomain(session.principal_id, session.agent_id, session.id),
-            image=session.image,
-            memory_mb=session.memory_mb,
-            cpus=session.cpus,
-            disk_mb=session.disk_mb,
+            image=session.spec.image,
+            memory_mb=session.spec.memory_mb,
+            cpus=session.spec.cpus,
+            disk_mb=session.spec.disk_mb,
             lock=old.lock,
             on_lost=lambda: self._on_lost(self._live.get(session.id)),
         )
@@ -940,20 +925,10 @@ class SessionKeeper:
 
     async def _save(self, session: Session) -> str | None:
         """Save the files of a durable session during a turn. Return why that failed, or None."""
-
-        async def store(copy: SavedCopy) -> None:
-            before, session.copy = session.copy, copy
-            self._history.note(session.kept())
-            try:
-                await self._history.write()
-            except BaseException:
-                session.copy = before
-                self._history.note(session.kept())
-                raise
-
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
         try:
+            store = partial(self._set, session, "copy")
             await self._saver.save(source_of(session), session.copy, self._clock.now, store)
             return None
         except NotSaved as error:
@@ -970,9 +945,9 @@ class SessionKeeper:
         last = anyio.current_time() + self._settings.queue_seconds
         while True:
             try:
-                return await self._reserve(session.principal_id, session.memory_mb)
+                return await self._reserve(session.principal_id, session.spec.memory_mb)
             except QuotaExceeded:
-                busy = any(one.disk_mb is not None and one.has_place for one in self._live.values())
+                busy = any(one.spec.disk_mb and one.has_place for one in self._live.values())
                 if not busy or session.finished or anyio.current_time() >= last:
                     raise
             await anyio.sleep(PLACE_PAUSE_S)
@@ -980,25 +955,21 @@ class SessionKeeper:
     def _leave_place(self, session: Session) -> None:
         if session.has_place:
             session.has_place = False
-            self._places.give_back(session.principal_id, session.memory_mb)
+            self._places.give_back(session.principal_id, session.spec.memory_mb)
 
     async def _stop_idle(self, session: Session) -> None:
         try:
-            await self._stop_unused(session, f"it was not used for {session.idle_s:g} s")
+            await self._stop(
+                session, f"it was not used for {session.spec.idle_s:g} s", if_unused=True
+            )
         except EngineError as error:  # its node may be away
-            session.stop_again = self._clock.monotonic() + STOP_AGAIN_S
             self._on_event("session.not_stopped", {"session": session.id, "why": error.message})
 
-    async def _stop_unused(self, session: Session, why: str) -> None:
-        try:
-            await self._stop(session, why, unless=lambda: session.users + session.visits > 0)
-        finally:
-            session.is_stopping = False
+    async def _stop(self, session: Session, why: str, *, if_unused: bool = False) -> None:
+        def is_used() -> bool:
+            return if_unused and session.users + session.visits > 0
 
-    async def _stop(
-        self, session: Session, why: str, unless: Callable[[], bool] = lambda: False
-    ) -> None:
-        await session.container.stop(unless)
+        await session.container.stop(is_used)
         if session.container.is_stopped:
             session.stopped_why = sentence(why)
 
@@ -1034,12 +1005,7 @@ class SessionKeeper:
     ) -> SessionTrials | None:
         if session.copy is None or self._saver is None:
             return None
-
-        async def write() -> None:
-            self._history.note(session.kept())
-            await self._history.write()
-
-        save = partial(self._save, session)
+        save, write = partial(self._save, session), partial(self._write, session)
         return SessionTrials(session, self._saver, until_ready, save, write)
 
     def processes(
@@ -1055,37 +1021,26 @@ class SessionKeeper:
         return self._processes_of(session, is_use=is_use)
 
     def _processes_of(self, session: Session, *, is_use: bool = True) -> SessionProcesses:
-        async def write() -> None:
-            self._history.note(session.kept())
-            await self._history.write()
-
-        visit = self._visit if is_use else self._look
-        return SessionProcesses(session, partial(visit, session), write)
+        visit = partial(self._visit, session, is_use=is_use)
+        return SessionProcesses(session, visit, partial(self._write, session))
 
     @asynccontextmanager
-    async def _visit(self, session: Session) -> AsyncIterator[None]:
-        """Use a session beside its calls, without a turn unless it has to be started or thawed."""
+    async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[None]:
+        """Reach a session beside its calls, without a turn unless it has to be started or thawed.
+        If that is no use, it is neither started nor thawed, and stays unused.
+        """
         self._usable(session.principal_id, session.id)
         session.visits += 1
         try:
-            place = session.container
-            if place.is_paused or session.is_stopped or session.needs_copy:
+            is_at_rest = session.container.is_paused or session.is_stopped or session.needs_copy
+            if is_use and is_at_rest:
                 async with self._lease(session.principal_id, session.id, is_call=False):
                     pass
             yield
         finally:
             session.visits -= 1
-            session.note_use(self._clock.monotonic(), self._clock.now())
-
-    @asynccontextmanager
-    async def _look(self, session: Session) -> AsyncIterator[None]:
-        """Reach a session as it is. It is neither started nor thawed, and stays unused."""
-        self._usable(session.principal_id, session.id)
-        session.visits += 1
-        try:
-            yield
-        finally:
-            session.visits -= 1
+            if is_use:
+                session.note_use(self._clock.monotonic(), self._clock.now())
 
     def _project_of(self, session: Session) -> Project | None:
         if session.project is None or self._open_project is None:
@@ -1111,9 +1066,13 @@ class SessionKeeper:
         """Return a principal's session that is not over, by its id or name."""
         session = self._live.get(reference)
         if session is None:
-            named = (one for one in self._live.values() if one.name == reference)
+            named = (one for one in self._live.values() if one.spec.name == reference)
             session = next((one for one in named if one.principal_id == principal_id), None)
         return session if session is not None and session.principal_id == principal_id else None
+
+    def _kept(self, principal_id: str, session_id: str) -> KeptSession | None:
+        live = self._live.get(session_id)
+        return live.kept() if live else self._history.find(principal_id, session_id)
 
     def _id_of(self, principal_id: str, reference: str) -> str:
         session = self._live_one(principal_id, reference)
@@ -1189,10 +1148,9 @@ class SessionKeeper:
     def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
         del self._live[session.id]
         self._leave_place(session)
-        if session.disk_mb is not None:
+        if session.spec.disk_mb is not None:
             self._places.disks.give_back(session.principal_id)
-        if session.copy is not None:
-            self._places.saved.give_back(session.principal_id, _saved_mb(session))
+        self._places.saved.give_back(session.principal_id, session.spec.saved_mb)
         kept = session.finish(status, why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)
@@ -1239,7 +1197,7 @@ class SessionKeeper:
             {
                 "session": session.id,
                 "principal": session.principal_id,
-                "image": session.image,
+                "image": session.spec.image,
                 "calls": session.calls,
                 **values,
             },
@@ -1247,14 +1205,10 @@ class SessionKeeper:
 
 
 def _require_disk(session: Session, fault: str) -> None:
-    if session.disk_mb is None:
+    if session.spec.disk_mb is None:
         raise InvalidParams(
             f"The files of this session are in memory, and {fault}", fields=["session_id"]
         )
-
-
-def _saved_mb(session: Session) -> int:
-    return workspace_mb(session.memory_mb, session.disk_mb)
 
 
 def _snapshot_of(record: SessionRecord, reference: str) -> Snapshot:
@@ -1279,7 +1233,3 @@ def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
         words = f"The session has ended: {said}. Its files and variables are gone."
     details = {"state": status.value}
     return ResourceNotFound(f"{words} Make a new one.", fields=["session_id"], details=details)
-
-
-def _stopped() -> SandboxUnavailable:
-    return try_later("The engine is stopping or not started. Repeat the call when it is back.")

@@ -73,7 +73,8 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
             descriptor = os.open(step, flags, dir_fd=None if above < 0 else above)
             if above >= 0:
                 os.close(above)
-            _check_directory(os.fstat(descriptor), owners, step, is_last=is_last)
+            what = "the directory" if is_last else f"the directory {step[:80]!a} above it"
+            _require_own(os.fstat(descriptor), owners, what, may_be_sticky=not is_last)
     except BaseException as error:
         if descriptor >= 0:
             with suppress(OSError):
@@ -151,26 +152,21 @@ def read_private(path: Path) -> bytes:
 TOO_LARGE = f"it is larger than {MAX_FILE_BYTES >> 20} MB"
 
 
-def _check_directory(
-    found: os.stat_result, owners: frozenset[int], step: str, *, is_last: bool
-) -> None:
-    what = "the directory" if is_last else f"the directory {step[:80]!a} above it"
-    if found.st_uid not in owners:
-        raise Untrusted(f"{what} belongs to another user (uid {found.st_uid})")
-    if found.st_mode & _OTHERS_MAY_WRITE and (is_last or not found.st_mode & stat.S_ISVTX):
-        raise Untrusted(f"{what} can be written by others than its owner; fix it with chmod go-w")
-
-
 def _check_file(found: os.stat_result, owners: frozenset[int]) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise Untrusted("it is a symbolic link; links are not followed")
-    if stat.S_ISDIR(found.st_mode):
-        raise Untrusted("it is a directory; only files directly in the tools' directory are read")
     if not stat.S_ISREG(found.st_mode):
         raise Untrusted("it is not a regular file")
-    if found.st_uid not in owners:
-        raise Untrusted(f"it belongs to another user (uid {found.st_uid})")
-    if found.st_mode & _OTHERS_MAY_WRITE:
-        raise Untrusted("it can be written by others than its owner; fix it with chmod go-w")
+    _require_own(found, owners, "it")
     if found.st_size > MAX_FILE_BYTES:
         raise Untrusted(TOO_LARGE)
+
+
+def _require_own(
+    found: os.stat_result, owners: frozenset[int], what: str, *, may_be_sticky: bool = False
+) -> None:
+    if found.st_uid not in owners:
+        raise Untrusted(f"{what} belongs to another user (uid {found.st_uid})")
+    is_sticky = may_be_sticky and found.st_mode & stat.S_ISVTX
+    if found.st_mode & _OTHERS_MAY_WRITE and not is_sticky:
+        raise Untrusted(f"{what} can be written by others than its owner; fix it with chmod go-w")

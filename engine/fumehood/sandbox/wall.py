@@ -1,4 +1,4 @@
-"""The interfaces of walls and leases.
+"""The interfaces of walls and leases, and what walls have in common.
 
 Host side. `pipeline/admit` and the executors use them; `process/` and `container/` implement them.
 Invariants: a wall reports only limits that it was seen to enforce on this host; leaving a lease
@@ -19,6 +19,7 @@ import anyio
 import anyio.abc
 
 from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
@@ -38,11 +39,9 @@ class FileSink(Protocol):
 
         `path` is relative and made of plain names; `size` is the program's claim.
         """
-        ...
 
     def write(self, data: bytes) -> None:
         """Add bytes to the file that was started last, at most 64 KB at a time."""
-        ...
 
 
 OnOutput = Callable[[str, str], None]
@@ -54,11 +53,9 @@ class CallPort(Protocol):
 
     def answer(self, answer: bytes) -> None:
         """Send an answer, as JSON that includes the call's number."""
-        ...
 
     def pause(self, *, is_paused: bool) -> None:
         """Pause the run's clock while it waits for a human, or resume it."""
-        ...
 
 
 OnCall = Callable[[int, str, JsonObject, CallPort], None]
@@ -108,11 +105,9 @@ class FrameSink(Protocol):
 
     def on_frame(self, frame: ConnectionFrame) -> None:
         """Take a frame of the guest. Must not block. Raises FrameError."""
-        ...
 
     def close(self) -> None:
         """Break all connections: the run has ended."""
-        ...
 
 
 Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
@@ -128,7 +123,6 @@ class OpenConnections(Protocol):
         """`send` sends frames to the guest of the run, `port` pauses its clock, and `dial` is None
         on this machine.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +216,6 @@ class Lease(Protocol):
     @property
     def queue_ms(self) -> float:
         """Milliseconds that the call waited for the lease."""
-        ...
 
     async def run(
         self,
@@ -235,7 +228,6 @@ class Lease(Protocol):
 
         `sinks.progress` receives the program's progress reports, which are claims.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +266,10 @@ class Wall(Protocol):
     @property
     def limits(self) -> WallLimits:
         """Default and maximum limits of calls."""
-        ...
 
     @property
     def status(self) -> WallStatus:
         """The limits that the wall enforces now, and its faults."""
-        ...
 
     def lease(
         self,
@@ -297,7 +287,6 @@ class Wall(Protocol):
         Raises:
             SandboxUnavailable: no sandbox was available in time.
         """
-        ...
 
 
 RETRY_AFTER_MS = 1000
@@ -387,54 +376,44 @@ class SessionContainer(Protocol):
     @property
     def name(self) -> str:
         """Its name, by which a later engine finds it."""
-        ...
 
     @property
     def node(self) -> str:
         """The id of its node, or ""."""
-        ...
 
     @property
     def languages(self) -> tuple[str, ...]:
         """The languages of its image."""
-        ...
 
     @property
     def lock(self) -> str:
         """The packages that were added to its image, as a lock with hashes, or ""."""
-        ...
 
     async def facts(self) -> JsonObject:
         """Return the name and digest of the image in which the next run runs, as
         `HasImages.facts_of`.
         """
-        ...
 
     @property
     def lost(self) -> str | None:
         """Why the container has ended, as a clause; None while it exists."""
-        ...
 
     @property
     def is_paused(self) -> bool:
         """Whether its processes are frozen."""
-        ...
 
     @property
     def is_stopped(self) -> bool:
         """Whether only its disk is there."""
-        ...
 
     @property
     def is_away(self) -> bool:
         """Whether it cannot be reached because its node is gone, perhaps for good."""
-        ...
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
         """End it after the present run, but keep its disk for the next `until_free`. `unless` says
         at the last moment whether not to.
         """
-        ...
 
     def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
         """Copy its disk, during no run; the block gets the bytes that the copy takes. After the
@@ -443,7 +422,6 @@ class SessionContainer(Protocol):
         Raises:
             SandboxUnavailable: there is no room, or that failed.
         """
-        ...
 
     async def restore(self, copy: str) -> None:
         """Stop it, and replace its disk by a copy. Not to be called during a run.
@@ -451,12 +429,10 @@ class SessionContainer(Protocol):
         Raises:
             SandboxUnavailable: there is no room, or that failed; its disk is as before.
         """
-        ...
 
     @property
     def running(self) -> int:
         """How many registered processes run in it, as it last said."""
-        ...
 
     async def processes(self, request: JsonObject) -> JsonObject:
         """Ask something of its registered processes, which run beside calls: `do` is `list`,
@@ -467,7 +443,6 @@ class SessionContainer(Protocol):
             ResourceNotFound: there is no such process.
             SandboxUnavailable: it is stopped, paused or lost, or does not answer in time.
         """
-        ...
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
         """Connect to a port on its loopback. The connection ends with it, and when it is paused. It
@@ -478,7 +453,6 @@ class SessionContainer(Protocol):
             NetworkError: nothing listens there.
             SandboxUnavailable: it is stopped, paused or lost, or does not answer in time.
         """
-        ...
 
     async def pause(self) -> None:
         """Freeze its processes, once it is clean after the last run. Not to be called during a run.
@@ -486,7 +460,6 @@ class SessionContainer(Protocol):
         Raises:
             SandboxUnavailable: that failed.
         """
-        ...
 
     async def until_free(self) -> None:
         """Let a paused container continue, or start a stopped one again; wait, bounded, until it is
@@ -495,7 +468,6 @@ class SessionContainer(Protocol):
         Raises:
             SandboxUnavailable: it cannot continue now.
         """
-        ...
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
@@ -504,15 +476,12 @@ class SessionContainer(Protocol):
 
         The container must be free. Files and variables are kept for the next run.
         """
-        ...
 
     def end(self, why: str) -> None:
         """End the container and everything in it. Does nothing if it has already ended."""
-        ...
 
     async def until_gone(self) -> None:
         """Wait until a container that has ended is removed."""
-        ...
 
 
 FIRST_EPOCH = 1
@@ -533,16 +502,13 @@ class SessionWall(Wall, Protocol):
     @property
     def host(self) -> HostSize:
         """The size of the host of the containers; zeros if it is not known."""
-        ...
 
     async def until_host_is_known(self) -> None:
         """Find out the size of the host of the containers. Raises SandboxUnavailable."""
-        ...
 
     @property
     def keeps_sessions(self) -> bool:
         """Whether the containers of sessions outlive the engine."""
-        ...
 
     async def hold(
         self,
@@ -568,17 +534,14 @@ class SessionWall(Wall, Protocol):
             SandboxUnavailable: no container was available in time, there is no such image, or no
                 disk can be made.
         """
-        ...
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
         """Keep the copies of disks that `copies` returns. Called before the wall's context is
         entered.
         """
-        ...
 
     def sweep_soon(self) -> None:
         """Remove, in the background, disks and copies that are not needed any more."""
-        ...
 
     def fork(
         self, copy: str, session_id: str, home: SessionHome
@@ -590,13 +553,11 @@ class SessionWall(Wall, Protocol):
         Raises:
             SandboxUnavailable: there is no room, or that failed.
         """
-        ...
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Let the container of an earlier engine's session stay until `resume`. Called before the
         wall's context is entered.
         """
-        ...
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
@@ -604,7 +565,6 @@ class SessionWall(Wall, Protocol):
         """Return the container of an earlier engine's session, which is taken over before its first
         use. `home` has an epoch that is higher than that of every earlier engine.
         """
-        ...
 
 
 MAX_FRAME_BYTES = 4 << 20
@@ -616,6 +576,66 @@ CHUNK_BYTES = 64 * 1024
 
 MAX_WAITING = 2000
 """Maximum number of calls that wait for one wall. One principal may have half of them."""
+
+QUEUE_PATIENCE_S = 30.0
+"""Maximum seconds that a call waits for a slot."""
+
+
+class Slots:
+    """The number of concurrent runs of one wall, and the queue for them.
+
+    The queue is limited in length and in time. One principal never has all slots or the whole
+    queue, so its calls, however long they run, never lock out those of others. `what` names the
+    wall in errors.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self._running = FairShare(most, most - most // 4)
+        self._waiting = FairShare(MAX_WAITING, MAX_WAITING // 2)
+        self._queue: dict[anyio.Event, str] = {}
+        """Waiting calls in order of arrival: the event that grants a slot → the principal."""
+        self._what = what
+
+    async def take(self, principal_id: str) -> None:
+        """Take a slot. Wait up to `QUEUE_PATIENCE_S` until the principal's share and the total
+        allow it.
+
+        Raises:
+            SandboxUnavailable: too many calls are already waiting, or no slot became free in time.
+        """
+        if self._running.take(principal_id) is None:  # a waiting call could not use this slot
+            return
+        if self._waiting.take(principal_id) is not None:
+            raise self._busy()
+        turn = anyio.Event()
+        self._queue[turn] = principal_id
+        try:
+            with anyio.move_on_after(QUEUE_PATIENCE_S):
+                await turn.wait()
+        except BaseException:
+            if turn.is_set():  # a slot was granted at the same moment
+                self.leave(principal_id)
+            raise
+        finally:
+            self._queue.pop(turn, None)
+            self._waiting.give_back(principal_id)
+        if not turn.is_set():
+            raise self._busy()
+
+    def leave(self, principal_id: str) -> None:
+        """Return a slot, and grant free slots to the next waiting calls that may have one."""
+        self._running.give_back(principal_id)
+        for turn, waiting in list(self._queue.items()):
+            lack = self._running.take(waiting)
+            if lack is Lack.TOTAL:
+                break
+            if lack is None:
+                del self._queue[turn]
+                turn.set()
+
+    def _busy(self) -> SandboxUnavailable:
+        return try_later(f"Too many calls wait for {self._what}. Repeat the call later.")
+
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
 """The ending of a run whose guest was lost."""

@@ -15,7 +15,6 @@ from fumehood.protocol.framing import (
     GATEWAY_PORT,
     MAX_CONNECTIONS,
     MAX_PORT_CONNECTIONS,
-    OPEN,
     OPENED,
     PIECE_BYTES,
     PORTS_RUN,
@@ -171,22 +170,6 @@ class PortGuest:
         task = asyncio.ensure_future(self.ports.connect(port))
         await anyio.wait_all_tasks_blocked()
         return task
-
-
-async def test_port_is_connected_and_each_direction_ends_by_itself() -> None:
-    guest = PortGuest()
-    task = await guest.connecting()
-    assert guest.received == [ConnectionFrame(OPEN, PORTS_RUN, 1, (8000).to_bytes(2, "big"))]
-    guest.send(OPENED)
-    stream = await task
-    await stream.send(b"GET /")
-    await stream.send_eof()
-    assert [frame.kind for frame in guest.received[1:]] == [DATA, FINISHED]
-    guest.send(DATA, data=b"page")
-    guest.send(FINISHED)
-    assert await stream.receive() == b"page"
-    with pytest.raises(anyio.EndOfStream):
-        await stream.receive()
 
 
 async def test_refused_port_is_a_network_error_and_a_wrong_port_is_never_sent() -> None:

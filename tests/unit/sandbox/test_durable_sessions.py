@@ -387,20 +387,6 @@ async def test_restoring_that_fails_is_tried_again_at_the_next_use(tmp_path: Pat
         assert made.keeper.counts["active"] == 1
 
 
-async def test_session_of_a_lost_node_is_restored_while_the_node_may_come_back(
-    tmp_path: Path,
-) -> None:
-    async with bench(tmp_path) as made:
-        session = await made.keeper.create(ALICE, durable=True)
-        await made.run(session, write(a="1"))
-        old = made.wall.held[-1]
-        old.is_away = True
-        assert (await made.run(session)).state == "restored"
-        assert (old.lost, files_in(made.workspace())) == (
-            "its session is restored elsewhere", {"a": b"1"},
-        )  # fmt: skip
-
-
 async def test_call_in_a_lost_container_says_which_files_come_back(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.keeper.create(ALICE, durable=True)
@@ -451,21 +437,6 @@ async def test_too_many_or_too_large_files_are_refused_and_nothing_is_left(
         ending = await made.run(session, sparse)
         assert "have holes" in (ending.not_saved or "")
         assert made.store.kept == set()
-
-
-async def test_links_and_special_files_are_left_out(tmp_path: Path) -> None:
-    def change(workspace: Path) -> None:
-        (workspace / "a").write_text("1")
-        (workspace / "out").symlink_to("/etc/passwd")
-        (workspace / "in").symlink_to("a")
-        (workspace / "up").symlink_to("..", target_is_directory=True)
-        os.mkfifo(workspace / "pipe")
-
-    async with bench(tmp_path) as made:
-        session = await made.keeper.create(ALICE, durable=True)
-        assert (await made.run(session, change)).not_saved is None
-        assert await made.lose_and_read(session) == {"a": b"1"}
-        assert len(list(made.workspace().iterdir())) == 1
 
 
 async def test_file_that_grows_while_it_is_read_is_not_saved(tmp_path: Path) -> None:

@@ -78,13 +78,7 @@ async def test_only_variables_that_differ_from_the_preset_count_as_the_owners() 
     [
         ({"preset": "smal"}, "preset", "There is no preset 'smal'. Presets of the configuration: "),
         ({"preset": "x" * 1000}, "preset", f"There is no preset '{'x' * 80}'. "),
-        ({"preset": "huge", "name": "A"}, "name", "A session's name matches"),
-        (
-            {"preset": "huge", "name": "a"},
-            "preset",
-            "The preset huge cannot be used here: memory_mb must",
-        ),
-        ({"preset": "huge", "memory_mb": 10_000}, "memory_mb", "memory_mb must be from 128 to"),
+        ({"preset": "huge"}, "memory_mb", "memory_mb must be from 128 to"),
         ({"preset": "small", "env": {"D": "x" * 70_000}}, "env", "env has more than 65536 bytes"),
     ],
 )

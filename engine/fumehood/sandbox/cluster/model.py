@@ -93,7 +93,6 @@ class NodeReport:
     is_drained: bool
     seen: frozenset[Limit]
     faults: tuple[str, ...]
-    missing_images: tuple[str, ...]
     host: HostSize
     images: dict[str, ImageFacts]
     warm: dict[Kind, int]

@@ -80,24 +80,11 @@ EVENT_BYTES = 256
 FORGET_S = 60.0
 """Seconds after its end for which the events of a run wait to be fetched."""
 
-DIALLED_BYTES = 64 * 1024
-"""Bytes of a connection from the node in one piece."""
-
 DIAL_S = 30.0
 """Seconds to connect to a host for the engine's gateway."""
 
 MAX_CANCELLED = 1000
 """Maximum number of cancelled runs that are remembered until they come."""
-
-MAX_IMAGE_BYTES = 16 << 30
-"""Largest image that is passed on, in bytes."""
-
-MAX_NODES = 64
-"""Maximum number of nodes on one machine, each with a directory of its own."""
-
-SESSION_OPERATIONS = (
-    "until_free", "pause", "stop", "restore", "facts", "until_gone", "processes",
-)  # fmt: skip
 
 MakeWall = Callable[[WallSettings, Path, OnEvent], ContainerWall]
 """Makes an engine's wall; its state is in the directory."""
@@ -304,7 +291,7 @@ class NodeHome:
     def __init__(self, base: Path) -> None:
         self._stack = ExitStack()
         private_directory(base)
-        for number in range(MAX_NODES):
+        for number in itertools.count():
             self.path = private_directory(base / f"node-{number}")
             try:
                 self._stack.enter_context(hold_lock(self.path / "node.lock", "this node"))
@@ -313,7 +300,6 @@ class NodeHome:
             host = platform.node() or "node"
             self.id, self.name = owner_id(self.path), host if number == 0 else f"{host}-{number}"
             return
-        raise InUse(f"There are {MAX_NODES} nodes on this machine already.")
 
     def close(self) -> None:
         """Let another node use the directory."""
@@ -412,7 +398,6 @@ class Node:
             is_drained=self._drained.exists(),
             seen=status.seen,
             faults=status.faults,
-            missing_images=status.missing_images,
             host=wall.host,
             images={
                 name: ImageFacts(image.id, image.created.timestamp(), image.languages)
@@ -475,14 +460,11 @@ class Node:
         return await anyio.to_thread.run_sync(file.read, PIECE_BYTES)
 
     async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> None:
-        """Add a piece to an image of another node. Raises SandboxUnavailable."""
+        """Add a piece to an image of another node."""
         transfers = self._of(ticket).transfers
         if transfer not in transfers:
             transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
-        file = transfers[transfer]
-        if file.tell() + len(piece) > MAX_IMAGE_BYTES:
-            raise SandboxUnavailable("An image of another node is too large.", retryable=False)
-        await anyio.to_thread.run_sync(file.write, piece)
+        await anyio.to_thread.run_sync(transfers[transfer].write, piece)
 
     async def load_image(self, ticket: Ticket, transfer: str) -> None:
         """Load an image whose pieces were written. Raises SandboxUnavailable."""
@@ -598,26 +580,19 @@ class Node:
         finally:
             joined.connecting.discard(number)
 
-    async def finish_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
-        """Send the end of a connection's bytes. Raises NetworkError."""
+    async def use_dialled(
+        self, ticket: Ticket, run_id: str, number: int, operation: str, *arguments: Any
+    ) -> Any:
+        """Call `receive`, `send` or `send_eof` of a connection. At its end, `receive` returns no
+        bytes. Raises NetworkError.
+        """
+        stream = self._connections(ticket, run_id).get(number)
+        if stream is None:
+            raise NetworkError("The connection is closed.")
         try:
-            await self._dialled(ticket, run_id, number).send_eof()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise NetworkError("The connection broke off.") from None
-
-    async def read_dialled(self, ticket: Ticket, run_id: str, number: int) -> bytes:
-        """Return the next bytes of a connection, or none at its end. Raises NetworkError."""
-        try:
-            return await self._dialled(ticket, run_id, number).receive(DIALLED_BYTES)
+            return await getattr(stream, operation)(*arguments)
         except anyio.EndOfStream:
             return b""
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise NetworkError("The connection broke off.") from None
-
-    async def write_dialled(self, ticket: Ticket, run_id: str, number: int, data: bytes) -> None:
-        """Send bytes on a connection. Raises NetworkError."""
-        try:
-            await self._dialled(ticket, run_id, number).send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise NetworkError("The connection broke off.") from None
 
@@ -627,12 +602,6 @@ class Node:
         stream = self._connections(ticket, run_id).pop(number, None)
         if stream is not None:
             self._close_soon(stream)
-
-    def _dialled(self, ticket: Ticket, run_id: str, number: int) -> anyio.abc.ByteStream:
-        stream = self._connections(ticket, run_id).get(number)
-        if stream is None:
-            raise NetworkError("The connection is closed.")
-        return stream
 
     def _connections(self, ticket: Ticket, owner_id: str) -> dict[int, anyio.abc.ByteStream]:
         """The connections of a run, or those to ports of a session."""
@@ -697,8 +666,6 @@ class Node:
         self, ticket: Ticket, session_id: str, operation: str, *arguments: Any
     ) -> tuple[Any, HeldState]:
         """Do something with a session's container; return its result and the state afterwards."""
-        if operation not in SESSION_OPERATIONS:
-            raise InternalError(f"There is no operation {operation!r} of sessions.")
         held = self._held(ticket, session_id)
         result = await getattr(held, operation)(*arguments)
         if operation == "until_gone":

@@ -135,7 +135,7 @@ class RayMembership:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._probes: list[Probe] = []
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         """Connect to the cluster, unless it is connected. Raises SandboxUnavailable."""
         if self._writer is not None:
             return
@@ -167,6 +167,7 @@ class RayMembership:
 
     async def ports(self) -> Sequence[NodePort]:
         """Return the machines of the cluster that are nodes. Starts their actors."""
+        await self._open()
         try:
             with anyio.fail_after(ANSWER_S if self._has_answered else CONNECT_S):
                 alive = await self.ask("machines")

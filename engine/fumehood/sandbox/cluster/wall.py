@@ -14,9 +14,10 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -51,6 +52,7 @@ from fumehood.sandbox.cluster.model import (
 from fumehood.sandbox.cluster.placing import PlacedNode, Placer, PlaceRequest
 from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.session import pins_of
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
@@ -58,7 +60,6 @@ from fumehood.sandbox.wall import (
     HasImages,
     HostSize,
     ImageMissing,
-    Network,
     OnEvent,
     RunEnding,
     RunSinks,
@@ -105,9 +106,6 @@ COPY_AGAIN_S = 600.0
 PROMISED = 0.75
 """Part of a node's memory that its sessions are promised."""
 
-MAX_GONE = 100
-"""Maximum number of lost nodes that are shown."""
-
 MAX_LOCKS = 1000
 """Maximum number of locks of packages that are remembered."""
 
@@ -124,33 +122,24 @@ class NodePort(Protocol):
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the node, and return its result."""
-        ...
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call a method of the node, in order, without waiting for its end."""
-        ...
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
         """Pass a piece of an image on to another node."""
-        ...
 
 
 class Membership(Protocol):
     """Knows which nodes there are."""
 
-    async def open(self) -> None:
-        """Connect, unless it is connected. Raises SandboxUnavailable."""
-        ...
-
     async def ports(self) -> Sequence[NodePort]:
         """Return the nodes that live, the same object for the same life. Raises SandboxUnavailable,
-        if that cannot be found out now.
+        if the cluster cannot be reached now.
         """
-        ...
 
     async def close(self) -> None:
         """Disconnect."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -308,9 +297,8 @@ class ClusterWall(HasImages):
     def status(self) -> WallStatus:
         """Ready if one node is."""
         required = frozenset(Limit)
-        reports = [link.report for link in self._links.values() if link.report is not None]
-        ready = [one for one in reports if one.is_ready]
-        faults = [fault for one in reports for fault in one.faults]
+        ready = [one for one in self._reports if one.is_ready]
+        faults = [fault for one in self._reports for fault in one.faults]
         remedy = ""
         if not ready:
             away = self._away or "no node has joined"
@@ -337,6 +325,10 @@ class ClusterWall(HasImages):
         )
 
     @property
+    def _reports(self) -> list[NodeReport]:
+        return [link.report for link in self._links.values() if link.report is not None]
+
+    @property
     def _is_hopeful(self) -> bool:
         return self._away is None and time.monotonic() < self._hopes_until
 
@@ -344,8 +336,8 @@ class ClusterWall(HasImages):
     def counts(self) -> JsonObject:
         """The number of containers by state, of all nodes together."""
         counts: JsonObject = {}
-        for link in self._links.values():
-            for name, count in (link.report.counts if link.report else {}).items():
+        for report in self._reports:
+            for name, count in report.counts.items():
                 counts[name] = counts.get(name, 0) + count
         return {**counts, "waiting": len(self._placer.queue)}
 
@@ -360,19 +352,14 @@ class ClusterWall(HasImages):
     @property
     def host(self) -> HostSize:
         """The memory of all nodes together, and the processors of the largest; zeros without."""
-        sizes = [link.report.host for link in self._links.values() if link.report is not None]
+        sizes = [report.host for report in self._reports]
         return HostSize(
             sum(size.memory_mb for size in sizes), max((size.cpus for size in sizes), default=0)
         )
 
     def image_for(self, language: str) -> str:
         """Return the name of the image for programs in a language. Raises as the protocol's."""
-        name = self._by_language.get(language)
-        if name is None:
-            raise SandboxUnavailable(
-                f"This engine has no image for {language}, and uses no other wall instead.",
-                retryable=False,
-            )
+        name = self._by_language[language]
         found = self._images().get(name)
         if found is None and self.status.is_ready and not self._is_hopeful:
             raise _image_missing(name)
@@ -399,7 +386,7 @@ class ClusterWall(HasImages):
             "image": image,
             "image_digest": found.id,
             "runtime": self._terms.settings.container.runtime or "default",
-            **({"packages": _pins(lock)} if plus else {}),
+            **({"packages": list(pins_of(lock))} if plus else {}),
         }
 
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
@@ -485,7 +472,7 @@ class ClusterWall(HasImages):
             raise
         except NodeGone as error:
             self._on_event("node.lost_run", {"node": name, "why": str(error)})
-            return receiver.cut_off(isolation, name)
+            return RunEnding(EndedBy.SANDBOX_LOST, isolation, node=name, is_node_lost=True)
         finally:
             receiver.close()
         return replace(ending, node=name)
@@ -682,7 +669,6 @@ class ClusterWall(HasImages):
         known: set[str] = set()
         while self._group is not None:
             try:
-                await self._membership.open()
                 ports = await self._membership.ports()
                 self._away = None
                 for key in self._refused.keys() - {port.key for port in ports}:
@@ -828,16 +814,11 @@ class ClusterWall(HasImages):
         self._wait_for(node_id)
 
     def _forget(self, lost: _Link) -> None:
-        """Forget a node that was taken away as it should be: drained first, and without sessions.
-        Of the others, forget the oldest beyond `MAX_GONE`.
-        """
+        """Forget a node that was drained first and has no sessions."""
         node_id = lost.placed.id
         is_drained = lost.report is not None and lost.report.is_drained
         if is_drained and all(one.node != node_id for one in self._held.values()):
             del self._names[node_id]
-        gone = [one for one in self._names if one not in self._links]
-        for one in gone[:-MAX_GONE]:
-            del self._names[one]
 
     def _wait_for(self, node_id: str) -> None:
         """Give a lost node time to come back, then give its sessions up."""
@@ -863,9 +844,9 @@ class ClusterWall(HasImages):
         if self._newest is not None:
             return self._newest
         newest = self._newest = {}
-        for link in self._links.values():
-            if link.report is not None and link.report.is_ready:
-                for name, image in link.report.images.items():
+        for report in self._reports:
+            if report.is_ready:
+                for name, image in report.images.items():
                     if name not in newest or image.created > newest[name].created:
                         newest[name] = image
         return newest
@@ -1073,13 +1054,15 @@ class RemoteContainer:
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
         await self._wall.until_known(self)
-        end, number = _PortEnd(self._wall, self.node, self.session_id), self._wall.next_number()
+        number = self._wall.next_number()
+        close = partial(self._wall.tell, self.node, "close_dialled", self.session_id, number)
         try:
-            await end.ask_node("connect", number, port)
+            await self._wall.ask(self.node, "connect", self.session_id, number, port)
         except BaseException:  # the node may still make it
-            end.hang_up(number)
+            close()
             raise
-        return _DialledPort(end, number)
+        use = partial(self._wall.ask, self.node, "use_dialled", self.session_id, number)
+        return _Dialled(use, close)
 
     async def pause(self) -> None:
         await self._do("pause")
@@ -1137,7 +1120,18 @@ class _Receiver:
     def __init__(self, link: _Link, order: RunOrder, sinks: RunSinks) -> None:
         self._link = link
         self._order = order
-        self._sinks = sinks
+        self._call = sinks.call
+        self._network = sinks.network
+        files = sinks.files
+        self._takers: dict[str, Callable[..., None] | None] = {
+            "output": sinks.output,
+            "progress": sinks.progress,
+            "file": files.start if files is not None else None,
+            "data": files.write if files is not None else None,
+            "call": self._take_call,
+            "connection": self._take_frame,
+        }
+        """Name of an event → what takes it, if it is wanted."""
         self._connections: FrameSink | None = None
         self._told = 0
         self.is_mute = False
@@ -1161,58 +1155,45 @@ class _Receiver:
                 raise NodeGone(error.message) from None
 
     def _pass(self, name: str, values: list[Any]) -> None:
-        sinks = self._sinks
-        if self.is_mute and name != "output":
+        take = self._takers.get(name)
+        if take is None or (self.is_mute and name != "output"):
             return
         try:
-            if name == "output" and sinks.output is not None:
-                sinks.output(*values)
-            elif name == "progress" and sinks.progress is not None:
-                sinks.progress(*values)
-            elif name == "file" and sinks.files is not None:
-                sinks.files.start(*values)
-            elif name == "data" and sinks.files is not None:
-                sinks.files.write(*values)
-            elif name == "call" and sinks.call is not None:
-                number, tool, arguments = values
-                sinks.call(number, tool, arguments, self)
-            elif name == "connection" and sinks.network is not None:
-                self._take_frame(values[0], sinks.network)
+            take(*values)
         except Exception:  # a failing receiver is not called again; the run continues
-            without: dict[str, Any] = {_SINK[name]: None}
-            self._sinks = replace(sinks, **without)
+            failed = ("file", "data") if name in ("file", "data") else (name,)
+            self._takers.update(dict.fromkeys(failed))
 
-    def _take_frame(self, body: bytes, network: Network) -> None:
+    def _take_call(self, number: int, tool: str, arguments: JsonObject) -> None:
+        if self._call is not None:
+            self._call(number, tool, arguments, self)
+
+    def _take_frame(self, body: bytes) -> None:
+        if self._network is None:
+            return
         try:
             frame = ConnectionFrame.parse(body)
             if self._connections is None:
-                self._connections = network.open(frame.run_id, self._send_frame, self, self._dial)
+                send = partial(self._tell, "connection")
+                self._connections = self._network.open(frame.run_id, send, self, self._dial)
             self._connections.on_frame(frame)
         except FrameError:  # from its guest
             self.close()
-
-    def _send_frame(self, frame: bytes) -> None:
-        self._tell("connection", frame)
 
     def _tell(self, name: str, value: bytes | bool) -> None:
         number, self._told = self._told, self._told + 1
         self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, value)
 
     async def _dial(self, address: str, port: int) -> anyio.abc.ByteStream:
+        node, ticket, run_id = self._link.port, self._link.ticket, self._order.id
         try:
-            number = await self.ask_node("dial", address, port)
+            number = await node.call("dial", ticket, run_id, address, port)
         except NodeGone:
             raise NetworkError("The node is lost.") from None
-        return _Dialled(self, number)
-
-    async def ask_node(self, method: str, *arguments: Any) -> Any:
-        """Ask the node something about this run's connections. Raises NodeGone, EngineError."""
-        port, ticket = self._link.port, self._link.ticket
-        return await port.call(method, ticket, self._order.id, *arguments)
-
-    def hang_up(self, number: int) -> None:
-        """Close a connection from the node."""
-        self._link.port.tell("close_dialled", self._link.ticket, self._order.id, number)
+        return _Dialled(
+            partial(node.call, "use_dialled", ticket, run_id, number),
+            partial(node.tell, "close_dialled", ticket, run_id, number),
+        )
 
     def close(self) -> None:
         """Break the program's connections: it has ended."""
@@ -1227,46 +1208,16 @@ class _Receiver:
         """Pause the run's clock, or let it go on."""
         self._tell("pause", is_paused)
 
-    def cut_off(self, isolation: str, node: str | None) -> RunEnding:
-        """Return the ending of a run whose node was lost."""
-        return RunEnding(EndedBy.SANDBOX_LOST, isolation, node=node, is_node_lost=True)
-
-
-class _DialledEnd(Protocol):
-    """Asks the node of a connection for its bytes."""
-
-    async def ask_node(self, method: str, *arguments: Any) -> Any:
-        """Ask the node something about a connection. Raises NodeGone, EngineError."""
-        ...
-
-    def hang_up(self, number: int) -> None:
-        """Close a connection from the node."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _PortEnd:
-    """Asks for the bytes of connections to ports of a session."""
-
-    wall: ClusterWall
-    node: str
-    session_id: str
-
-    async def ask_node(self, method: str, *arguments: Any) -> Any:
-        return await self.wall.ask(self.node, method, self.session_id, *arguments)
-
-    def hang_up(self, number: int) -> None:
-        self.wall.tell(self.node, "close_dialled", self.session_id, number)
-
 
 class _Dialled(anyio.abc.ByteStream):
-    """A connection from a node's machine. Its bytes cross Ray; the node sees no more of them than
-    any network does.
+    """A connection from a node's machine, or to a port of a session there. Its bytes cross Ray; the
+    node sees no more of them than any network does. `use` calls `Node.use_dialled`, which raises
+    NodeGone and EngineError; `close` closes it there.
     """
 
-    def __init__(self, run: _DialledEnd, number: int) -> None:
-        self._run = run
-        self._number = number
+    def __init__(self, use: Callable[..., Awaitable[Any]], close: Callable[[], None]) -> None:
+        self._use = use
+        self._close = close
         self._unread = b""
         self._next: asyncio.Future[bytes] | None = None
 
@@ -1275,14 +1226,10 @@ class _Dialled(anyio.abc.ByteStream):
         if not self._unread:
             # What it reads is kept if this is cancelled meanwhile.
             if self._next is None:
-                asked = self._run.ask_node("read_dialled", self._number)
-                self._next = asyncio.ensure_future(asked)
+                self._next = asyncio.ensure_future(self._do("receive"))
             await asyncio.wait((self._next,))
             piece, self._next = self._next, None
-            try:
-                self._unread = piece.result()
-            except (NodeGone, EngineError):
-                raise anyio.BrokenResourceError from None
+            self._unread = piece.result()
             if not self._unread:
                 raise anyio.EndOfStream
         data, self._unread = self._unread[:max_bytes], self._unread[max_bytes:]
@@ -1290,37 +1237,25 @@ class _Dialled(anyio.abc.ByteStream):
 
     async def send(self, item: bytes) -> None:
         """Send bytes. Raises as anyio's streams do."""
-        try:
-            await self._run.ask_node("write_dialled", self._number, bytes(item))
-        except (NodeGone, EngineError):
-            raise anyio.BrokenResourceError from None
+        await self._do("send", bytes(item))
 
     async def send_eof(self) -> None:
-        """Do nothing: HTTP needs no half-closed connection."""
+        """Let the other end read the end of what was sent. Raises as anyio's streams do."""
+        await self._do("send_eof")
+
+    async def _do(self, operation: str, *arguments: bytes) -> Any:
+        try:
+            return await self._use(operation, *arguments)
+        except (NodeGone, EngineError):
+            raise anyio.BrokenResourceError from None
 
     async def aclose(self) -> None:
         """Close it."""
         if self._next is not None:
             self._next.cancel()
-        self._run.hang_up(self._number)
+        self._close()
         await anyio.lowlevel.checkpoint()
 
-
-class _DialledPort(_Dialled):
-    """A connection to a port of a session on a node."""
-
-    async def send_eof(self) -> None:
-        """Let the program read the end of what was sent. Raises as anyio's streams do."""
-        try:
-            await self._run.ask_node("finish_dialled", self._number)
-        except (NodeGone, EngineError):
-            raise anyio.BrokenResourceError from None
-
-
-_SINK = {
-    "output": "output", "progress": "progress", "file": "files", "data": "files", "call": "call",
-    "connection": "network",
-}  # fmt: skip
 
 _NEVER_CAME = (
     "Sessions of an earlier start wait for it, and it is not in this cluster. Start it here, or "
@@ -1355,10 +1290,6 @@ def _offer(report: NodeReport) -> tuple[bool, dict[str, ImageFacts]]:
 def _image_missing(name: str) -> ImageMissing:
     remedy = f"Build it on one: fumehood images build {name}."
     return ImageMissing.of(name, "is on no node", remedy)
-
-
-def _pins(lock: str) -> list[str]:
-    return [line.split()[0] for line in lock.splitlines() if "==" in line]
 
 
 def _record(link: _Link) -> NodeRecord:

@@ -97,7 +97,7 @@ class GuestProcess(asyncio.Protocol):
         self._handover = handover
         self._pending_checkouts: dict[int, _PendingCheckout] = {}
         self._ending_checkouts: dict[int, asyncio.TimerHandle] = {}
-        self._sticky = StickyWorkers(self, rules)
+        self._sticky = StickyWorkers(self.check_out, self.end_checkout, rules)
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
@@ -218,8 +218,8 @@ class GuestProcess(asyncio.Protocol):
         try:
             checkout = await pending.handed
         except asyncio.CancelledError:
-            checkout = pending.handed.result() if _has_result(pending.handed) else None
-            if checkout is not None:
+            handed = pending.handed
+            if handed.done() and not handed.cancelled() and (checkout := handed.result()):
                 self._return_checkout(checkout, dead=pending.died)
             raise
         else:
@@ -399,10 +399,6 @@ class GuestProcess(asyncio.Protocol):
 def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]:
     """Return the command that starts the guest, isolated and without site packages."""
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
-
-
-def _has_result(future: asyncio.Future[Checkout | None]) -> bool:
-    return future.done() and not future.cancelled()
 
 
 def _is_pipe(descriptor: int) -> bool:

@@ -13,9 +13,8 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 
@@ -72,18 +71,6 @@ class Checkout:
     reply_fd: int
 
 
-class CheckoutSource(Protocol):
-    """The guest, as the source of children."""
-
-    async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """Get a sealed and limited child, or None if the guest is lost."""
-        ...
-
-    def end_checkout(self, checkout_id: int) -> None:
-        """Kill a checked-out child. The guest reports its ending when the kernel confirms it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StickyWorkerSettings:
     """How many sticky workers are kept, and for how long."""
@@ -100,10 +87,21 @@ DEFAULT_RULES = StickyWorkerSettings()
 
 
 class StickyWorkers:
-    """The workers of one guest, the least recently used first."""
+    """The workers of one guest, the least recently used first.
 
-    def __init__(self, source: CheckoutSource, rules: StickyWorkerSettings) -> None:
-        self._source = source
+    `check_out` gets a sealed and limited child (its memory in bytes, its CPU seconds), or None if
+    the guest is lost. `end_checkout` kills one; the guest reports its ending when the kernel
+    confirms it.
+    """
+
+    def __init__(
+        self,
+        check_out: Callable[[int, float], Awaitable[Checkout | None]],
+        end_checkout: Callable[[int], None],
+        rules: StickyWorkerSettings,
+    ) -> None:
+        self._check_out = check_out
+        self._end_checkout = end_checkout
         self._rules = rules
         self._by_key: OrderedDict[str, StickyWorker] = OrderedDict()
         self._by_checkout: dict[int, StickyWorker] = {}
@@ -159,13 +157,11 @@ class StickyWorkers:
                 return worker
             self._retire(worker)
         self._make_room()
-        checkout = await self._source.check_out(
-            limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9
-        )
+        checkout = await self._check_out(limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9)
         return None if checkout is None else self._take(key, checkout, limits)
 
     def _take(self, key: str, checkout: Checkout, limits: Limits) -> StickyWorker:
-        worker = StickyWorker(checkout, key, limits, self._source.end_checkout)
+        worker = StickyWorker(checkout, key, limits, self._end_checkout)
         self._by_key[key] = self._by_checkout[checkout.id] = worker
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)

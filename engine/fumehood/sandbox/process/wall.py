@@ -27,10 +27,17 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_command
-from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.settings import InterpreterSettings, JailSettings
-from fumehood.sandbox.wall import NO_SINKS, OnEvent, RunEnding, RunSinks, WallStatus, try_later
+from fumehood.sandbox.wall import (
+    NO_SINKS,
+    OnEvent,
+    RunEnding,
+    RunSinks,
+    Slots,
+    WallStatus,
+    try_later,
+)
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
 """Seconds to wait before a new guest, by how many guests in a row ended within `STABLE_S`."""

@@ -22,7 +22,7 @@ from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
 REPORT = NodeReport(
     number=1, is_ready=True, is_drained=False, seen=frozenset({Limit.MEMORY}), faults=(),
-    missing_images=("one",), host=HostSize(1024, 2.0),
+    host=HostSize(1024, 2.0),
     images={"python": ImageFacts("sha256:1", 1.0, ("python",))}, warm={Kind("python", 512): 1},
     counts={"idle": 1}, others=0, engines=1,
     changed={"sess_1": HeldState("c", ("python",), "", None, False, True)},

@@ -137,16 +137,6 @@ def test_whatever_happens_no_slot_is_given_twice_or_left_unused(steps: list[tupl
     assert len(world.placer.queue) == 0
 
 
-def test_call_that_no_node_can_take_holds_up_nobody() -> None:
-    world = World()
-    world.node("n1", 4)
-    rare = world.ask("a", RARE)
-    assert world.ask("a").node is not None
-    assert world.ask("b").node is not None
-    world.node("n2", 1, images=BOTH)
-    assert rare.node is not None
-
-
 def test_call_for_a_rare_image_gets_the_next_slot_of_its_node() -> None:
     world = World()
     world.node("n1", 2)
@@ -200,19 +190,6 @@ def _count_turns(placer: Placer) -> Iterator[int]:
     return read()
 
 
-def test_one_principal_gets_three_quarters_and_another_its_turn() -> None:
-    world = World()
-    world.node("n1", 8)
-    greedy = [world.ask(f"a/{number % 5}") for number in range(50)]
-    assert sum(one.node is not None for one in greedy) == 6
-    modest = [world.ask("b") for _ in range(3)]
-    assert [one.node is not None for one in modest] == [True, True, False]
-    world.give_back(greedy[0])  # whose turn it is: the last grant was to the other
-    assert sum(one.node is not None for one in greedy) == 7
-    world.give_back(modest[0])
-    assert modest[2].node is not None
-
-
 def test_call_goes_where_its_domain_has_an_idle_container() -> None:
     world = World()
     for number in range(6):
@@ -234,19 +211,6 @@ def test_without_one_it_goes_to_a_warm_container_then_to_the_least_loaded_node()
     world.node("n1", 4)
     world.node("n2", 4, warm=Counter({COMMON: 1}), others=0)
     assert [world.ask(who).node.id for who in "abc"] == ["n2", "n1", "n2"]  # type: ignore[union-attr]
-
-
-def test_lost_node_gets_nothing_and_comes_back_empty() -> None:
-    world = World()
-    world.node("n1", 1)
-    lost = world.ask("a")
-    waits = world.ask("b")
-    world.placer.drop("n1")
-    world.give_back(lost)
-    assert waits.node is None
-    world.node("n1", 1)
-    assert waits.node is not None
-    assert waits.node.used == 1
 
 
 def test_engines_with_the_same_reports_do_not_all_take_the_same_node() -> None:

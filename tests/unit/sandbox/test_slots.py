@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.sandbox.process import slots as module
-from fumehood.sandbox.process.slots import Slots
+from fumehood.sandbox import wall as module
+from fumehood.sandbox.wall import Slots
 
 pytestmark = pytest.mark.anyio
 

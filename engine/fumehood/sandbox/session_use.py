@@ -1,0 +1,472 @@
+"""What is done in a session: the runs of a call, trials, and registered processes.
+
+Host side. `sessions` makes all of these, executors and the public interfaces use them. A call has
+the session's turn during its lease. Processes and ports are used beside the calls, without a turn:
+a visit keeps the session from being paused or stopped.
+
+A trial is a run whose effect is taken out of its session and put in after a human's yes. Its files
+are undone by the last saved copy. If that fails, or the engine is killed meanwhile, the container
+is ended and restored from the copy, so no part of an effect stays. Variables stay in their process,
+which the guest keeps aside. Invariant: a process that is to be started again is stored before its
+start is reported.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+
+from fumehood.core.errors import (
+    ApprovalExpired,
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    RateLimited,
+    ResourceNotFound,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
+from fumehood.core.names import listed
+from fumehood.core.session import SessionStatus
+from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
+from fumehood.protocol.strict_json import dumps
+from fumehood.sandbox.session import NotSaved, Saver, Session, source_of, with_env
+from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks, try_later
+
+
+class Project(Protocol):
+    """The project of one session, during a turn."""
+
+    async def difference(self, lease: Lease) -> JsonObject:
+        """Return what has changed since its files were copied in."""
+
+    async def effect(self, lease: Lease) -> Any:
+        """Return what `apply` would do, as an executor's effect."""
+
+    async def apply(self, lease: Lease, expected: str | None) -> JsonObject:
+        """Write the changes into its directory, if they are those that were `expected`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLease:
+    """One call's turn in a session. `until_ready` raises if the session has ended. `save` saves the
+    files after a run of a durable session that may have changed them, and returns why it could not.
+    """
+
+    session: Session
+    until_ready: Callable[[], Awaitable[None]]
+    save: Callable[[str, JsonObject], Awaitable[str | None]]
+    queue_ms: float
+    is_call: bool = True
+    trials: SessionTrials | None = None
+    """Set for a session whose files are saved."""
+    project: Project | None = None
+    """Set for a session that was made from a project directory."""
+    processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
+    """Asks something of its registered processes."""
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """Run a program. This may be repeated; files and variables are kept from run to run.
+
+        Raises:
+            ResourceNotFound: the session ended before this run.
+        """
+        session = self.session
+        await self.until_ready()
+        limits = replace(limits, memory_mb=session.spec.memory_mb)
+        arguments = session.with_env(program, arguments)
+        if session.copy is None:
+            ending = await session.container.run(program, arguments, limits, sinks)
+        else:
+            ending = await self._run_and_save(program, arguments, limits, sinks)
+        if ending.ended_by is not EndedBy.SANDBOX_LOST:
+            ending = self._with_state(ending, program)
+        elif session.copy is not None:
+            ending = replace(ending, copied_at=session.saved_at)
+        finished = session.finished
+        was_ended = finished is not None and finished.record.state is SessionStatus.ENDED
+        if was_ended and ending.ended_by is EndedBy.SANDBOX_LOST:  # removed with its session
+            ending = replace(ending, ended_by=EndedBy.CANCELLED)
+        return replace(ending, isolation="session")
+
+    def _with_state(self, ending: RunEnding, program: str) -> RunEnding:
+        """Report once that what ran in the session before is gone."""
+        session = self.session
+        if session.copied_at is not None and self.is_call:
+            copied_at, session.copied_at, session.stopped_why = session.copied_at, None, None
+            return replace(ending, state="restored", copied_at=copied_at)
+        # Told to the first run that could have variables.
+        if session.stopped_why is not None and session.copied_at is None and program == "python":
+            session.stopped_why = None
+            return replace(ending, state="restarted")
+        return ending
+
+    async def _run_and_save(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> RunEnding:
+        """Run a program, and save the files before its ending is reported."""
+        endings: list[RunEnding] = []
+        kept = replace(sinks, ending=endings.append)
+        try:
+            ending = await self.session.container.run(program, arguments, limits, kept)
+        except BaseException:  # what was cancelled may have changed files as well
+            with anyio.CancelScope(shield=True):
+                not_saved = await self.save(program, arguments)
+            if endings and sinks.ending is not None:
+                sinks.ending(replace(endings[0], not_saved=not_saved))
+            raise
+        if ending.ended_by is EndedBy.SANDBOX_LOST:
+            return ending
+        with anyio.CancelScope(shield=True):  # the run is over, so its files are not cut off
+            not_saved = await self.save(program, arguments)
+        return replace(ending, not_saved=not_saved)
+
+
+# -- trials -------------------------------------------------------------------------------
+
+MAX_TRIALS = 4
+"""Maximum number of effects that wait beside one session."""
+
+_LOOK: JsonObject = {"do": "list", "path": "", "recursive": False, "most": 1}
+_LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
+
+
+@dataclass(eq=False, slots=True)
+class HeldFiles:
+    """The effect of a trial on its session, which is kept beside it."""
+
+    token: str
+    has_variables: bool
+    changes: Any
+    """The files that it changes; the saver's own."""
+    shown: JsonObject
+    """The same for people, as in previews."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the session would be the same with it. Variables are not compared."""
+        return not (self.has_variables or any(map(self.shown.get, ("added", "changed", "removed"))))
+
+
+class SessionTrials:
+    """The trials of one session. `save` saves its files, and returns why it could not; `write`
+    stores its record.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        saver: Saver,
+        until_ready: Callable[[], Awaitable[None]],
+        save: Callable[[], Awaitable[str | None]],
+        write: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._session = session
+        self._saver = saver
+        self._until_ready = until_ready
+        self._save = save
+        self._write = write
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> tuple[RunEnding, HeldFiles | None]:
+        """Run a program, take its effect out of the session, and return it; None if the program
+        failed.
+
+        Raises:
+            InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
+        """
+        session = self._session
+        if session.trials >= MAX_TRIALS:
+            raise RateLimited(
+                f"{MAX_TRIALS} trials of this session wait for approval already.",
+                retry_after_ms=1000,
+            )
+        await self._until_ready()
+        if session.container.running:
+            raise InvalidParams(
+                "Processes run in this session, whose effects a trial could not undo. Stop them "
+                "first.",
+                fields=["options.preview"],
+            )
+        await self._require_copy()
+        token = secrets.token_hex(8)
+        sinks = replace(sinks, trial=("hold", token))
+        limits = replace(limits, memory_mb=session.spec.memory_mb)
+        session.in_trial = True
+        ending: RunEnding | None = None
+        is_whole = False
+        try:
+            await self._write()  # what a killed engine leaves, the next one restores
+            await self._until_ready()
+            arguments = session.with_env(program, arguments)
+            ending = await session.container.run(program, arguments, limits, sinks)
+        finally:
+            with anyio.CancelScope(shield=True):
+                held = await self._take_out(token, program)
+                if held is not None and ending is not None:
+                    has_lost = program == "python" and ending.state != "kept"
+                    is_whole = ending.ended_by is EndedBy.OK and not has_lost
+                if held is not None and not is_whole:
+                    await self.drop(held)
+        return replace(ending, isolation="session"), held if is_whole else None
+
+    async def _require_copy(self) -> None:
+        """Save the files, so that the copy is what is there now. Raises as `run`."""
+        session = self._session
+        assert session.copy is not None
+        others = self._saver.others(session.id, session.copy)
+        if others is None:
+            not_saved = await self._save()
+            if not_saved is not None:
+                raise try_later(f"The session's files could not be saved: {not_saved}.")
+            others = self._saver.others(session.id, session.copy)
+        if others:
+            raise InvalidParams(
+                "A trial cannot put back links, special files and what it cannot look into, and "
+                f"this session has some: {others[0]!a}.",
+                fields=["options.preview"],
+            )
+
+    async def _take_out(self, token: str, program: str) -> HeldFiles | None:
+        """Take the effect out. If that fails, the container is ended, and restored at its next use.
+        Return None if there is no effect that can be put in.
+        """
+        session = self._session
+        assert session.copy is not None
+        if session.finished is not None or session.container.lost is not None:
+            session.in_trial = False  # it is restored anyway
+            return None
+        source = source_of(session)
+        try:
+            changes, shown = await self._saver.hold(source, session.copy)
+            try:
+                await self._saver.put_back(source, session.copy, changes)
+            except BaseException:
+                await self._saver.let_go(changes)
+                raise
+        except Exception as error:
+            session.container.end(f"the files of a trial were not undone: {error}")
+            session.in_trial = False
+            if not isinstance(error, NotSaved | EngineError):
+                raise
+            return None
+        session.in_trial = False
+        with suppress(EngineError):  # until it is stored, a killed engine loses the variables
+            await self._write()
+        held = HeldFiles(token, program == "python", changes, shown)
+        session.trials += 1
+        if changes.others:
+            await self.drop(held)
+            return None
+        return held
+
+    async def put_in(self, held: HeldFiles) -> None:
+        """Put an effect in, once.
+
+        Raises:
+            ApprovalExpired: what it touches has changed, so nothing was put in.
+            SandboxUnavailable: it may have been put in partly.
+        """
+        session = self._session
+        session.trials -= 1
+        try:
+            await self._until_ready()
+            not_saved = await self._save()
+            if not_saved is not None:
+                raise try_later(f"The session's files could not be saved: {not_saved}.")
+            assert session.copy is not None
+            touched = self._saver.touched(session.id, held.changes)
+            touched += self._saver.others(session.id, session.copy) or ()
+            if touched:
+                await self._drop_variables(held)
+                names = listed([*map(ascii, touched)])
+                raise ApprovalExpired(
+                    f"Since the trial these have changed, so nothing was put in: {names}."
+                )
+            with anyio.CancelScope(shield=True):
+                await self._put_in(held)
+        finally:
+            await self._saver.let_go(held.changes)
+
+    async def _put_in(self, held: HeldFiles) -> None:
+        session = self._session
+        source = source_of(session)
+        session.in_trial = True
+        await self._write()  # of what a killed engine leaves, nothing or all is restored
+        try:
+            if held.has_variables:
+                sinks = RunSinks(trial=("adopt", held.token))
+                if (await source.run("files", _LOOK, _LIMITS, sinks)).state != "kept":
+                    raise ApprovalExpired(
+                        "Since the trial the session's variables have changed, so nothing was put "
+                        "in."
+                    )
+            try:
+                await self._saver.put_in(source, held.changes)
+            except NotSaved as error:
+                session.container.end(f"the effect of a trial was not put in: {error}")
+                raise try_later(f"It could not be put in: {error}.") from None
+            await self._save()
+        finally:
+            session.in_trial = False
+            with suppress(EngineError):
+                await self._write()
+
+    async def drop(self, held: HeldFiles) -> None:
+        """Forget an effect."""
+        self._session.trials -= 1
+        await self._saver.let_go(held.changes)
+        await self._drop_variables(held)
+
+    async def _drop_variables(self, held: HeldFiles) -> None:
+        container = self._session.container
+        if held.has_variables and container.lost is None and not container.is_paused:
+            sinks = RunSinks(trial=("drop", held.token))
+            await source_of(self._session).run("files", _LOOK, _LIMITS, sinks)
+
+
+# -- processes and ports ------------------------------------------------------------------
+
+_BEHIND_ALL = (1 << 53) - 1
+"""An offset behind all output. Reading there tells where the output ends."""
+
+STARTED_AT = "started_at"
+"""Key of a stored request: when the process was started, in Unix seconds."""
+
+MAX_KEPT_BYTES = 256 * 1024
+"""Bytes of the requests of one session that are stored for a new start."""
+
+Visit = Callable[[], AbstractAsyncContextManager[None]]
+"""Keeps a session running during the block. Raises if it is over or cannot run."""
+
+
+class SessionProcesses:
+    """The processes and ports of one session. `write` stores its record."""
+
+    def __init__(
+        self, session: Session, visit: Visit, write: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._session = session
+        self._visit = visit
+        self._write = write
+
+    async def ask(self, request: JsonObject) -> JsonObject:
+        """Ask for what `SessionContainer.processes` answers. A `start` may have `restart`: then the
+        process is started again whenever the session is, until it is stopped.
+
+        Raises:
+            ResourceNotFound: the session is over, or there is no such process.
+            InvalidParams: the request is not valid, or cannot be carried out.
+            SandboxUnavailable: the session cannot run now.
+            StoreError: it has started, but may not be started again.
+        """
+        session = self._session
+        asked = {key: value for key, value in request.items() if key != "restart"}
+        name, restart = str(asked.get("name")), bool(request.get("restart"))
+        kept = session.kept_processes.get(name)
+        if asked["do"] == "list" and session.is_stopped:
+            return self._with_kept({"processes": []})
+        if asked["do"] == "start" and restart:
+            self._require_room(asked)
+        if asked["do"] == "stop" and kept is not None:
+            await self._forget(name)  # also if it has ended so long ago that nobody else knows it
+        async with self._visit():
+            sent = with_env(session.spec.env, asked) if asked["do"] == "start" else asked
+            try:
+                answer = await session.container.processes(sent)
+            except ResourceNotFound:
+                if asked["do"] != "stop" or kept is None:
+                    raise
+                answer = {"process": _ended(name, kept)}
+        if asked["do"] == "start" and restart:
+            started = answer["process"]["started_at"]
+            kept = {**asked, STARTED_AT: started}
+            session.kept_processes = {**session.kept_processes, name: kept}
+            await self._write()
+        elif asked["do"] == "start" and kept is not None:
+            await self._forget(name)
+        return self._with_kept(answer) if asked["do"] == "list" else answer
+
+    async def read_end(self, name: str) -> JsonObject:
+        """Read the end of a process's output; `skipped` is all before it. Raises as `ask`."""
+        asked: JsonObject = {"do": "read", "name": name, "after": _BEHIND_ALL}
+        end = (await self.ask(asked))["output"]["offset"]
+        after = max(0, end - OUTPUT_PIECE_BYTES)
+        piece: JsonObject = (await self.ask({**asked, "after": after}))["output"]
+        return {**piece, "skipped": after + piece["skipped"]}
+
+    def _require_room(self, asked: JsonObject) -> None:
+        """Raise InvalidParams if one more process cannot be kept for a new start."""
+        kept = {**self._session.kept_processes, str(asked["name"]): asked}
+        if len(kept) > MAX_PROCESSES:
+            raise InvalidParams(
+                f"{MAX_PROCESSES} processes of this session start again with it already. Stop one.",
+                fields=["restart"],
+            )
+        if len(dumps(dict(kept))) > MAX_KEPT_BYTES:
+            raise InvalidParams(
+                "The commands of the processes that start again with this session take more than "
+                f"{MAX_KEPT_BYTES >> 10} KB. Put this one into a file.",
+                fields=["restart"],
+            )
+
+    async def _forget(self, name: str) -> None:
+        """Store that a process is not to be started again."""
+        kept = self._session.kept_processes
+        self._session.kept_processes = {key: one for key, one in kept.items() if key != name}
+        await self._write()
+
+    def _with_kept(self, answer: JsonObject) -> JsonObject:
+        """Return a list with the processes that are to be started again, also if they have ended
+        so long ago that the session does not know them.
+        """
+        known = {one["name"] for one in answer["processes"]}
+        kept = self._session.kept_processes
+        unknown = [_ended(name, asked) for name, asked in kept.items() if name not in known]
+        return {**answer, "processes": [*unknown, *answer["processes"]]}
+
+    @asynccontextmanager
+    async def connect(self, port: int) -> AsyncIterator[anyio.abc.ByteStream]:
+        """Connect to a port of the session during the block.
+
+        Raises:
+            ResourceNotFound: the session is over.
+            InvalidParams: it cannot be a port.
+            NetworkError: nothing listens there.
+            SandboxUnavailable: the session cannot run now.
+        """
+        async with self._visit(), await self._session.container.connect(port) as stream:
+            yield stream
+
+
+async def start_again(session: Session, tell: Callable[[str, str], None]) -> None:
+    """Start the processes of a session that has a new container. `tell` gets the name of one that
+    cannot be started, and why.
+    """
+    for name, kept in session.kept_processes.items():
+        asked = {key: value for key, value in kept.items() if key != STARTED_AT}
+        try:
+            await session.container.processes(with_env(session.spec.env, asked))
+        except EngineError as error:
+            tell(name, error.message)
+
+
+def _ended(name: str, kept: JsonObject) -> JsonObject:
+    """Return a process that is known only because it is to be started again."""
+    return {
+        "name": name, "state": "ended", "exit_code": None, "signal": None, "lost": False,
+        "started_at": kept.get(STARTED_AT, 0.0),
+    }  # fmt: skip
