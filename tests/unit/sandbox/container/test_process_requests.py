@@ -132,7 +132,6 @@ async def test_number_of_open_requests_is_bounded(guest: ScriptedGuest) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        {"do": "kill", "name": "web"},
         {"do": "start", "name": "web"},
         {"do": "start", "name": "web", "command": "a", "argv": ["b"]},
         {"do": "start", "name": "web", "argv": [""]},
