@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import platform
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,7 +39,6 @@ from fumehood.sandbox.container.container import (
     LimitsNotEnforced,
 )
 from fumehood.sandbox.container.docker_api import (
-    MAX_WHY_CHARACTERS,
     QUICK_S,
     Docker,
     DockerConflict,
@@ -93,9 +91,6 @@ GUEST_CPUS = 0.5
 
 MAX_TAKEOVERS = 8
 """Maximum number of containers that are taken over at once, so that each is ready in time."""
-
-TRIES = 2
-"""Attempts to start a container if its guest does not become ready."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
@@ -170,7 +165,8 @@ class ContainerSupply:
         self._on_event = on_event
         self._turn = anyio.Lock()
         self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
-        self._numbers = 0
+        self.made = 0
+        """How many containers were requested so far."""
         self.host = HostSize(0, 0)
         """The size of Docker's host; zeros if it is not known."""
         self._unfit: Trouble | None = None
@@ -192,11 +188,6 @@ class ContainerSupply:
         start, or running a program of the operator."""
 
     # -- the state ------------------------------------------------------------------
-
-    @property
-    def has_made(self) -> bool:
-        """Whether the creation of a container was ever requested."""
-        return self._numbers > 0
 
     @property
     def down(self) -> Trouble | None:
@@ -295,7 +286,7 @@ class ContainerSupply:
             except DockerError as error:
                 self._unfit = error
             except Exception as error:  # a bug must not end the task that looks regularly
-                self._on_event("container.look_failed", {"why": repr(error)[:MAX_WHY_CHARACTERS]})
+                self._on_event("container.look_failed", {"why": repr(error)})
                 self._unfit = DockerError()
             self.looked_at = began
             self._report()
@@ -346,25 +337,22 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
-        """Create and start a container; retry once if its guest does not become ready. `disk` is
-        the volume of its working directory and the size in MB.
+        """Create and start a container. `disk` is the volume of its working directory and the size
+        in MB.
 
         Raises:
             SandboxUnavailable: its image is missing, it could not be created, or it lacks a
                 required limit.
         """
         began = time.monotonic()
-        for tries in range(1, TRIES + 1):
-            spec = self._spec(kind, disk)
-            try:
-                container = await self._start(spec)
-                break
-            except Exception as error:
-                trouble = self._failed(spec, error)
-                if tries == TRIES or isinstance(error, DockerError):
-                    raise try_later(
-                        f"No container could be started. {trouble.message} {trouble.remedy}"
-                    ) from None
+        spec = self._spec(kind, disk)
+        try:
+            container = await self._start(spec)
+        except Exception as error:
+            trouble = self._failed(spec, error)
+            raise try_later(
+                f"No container could be started. {trouble.message} {trouble.remedy}"
+            ) from None
         self.seen, self.lacking = container.enforced, None
         took_ms = round((time.monotonic() - began) * 1e3)
         started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
@@ -401,7 +389,7 @@ class ContainerSupply:
         )
         return NetworkedProgram(program, network) if network is not None else program
 
-    async def take_over(self, name: str, kind: Kind, epoch: int) -> Container | None:
+    async def take_over(self, name: str, epoch: int) -> Container | None:
         """Take over the container of an earlier engine's session, or return None if it is gone.
 
         Raises:
@@ -417,21 +405,9 @@ class ContainerSupply:
                 raise ContainerFailed(f"It does not run on {runtime}, which is configured now.")
             if found["State"].get("Paused"):
                 await self._docker.unpause(name)
-            spec = ContainerSpec(
-                name=name,
-                image_id=str(found["Image"]),
-                image_name=kind.image,
-                engine_id=self._identity.engine_id,
-                owner_id=self._identity.owner_id,
-                memory_mb=kind.memory_mb,
-                cpus=kind.cpus or self._settings.cpus,
-                lifetime_s=0,
-                deadline=0,
-                runtime=self._settings.runtime,
-            )
             async with self._takeovers:
                 container = await Container.take_over(
-                    self._docker, spec, required=self.required, epoch=epoch
+                    self._docker, name, str(found["Image"]), required=self.required, epoch=epoch
                 )
             container.keep(epoch, self._making.orphan_s)
             return container
@@ -475,13 +451,13 @@ class ContainerSupply:
             raise copy.copy(self.missing.get(kind.image)) or SandboxUnavailable(
                 f"There is no image {kind.image!r} any more.", retryable=False
             )
-        self._numbers += 1
+        self.made += 1
         # A container may reach the pool's age limit and then still be kept by a session.
         held_s = self._making.held_s if disk is None else self._making.held_with_disk_s
         used_s = settings.lifetime_seconds + held_s
         lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
         return ContainerSpec(
-            name=f"fumehood-{identity.engine_id[:8]}-{self._numbers}",
+            name=f"fumehood-{identity.engine_id[:8]}-{self.made}",
             image_id=image.id,
             image_name=kind.image,
             engine_id=identity.engine_id,
@@ -494,18 +470,17 @@ class ContainerSupply:
             deadline=int(time.time() + lifetime_s),
             runtime=settings.runtime,
             engine_pid=os.getpid(),
-            engine_host=platform.node(),
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
         """Record and log a failed start; return the error for callers, without Docker's text."""
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
-        is_known = isinstance(error, DockerError | ContainerFailed)
-        why = (str(error) if is_known else repr(error))[:MAX_WHY_CHARACTERS]
-        values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": why}
+        if not isinstance(error, DockerError | ContainerFailed):
+            error = DockerError(repr(error))
+        values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": str(error)}
         self._on_event("container.failed", values)
-        return error if isinstance(error, DockerError | ContainerFailed) else DockerError()
+        return error
 
 
 @contextmanager
@@ -574,8 +549,8 @@ class Reaper:
             else:
                 return
 
-    async def sweep(self) -> int:
-        """Find and remove lost containers; return their number.
+    async def sweep(self) -> None:
+        """Find and remove lost containers.
 
         One that cannot be removed stays until the next time.
 
@@ -585,7 +560,6 @@ class Reaper:
         found = await self._docker.list(LABEL_ENGINE)
         # Read after the list: a name is in use before its container appears in a list.
         in_use = frozenset(self._in_use())
-        removed = 0
         for one in (one for one in found if self._is_lost(one, in_use)):
             try:
                 await self._docker.remove(one.id)
@@ -593,8 +567,6 @@ class Reaper:
                 continue
             owner = "ours" if one.labels.get(LABEL_OWNER) == self._owner_id else "another's"
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
-            removed += 1
-        return removed
 
     async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
         """Remove all containers of this engine but these, and those of earlier engines' sessions

@@ -55,7 +55,7 @@ def reaper(docker: FakeDocker, *in_use: str) -> Reaper:
 )  # fmt: skip
 async def test_sweep_removes_exactly_the_unused_containers(found: Listed, goes: bool) -> None:
     docker = FakeDocker(None, containers={found.id: found})
-    assert await reaper(docker, "in-use").sweep() == int(goes)
+    await reaper(docker, "in-use").sweep()
     assert docker.removed == ([found.name] if goes else [])
 
 

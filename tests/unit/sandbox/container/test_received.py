@@ -17,7 +17,7 @@ from fumehood.protocol.container_frames import (
     ContainerOutput,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.container.received import ReceivedRun, is_plain_path
+from fumehood.sandbox.container.channel import ReceivedRun, is_plain_path
 from fumehood.sandbox.wall import RunSinks
 from support.scripted_guest import LIMITS, ended
 
@@ -35,7 +35,8 @@ class Sink:
 
 
 def run(sink: Any = None) -> ReceivedRun:
-    return ReceivedRun(1, LIMITS, RunSinks(files=sink), "call")
+    port: Any = None  # it makes no calls
+    return ReceivedRun(1, LIMITS, RunSinks(files=sink), "call", lambda frame: None, port)
 
 
 def output(text: str, stream: str = "stdout") -> ContainerOutput:
