@@ -86,8 +86,6 @@ def test_wheel_scripts_and_headers_are_left_out_of_the_image(tmp_path: Path) -> 
         "a\\..\\x",
         "tool.data/purelib/../x",
         ".",
-        "a/" * 600 + "x",
-        "x" * 251,
     ],
 )
 def test_wheel_file_outside_its_directory_is_refused(tmp_path: Path, path: str) -> None:
