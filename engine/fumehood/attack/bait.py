@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -126,9 +126,8 @@ class Bait:
         self.directory.chmod(0o755)
         self.file = self.directory / "canary"
         self._fill_directory()
-        before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self.word
-        self._stack.callback(_restore, before)
+        self._stack.callback(os.environ.pop, VARIABLE, None)
         self._start_process()
         self._stack.callback(self._end_process)
         self._listen()
@@ -175,7 +174,7 @@ class Bait:
         abstract.listen()
         listeners["an abstract socket"] = abstract  # the last: see `_settle`
         ours, theirs = socket.socketpair()
-        ear = threading.Thread(target=_hear, args=(listeners, theirs, self._hear), daemon=True)
+        ear = threading.Thread(target=self._hear, args=(listeners, theirs), daemon=True)
         ear.start()
 
         def stop() -> None:
@@ -210,27 +209,21 @@ class Bait:
             last.shutdown(socket.SHUT_WR)
             last.recv(1)
 
-    def _hear(self, where: str, said: bytes) -> None:
-        # Other programs may also connect: only a connection with the knock counts.
-        if self.knock.encode() in said:
-            self._heard.append(where)
-
-
-def _hear(
-    listeners: dict[str, socket.socket], stop: socket.socket, tell: Callable[[str, bytes], None]
-) -> None:
-    """Accept connections until the other end of `stop` is closed. Runs in a thread."""
-    names = {listener: where for where, listener in listeners.items()}
-    while True:
-        ready, _, _ = select.select([*names, stop], [], [])
-        if stop in ready:
-            return
-        for listener in ready:
-            with contextlib.suppress(OSError):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.settimeout(KNOCK_PATIENCE_S)
-                    tell(names[listener], connection.recv(HEARD_BYTES))
+    def _hear(self, listeners: dict[str, socket.socket], stop: socket.socket) -> None:
+        """Accept connections until the other end of `stop` is closed. Runs in a thread."""
+        names = {listener: where for where, listener in listeners.items()}
+        while True:
+            ready, _, _ = select.select([*names, stop], [], [])
+            if stop in ready:
+                return
+            for listener in ready:
+                with contextlib.suppress(OSError):
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.settimeout(KNOCK_PATIENCE_S)
+                        # Other programs may also connect: only one with the knock counts.
+                        if self.knock.encode() in connection.recv(HEARD_BYTES):
+                            self._heard.append(names[listener])
 
 
 def _other_addresses() -> Iterator[str]:
@@ -238,10 +231,3 @@ def _other_addresses() -> Iterator[str]:
     for addresses in psutil.net_if_addrs().values():
         own = (one.address for one in addresses if one.family == socket.AF_INET)
         yield from islice((one for one in own if not one.startswith("127.")), 1)
-
-
-def _restore(before: str | None) -> None:
-    if before is None:
-        os.environ.pop(VARIABLE, None)
-    else:
-        os.environ[VARIABLE] = before

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -53,7 +52,7 @@ class _Before:
 
 _OF_PROCESSES = {Look.PROCESSES, Look.SEALED}
 _OF_LIMITS = {Look.MEMORY_LIMIT, Look.NO_NETWORK}
-_OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER, Look.NO_OTHER_CONTAINER}
+_OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER}
 
 
 @asynccontextmanager
@@ -74,10 +73,13 @@ async def looking(
         yield looked
         looked.seen.append("its processes cannot be seen from here")
     else:
-        watch = _watch(standing, bait)
+        containers = standing.containers
+        watch = Watch(
+            lambda: named(bait.mark) if containers is not None else below(standing.guest_pid())
+        )
         with watch:
             yield looked
-        most_after = 0 if standing.containers is not None else standing.standing_processes
+        most_after = 0 if containers is not None else standing.standing_processes
         await _look_at_processes(wanted_set, watch, most_after, looked)
     if Look.UNBROKEN in wanted_set and standing.containers is None:
         is_same = standing.guest_pid() == before.guest_pid is not None
@@ -97,12 +99,6 @@ async def _before(wanted: set[Look], standing: Standing) -> _Before:
         await containers.changes() if Look.LAYER in wanted else {},
         await containers.configs() if _OF_LIMITS & wanted else (),
     )
-
-
-def _watch(standing: Standing, bait: Bait) -> Watch:
-    if standing.containers is not None:
-        return Watch(lambda: named(bait.mark))
-    return Watch(lambda: below(standing.guest_pid()))
 
 
 async def _look_at_processes(
@@ -168,11 +164,6 @@ def _compare_names(
         other = bool(after - before)
         words = "another container served it" if other else "the same container served it"
         looked.say(words, holds=other)
-    if Look.NO_OTHER_CONTAINER in wanted:
-        # Both are correct: a container that cannot be cleaned must be replaced.
-        looked.seen.append(
-            "in a new container" if after - before else "in the container that ran the first"
-        )
 
 
 def _look_at_limits(
@@ -231,12 +222,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stop.set()
         self._thread.join()
 
