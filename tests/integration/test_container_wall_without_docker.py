@@ -480,7 +480,7 @@ async def test_program_that_cannot_be_removed_is_given_up_and_reaped_later(
             with pytest.raises(SandboxUnavailable):
                 await made.wall.open_program(("server",), {}, image="python", memory_mb=512)
         assert len(made.docker.containers) == 2
-        await made.wall._reaper.sweep()
+        await made.wall._supply.sweep()
         assert len(made.docker.containers) == 1
 
 

@@ -215,7 +215,7 @@ class _Trial:
         containers = self.standing.containers
         if wanted and containers is not None and not await containers.names():
             await self._send(attack.twin, ATTACKER)  # the last attack may have ended the last one
-        async with looking(attack, wanted, self.standing, bait) as self.looked:
+        async with looking(wanted, self.standing, bait) as self.looked:
             began = time.monotonic()
             ending = await self._send(attack.code, stranger if attack.by_stranger else ATTACKER)
             took_s = time.monotonic() - began

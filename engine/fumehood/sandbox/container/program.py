@@ -108,7 +108,7 @@ class ContainerProgram:
             self._writer.write(frame)
 
     async def stop(self) -> None:
-        """Remove the container. If Docker does not answer in time, the reaper removes it later."""
+        """Remove the container. If Docker does not answer in time, a sweep removes it later."""
         with anyio.CancelScope(shield=True):
             self._writer.close()
             with suppress(OSError), anyio.move_on_after(REMOVE_S):

@@ -6,8 +6,8 @@ Invariants: a missing image affects only the calls that need it, and is never re
 container's name counts as in use before its creation is requested, and a container that does not
 become ready is removed.
 
-The reaper removes what a crash between two steps leaves behind: a container with this engine's
-labels and a name that is not in use. It checks every container in this order: without our labels it
+A sweep removes what a crash between two steps leaves behind: a container with this engine's labels
+and a name that is not in use. It checks every container in this order: without our labels it
 is left alone; with this engine's or this owner's label it is removed if its name is not in use (a
 state directory has one engine at a time, so an earlier engine's is in use only if a session waits
 in it to be taken over); with another owner's label it is removed only if it is stopped and long
@@ -93,6 +93,20 @@ MAX_TAKEOVERS = 8
 """Maximum number of containers that are taken over at once, so that each is ready in time."""
 
 
+PAST_DEADLINE_S = 60
+"""Seconds after its deadline for which another engine's stopped container is left alone."""
+
+RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+"""Seconds before each attempt to remove a container again; the last value repeats."""
+
+STOP_DEADLINE_S = 8.0
+"""Seconds to remove all containers when the engine stops. The guests of the others end by
+themselves, and the next engine removes those containers."""
+
+RUNNING_STATES = frozenset({"running", "paused", "restarting"})
+"""Docker's states of a container that has not stopped."""
+
+
 Trouble = DockerError | ContainerFailed | Unfit
 """An error with a message and a remedy for callers; `heals` tells whether it may end by itself."""
 
@@ -133,8 +147,8 @@ AS_USUAL = Making()
 class ContainerSupply:
     """Finds images, and creates and removes containers.
 
-    `required` are the limits that every container must enforce. `on_look` is called after each
-    look.
+    `required` are the limits that every container must enforce. `in_use` returns the names of this
+    engine's containers in use. `on_look` is called after each look.
     """
 
     required = frozenset(Limit)
@@ -147,7 +161,7 @@ class ContainerSupply:
         identity: EngineIdentity,
         making: Making,
         layers: PackageLayers,
-        reaper: Reaper,
+        in_use: Callable[[], Iterable[str]],
         start_soon: Callable[..., object],
         on_look: Callable[[], None],
         on_event: OnEvent,
@@ -159,7 +173,7 @@ class ContainerSupply:
         self._identity = identity
         self._making = making
         self._layers = layers
-        self._reaper = reaper
+        self._in_use = in_use
         self._start_soon = start_soon
         self._on_look = on_look
         self._on_event = on_event
@@ -433,15 +447,11 @@ class ContainerSupply:
         with for_callers():
             await self._docker.unpause(name)
 
-    async def remove(self, name: str) -> None:
-        """Remove a container by name. Retry until Docker has removed it."""
-        await self._reaper.remove(name)
-
     async def _remove_unsettled(self, name: str) -> None:
         try:
-            await self._reaper.remove(name)
+            await self.remove(name)
         finally:
-            self.unsettled.discard(name)  # if this was given up, the reaper may remove it
+            self.unsettled.discard(name)  # if this was given up, a sweep may remove it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
         """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
@@ -482,60 +492,7 @@ class ContainerSupply:
         self._on_event("container.failed", values)
         return error
 
-
-@contextmanager
-def for_callers() -> Iterator[None]:
-    """Report Docker's errors as errors for callers. If a container is gone, its channel says so."""
-    try:
-        yield
-    except DockerNotFound:
-        pass
-    except DockerError as error:
-        raise unavailable(error) from None
-
-
-def unavailable(trouble: Trouble) -> SandboxUnavailable:
-    """Convert a fault to the error for calls that need a container."""
-    return SandboxUnavailable(
-        f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
-        retryable=trouble.heals,
-        retry_after_ms=RETRY_AFTER_MS if trouble.heals else None,
-    )
-
-
-PAST_DEADLINE_S = 60
-"""Seconds after its deadline for which another engine's stopped container is left alone."""
-
-RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
-"""Seconds before each attempt to remove a container again; the last value repeats."""
-
-STOP_DEADLINE_S = 8.0
-"""Seconds to remove all containers when the engine stops. The guests of the others end by
-themselves, and the next engine removes those containers."""
-
-RUNNING_STATES = frozenset({"running", "paused", "restarting"})
-"""Docker's states of a container that has not stopped."""
-
-
-class Reaper:
-    """Removes containers. `in_use` returns the names of this engine's containers in use."""
-
-    def __init__(
-        self,
-        docker: Docker,
-        engine_id: str,
-        owner_id: str,
-        in_use: Callable[[], Iterable[str]],
-        *,
-        on_event: OnEvent = lambda event, values: None,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._docker = docker
-        self._engine_id = engine_id
-        self._owner_id = owner_id
-        self._in_use = in_use
-        self._on_event = on_event
-        self._now = now
+    # -- removing -------------------------------------------------------------------
 
     async def remove(self, name: str) -> None:
         """Remove a container of this engine by name. Retry until Docker has removed it."""
@@ -565,7 +522,9 @@ class Reaper:
                 await self._docker.remove(one.id)
             except DockerError:
                 continue
-            owner = "ours" if one.labels.get(LABEL_OWNER) == self._owner_id else "another's"
+            owner = (
+                "ours" if one.labels.get(LABEL_OWNER) == self._identity.owner_id else "another's"
+            )
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
 
     async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
@@ -574,7 +533,7 @@ class Reaper:
         """
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
-                mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")
+                mine = await self._docker.list(f"{LABEL_ENGINE}={self._identity.engine_id}")
             except DockerError:
                 return
             async with anyio.create_task_group() as group:
@@ -593,9 +552,29 @@ class Reaper:
         engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)
         if not engine or not owner:
             return False
-        if self._engine_id == engine or self._owner_id == owner:
+        if self._identity.engine_id == engine or self._identity.owner_id == owner:
             return one.name not in in_use
         deadline = one.labels.get(LABEL_DEADLINE, "")
         if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
             return False
-        return int(deadline) + PAST_DEADLINE_S < self._now()
+        return int(deadline) + PAST_DEADLINE_S < time.time()
+
+
+@contextmanager
+def for_callers() -> Iterator[None]:
+    """Report Docker's errors as errors for callers. If a container is gone, its channel says so."""
+    try:
+        yield
+    except DockerNotFound:
+        pass
+    except DockerError as error:
+        raise unavailable(error) from None
+
+
+def unavailable(trouble: Trouble) -> SandboxUnavailable:
+    """Convert a fault to the error for calls that need a container."""
+    return SandboxUnavailable(
+        f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
+        retryable=trouble.heals,
+        retry_after_ms=RETRY_AFTER_MS if trouble.heals else None,
+    )

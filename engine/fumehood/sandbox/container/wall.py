@@ -1,10 +1,10 @@
 """The container wall: programs in hardened Docker containers, warm ones if possible.
 
-Host side. Above it the pipeline and the executors; below it the supply, the pool, the reaper and
-Docker. An engine without Docker starts as fast as one with it, and only tools that need a container
-are refused. Invariants: a missing image refuses the calls that need it, and no others. A container
-of the pool is returned after its run; that of a session never, because the session's files and
-processes stay in it, and it counts as in use for the reaper until it is removed.
+Host side. Above it the pipeline and the executors; below it the supply, the pool and Docker. An
+engine without Docker starts as fast as one with it, and only tools that need a container are
+refused. Invariants: a missing image refuses the calls that need it, and no others. A container of
+the pool is returned after its run; that of a session never, because the session's files and
+processes stay in it, and it counts as in use until it is removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ from fumehood.sandbox.container.supply import (
     ContainerSupply,
     FindImage,
     Making,
-    Reaper,
     for_callers,
     unavailable,
 )
@@ -151,13 +150,6 @@ class ContainerWall(HasImages):
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
         """Container name → container of a session, including those that are being removed."""
-        self._reaper = Reaper(
-            docker,
-            identity.engine_id,
-            identity.owner_id,
-            self._names_in_use,
-            on_event=on_event,
-        )
         self._supply = ContainerSupply(
             docker,
             find_image,
@@ -165,7 +157,7 @@ class ContainerWall(HasImages):
             identity,
             making,
             self._layers,
-            self._reaper,
+            self._names_in_use,
             self.start_soon,
             self._looked,
             on_event,
@@ -199,7 +191,7 @@ class ContainerWall(HasImages):
             await self._stack.aclose()
         finally:
             if self._supply.made or ended:
-                await self._reaper.stop(left if self.keeps_sessions else frozenset(), ended)
+                await self._supply.stop(left if self.keeps_sessions else frozenset(), ended)
             await self._sweep_ending_disks()
 
     # -- the wall -------------------------------------------------------------------
@@ -431,7 +423,7 @@ class ContainerWall(HasImages):
                 break
             except DockerConflict:  # of a container that a killed engine was making or removing
                 with suppress(DockerError):
-                    await self._reaper.sweep()
+                    await self._supply.sweep()
                 await anyio.sleep(RESTART_PAUSE_S)
         if held.lost is not None:
             return
@@ -491,7 +483,7 @@ class ContainerWall(HasImages):
         removed = held.removed
         if container is not None:
             await container.until_examined()
-        await self._reaper.remove(name)
+        await self._supply.remove(name)
         self._held.pop(name, None)
         if held.disk is not None and held.lost is None:
             await self.disks.detach(held.disk.volume)
@@ -584,7 +576,7 @@ class ContainerWall(HasImages):
                 next_look = time.monotonic() + LOOK_AGAIN_S
                 await self._supply.look()
                 if self._supply.down is None:
-                    for sweep in (self._reaper.sweep, self._layers.sweep, self._sweep_disks):
+                    for sweep in (self._supply.sweep, self._layers.sweep, self._sweep_disks):
                         with suppress(DockerError):
                             await sweep()
                     # While a limit is missing, no call is admitted, so only a warm container can
@@ -629,7 +621,7 @@ class ContainerWall(HasImages):
                 if held.container.complaint:
                     values["guest_said"] = held.container.complaint
             self._on_event("container.destroyed", values)
-            await self._reaper.remove(held.name)
+            await self._supply.remove(held.name)
             self._held.pop(held.name, None)
             if held.disk is not None:
                 await held.until_unchanging()
