@@ -9,7 +9,7 @@ place.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
 
@@ -140,22 +140,17 @@ class Attack:
     is_quick: bool = False
     on_gvisor: OnGvisor | None = None
 
-    def is_quick_on(self, *, is_gvisor: bool) -> bool:
-        """Whether `--quick` includes the attack."""
-        is_slow = is_gvisor and self.on_gvisor is not None and self.on_gvisor.is_slow
-        return self.is_quick and not is_slow
-
-    def expected_on(self, *, is_gvisor: bool) -> Expectation:
-        """Return the ending expected with or without gVisor."""
-        if is_gvisor and self.on_gvisor is not None and self.on_gvisor.expected is not None:
-            return self.on_gvisor.expected
-        return self.expected
-
-    def looks_on(self, *, is_gvisor: bool) -> tuple[Look, ...]:
-        """Return the checks that apply with or without gVisor."""
-        if not is_gvisor or self.on_gvisor is None:
-            return self.looks
-        return tuple(look for look in self.looks if look not in self.on_gvisor.not_looked_at)
+    def on(self, *, is_gvisor: bool) -> Attack:
+        """Return the attack as it is expected to end with or without gVisor."""
+        differs = self.on_gvisor
+        if differs is None or not is_gvisor:
+            return replace(self, on_gvisor=None)
+        return replace(
+            self,
+            expected=differs.expected or self.expected,
+            looks=tuple(look for look in self.looks if look not in differs.not_looked_at),
+            is_quick=self.is_quick and not differs.is_slow,
+        )
 
 
 def ends(*names: str, gives: object = Value.ANYTHING, hits: str | None = None) -> Expectation:

@@ -64,11 +64,8 @@ async def run_attacks(
             if isinstance(target, WallCard):
                 cards.append(target)
                 continue
-            attacks = [
-                attack
-                for attack in attacks_on(target.wall)
-                if choose(attack) and (not quick or attack.is_quick_on(is_gvisor=target.is_gvisor))
-            ]
+            rows = [row.on(is_gvisor=target.is_gvisor) for row in attacks_on(target.wall)]
+            attacks = [row for row in rows if choose(row) and (not quick or row.is_quick)]
             cards.append(await _attack_wall(target, attacks, bait, began + total_s, on_line))
     return Scorecard(engine_version, quick, round(time.monotonic() - began, 1), tuple(cards))
 
@@ -83,7 +80,7 @@ async def _attack_wall(
         async with target.open() as standing:
             await _say_hello(standing)
             for attack in attacks:
-                trial = _Trial(attack, standing, bait, target.is_gvisor)
+                trial = _Trial(attack, standing, bait)
                 if time.monotonic() >= ends_at:
                     trial.why_untried, trial.cure = OUT_OF_TIME, OUT_OF_TIME_CURE
                 line = await trial.tried()
@@ -145,7 +142,7 @@ ATTACKER = TrustDomain("attack")
 
 async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
     """Try one attack on one wall. If the trial itself fails, the returned line says why."""
-    return await _Trial(attack, standing, bait, is_gvisor).tried()
+    return await _Trial(attack.on(is_gvisor=is_gvisor), standing, bait).tried()
 
 
 @dataclass
@@ -155,7 +152,6 @@ class _Trial:
     attack: Attack
     standing: Standing
     bait: Bait
-    is_gvisor: bool
     looked: Looked = field(default_factory=Looked)
     ended: str | None = None
     twin: str | None = None
@@ -187,13 +183,13 @@ class _Trial:
             harm=attack.harm.value,
             tries=attack.tries,
             verdict=verdict,
-            expected=attack.expected_on(is_gvisor=self.is_gvisor).ends,
+            expected=attack.expected.ends,
             ended=self.ended,
             twin=self.twin,
             seen=tuple(self.looked.seen),
             why="; ".join(faults) or self.why_untried,
             cure=self.cure,
-            differs=attack.on_gvisor.why if self.is_gvisor and attack.on_gvisor else "",
+            differs=attack.on_gvisor.why if attack.on_gvisor is not None else "",
             ms=ms,
         )
 
@@ -211,16 +207,15 @@ class _Trial:
                 self.why_untried = "Its preparation failed."
                 return
         stranger = TrustDomain(f"attack:{secrets.token_hex(8)}")
-        wanted = attack.looks_on(is_gvisor=self.is_gvisor)
         containers = self.standing.containers
-        if wanted and containers is not None and not await containers.names():
+        if attack.looks and containers is not None and not await containers.names():
             await self._send(attack.twin, ATTACKER)  # the last attack may have ended the last one
-        async with looking(wanted, self.standing, bait) as self.looked:
+        async with looking(attack.looks, self.standing, bait) as self.looked:
             began = time.monotonic()
             ending = await self._send(attack.code, stranger if attack.by_stranger else ATTACKER)
             took_s = time.monotonic() - began
         faults = self.looked.faults
-        self.ended, missing = self._compare(ending, attack.expected_on(is_gvisor=self.is_gvisor))
+        self.ended, missing = self._compare(ending, attack.expected)
         faults += missing
         if took_s > attack.wall_s + GRACE_S:
             faults.append(f"it took {took_s:.1f} s by the host's clock")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import anyio
 
-from fumehood.core.arguments import argument_faults
+from fumehood.core.arguments import ARGUMENTS, argument_faults
 from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import framing
@@ -114,6 +114,7 @@ def _fields_of(request: JsonObject) -> JsonObject:
             f"The request about processes is not valid: {words}.",
             fields=[path for path, _ in faults],
         )
+    given = ARGUMENTS[f"process:{do}"].model_validate(given).model_dump(exclude_none=True)
     match do:
         case "read":
             given = {"after": 0, **given}
