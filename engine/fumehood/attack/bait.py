@@ -36,9 +36,6 @@ HEARD_BYTES = 4096
 KNOCK_PATIENCE_S = 1.0
 """Seconds to wait for a connection or its knock."""
 
-READY_PATIENCE_S = 5.0
-"""Seconds to wait for a listener's thread to end."""
-
 LOOPBACK = "127.0.0.1"
 
 STAND_STILL = "import sys; sys.stdin.read()"
@@ -179,7 +176,7 @@ class Bait:
 
         def stop() -> None:
             ours.close()
-            ear.join(READY_PATIENCE_S)
+            ear.join()
             for listener in listeners.values():
                 listener.close()
             theirs.close()

@@ -55,23 +55,18 @@ def ending(**other: Any) -> ContainerEnding:
     return ContainerEnding.model_validate(ended(**other))
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["a", "a/b", "a b", "ä/ü", "a" * 255, "/".join(["d" * 200] * 20), "..a", "a..", "...", "\n"],
-)
-def test_plain_path_is_accepted(path: str) -> None:
-    assert is_plain_path(path)
+PLAIN = ["a", "a/b", "a b", "ä/ü", "a" * 255, "/".join(["d" * 200] * 20), "..a", "a..", "...", "\n"]
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", ".", "./a", "a/.", "a//b", "a/",
-        "a\0b", "\udc80",
+        *PLAIN, "", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", ".", "./a", "a/.",
+        "a//b", "a/", "a\0b", "\udc80",
     ],
 )  # fmt: skip
-def test_path_that_escapes_the_workspace_is_refused(path: str) -> None:
-    assert not is_plain_path(path)
+def test_path_that_escapes_the_workspace_is_refused_and_a_plain_one_accepted(path: str) -> None:
+    assert is_plain_path(path) is (path in PLAIN)
 
 
 def test_output_is_kept_up_to_the_limit_of_each_stream() -> None:
