@@ -26,7 +26,7 @@ from conftest import Daemon, launch, wait_until_ready
 from fumehood import Client
 from fumehood.attack.attack import Topic
 from fumehood.attack.corpus import attacks_on
-from fumehood.attack.corpus.container_guest import LOOK_FOR_PROCESSES
+from fumehood.attack.corpus.container import LOOK_FOR_PROCESSES
 from fumehood.attack.looks import named, status_of
 from fumehood.core.envelope import Envelope
 from fumehood.storage.directory import owner_id

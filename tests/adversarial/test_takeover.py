@@ -102,7 +102,11 @@ async def test_attack_second_engine_with_an_equal_or_lower_epoch_is_refused(
     for epoch in (5, 4, 0):
         with pytest.raises(ContainerFailed):
             await Container.take_over(
-                Docker(os.environ), box.container.spec, required=frozenset(Limit), epoch=epoch
+                Docker(os.environ),
+                box.name,
+                box.container.image_id,
+                required=frozenset(Limit),
+                epoch=epoch,
             )
     assert value_of(await box.python("x")) == "mine"
 

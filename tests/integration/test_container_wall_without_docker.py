@@ -286,7 +286,7 @@ async def test_guest_failing_to_start_is_unavailable_and_its_containers_are_remo
     async with bench(docker={"behave": bad}, making=Making(start_deadline_s=0.02)) as made:
         with pytest.raises(SandboxUnavailable, match="No container could be started"):
             await made.run()
-        await made.until(lambda: len(made.docker.removed) == 2)
+        await made.until(lambda: len(made.docker.removed) == 1)
         assert made.docker.containers == {}
         made.docker.behave = honest
         assert (await made.run()).ended_by is EndedBy.OK
@@ -480,7 +480,7 @@ async def test_program_that_cannot_be_removed_is_given_up_and_reaped_later(
             with pytest.raises(SandboxUnavailable):
                 await made.wall.open_program(("server",), {}, image="python", memory_mb=512)
         assert len(made.docker.containers) == 2
-        await made.wall._reaper.sweep()
+        await made.wall._supply.sweep()
         assert len(made.docker.containers) == 1
 
 
@@ -507,7 +507,7 @@ async def test_disk_of_session_that_ends_just_before_a_stop_is_removed(
     async with bench(keeps=True) as made:
         held = await hold(made, [])
         made.docker.remove_volume = remove_volume
-        made.wall._disks = Disks(tmp_path, made.docker)  # type: ignore[arg-type]
+        made.wall.disks = Disks(tmp_path, made.docker)  # type: ignore[arg-type]
         held.disk = SessionDisk("fumehood-sess_1", 16, Kind("python", 512), 0)
         held.end("its owner ended it")
     assert not (tmp_path / "fumehood-sess_1").exists()
@@ -521,7 +521,7 @@ async def test_copy_and_restore_do_not_wait_for_docker_for_long(
     async with bench() as made:
         held = await hold(made, [])
         held.disk = SessionDisk("fumehood-sess_1", 16, Kind("python", 512), 0)
-        monkeypatch.setattr(made.wall._disks, "prepare", accept)
+        monkeypatch.setattr(made.wall.disks, "prepare", accept)
         made.docker.failing = DockerNotRunning("dead")
         with pytest.raises(SandboxUnavailable, match="could not be removed in time") as refused:
             await held.restore("snap_1")

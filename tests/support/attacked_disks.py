@@ -78,7 +78,7 @@ def on_disks(target: Target, directory: Path) -> Target:
         async with made as standing:
             wall = standing.wall
             assert isinstance(wall, ContainerWall)
-            wall._disks = type(wall._disks)(directory, wall._disks._docker)
+            wall.disks = type(wall.disks)(directory, wall.disks._docker)
             on_disk = OnDisk(wall)
             yield replace(standing, wall=on_disk)  # type: ignore[arg-type]
             await on_disk.end()

@@ -31,9 +31,6 @@ class FakeContainer:
     def __post_init__(self) -> None:
         self.examined.set()
 
-    def listen(self, listener: Any) -> None:
-        self.listener = listener
-
     def begins(self, domain: str) -> None:
         assert self.is_free
         assert not self.is_dead

@@ -149,7 +149,7 @@ async def one_container(
         container = await Container.start(
             docker, spec, required=frozenset(Limit), command=command, ready_s=START_S
         )
-        container.listen(listener)
+        container.listener = listener
         yield OneContainer(container, listener, memory_mb)
         container.end("the test is over")
     finally:
@@ -161,10 +161,14 @@ async def one_container(
 async def taken_over(box: OneContainer, epoch: int) -> AsyncIterator[OneContainer]:
     """The same container, whose host is now another engine."""
     container = await Container.take_over(
-        Docker(os.environ), box.container.spec, required=frozenset(Limit), epoch=epoch
+        Docker(os.environ),
+        box.name,
+        box.container.image_id,
+        required=frozenset(Limit),
+        epoch=epoch,
     )
     listener = _Listener()
-    container.listen(listener)
+    container.listener = listener
     container.keep(epoch, 60)
     try:
         yield OneContainer(container, listener, box.memory_mb)

@@ -9,7 +9,7 @@ place.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
 
@@ -77,8 +77,6 @@ class Look(StrEnum):
     """Docker reports that the container has no network."""
     OTHER_CONTAINER = "other_container"
     """Docker reports one more container than before."""
-    NO_OTHER_CONTAINER = "no_other_container"
-    """Reports whether both programs ran in the same container. Never fails."""
 
 
 class Value(Enum):
@@ -142,22 +140,17 @@ class Attack:
     is_quick: bool = False
     on_gvisor: OnGvisor | None = None
 
-    def is_quick_on(self, *, is_gvisor: bool) -> bool:
-        """Whether `--quick` includes the attack."""
-        is_slow = is_gvisor and self.on_gvisor is not None and self.on_gvisor.is_slow
-        return self.is_quick and not is_slow
-
-    def expected_on(self, *, is_gvisor: bool) -> Expectation:
-        """Return the ending expected with or without gVisor."""
-        if is_gvisor and self.on_gvisor is not None and self.on_gvisor.expected is not None:
-            return self.on_gvisor.expected
-        return self.expected
-
-    def looks_on(self, *, is_gvisor: bool) -> tuple[Look, ...]:
-        """Return the checks that apply with or without gVisor."""
-        if not is_gvisor or self.on_gvisor is None:
-            return self.looks
-        return tuple(look for look in self.looks if look not in self.on_gvisor.not_looked_at)
+    def on(self, *, is_gvisor: bool) -> Attack:
+        """Return the attack as it is expected to end with or without gVisor."""
+        differs = self.on_gvisor
+        if differs is None or not is_gvisor:
+            return replace(self, on_gvisor=None)
+        return replace(
+            self,
+            expected=differs.expected or self.expected,
+            looks=tuple(look for look in self.looks if look not in differs.not_looked_at),
+            is_quick=self.is_quick and not differs.is_slow,
+        )
 
 
 def ends(*names: str, gives: object = Value.ANYTHING, hits: str | None = None) -> Expectation:
@@ -172,13 +165,6 @@ def raises(*types: str, hits: str | None = None) -> Expectation:
 
 JAILED = str(Path(__file__).parent / "jailed")
 """The import path of the function that runs attacks in the jail."""
-
-_VALUE_KEYS = {
-    Language.CALCULATOR: "value",
-    Language.RESTRICTED: "value",
-    Language.FUNCTION: "data",
-    Language.PYTHON: "value",
-}
 
 
 def arguments_of(language: Language, code: str) -> JsonObject:
@@ -212,7 +198,7 @@ def name_of(ending: RunEnding) -> str:
 
 def value_of(language: Language, ending: RunEnding) -> object:
     """Return the value that the untrusted program reported."""
-    return (ending.result or {}).get(_VALUE_KEYS[language])
+    return (ending.result or {}).get("data" if language is Language.FUNCTION else "value")
 
 
 def said_in(ending: RunEnding) -> str:

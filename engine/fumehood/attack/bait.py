@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -35,9 +35,6 @@ HEARD_BYTES = 4096
 
 KNOCK_PATIENCE_S = 1.0
 """Seconds to wait for a connection or its knock."""
-
-READY_PATIENCE_S = 5.0
-"""Seconds to wait for a listener's thread to end."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -126,9 +123,8 @@ class Bait:
         self.directory.chmod(0o755)
         self.file = self.directory / "canary"
         self._fill_directory()
-        before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self.word
-        self._stack.callback(_restore, before)
+        self._stack.callback(os.environ.pop, VARIABLE, None)
         self._start_process()
         self._stack.callback(self._end_process)
         self._listen()
@@ -175,12 +171,12 @@ class Bait:
         abstract.listen()
         listeners["an abstract socket"] = abstract  # the last: see `_settle`
         ours, theirs = socket.socketpair()
-        ear = threading.Thread(target=_hear, args=(listeners, theirs, self._hear), daemon=True)
+        ear = threading.Thread(target=self._hear, args=(listeners, theirs), daemon=True)
         ear.start()
 
         def stop() -> None:
             ours.close()
-            ear.join(READY_PATIENCE_S)
+            ear.join()
             for listener in listeners.values():
                 listener.close()
             theirs.close()
@@ -210,27 +206,21 @@ class Bait:
             last.shutdown(socket.SHUT_WR)
             last.recv(1)
 
-    def _hear(self, where: str, said: bytes) -> None:
-        # Other programs may also connect: only a connection with the knock counts.
-        if self.knock.encode() in said:
-            self._heard.append(where)
-
-
-def _hear(
-    listeners: dict[str, socket.socket], stop: socket.socket, tell: Callable[[str, bytes], None]
-) -> None:
-    """Accept connections until the other end of `stop` is closed. Runs in a thread."""
-    names = {listener: where for where, listener in listeners.items()}
-    while True:
-        ready, _, _ = select.select([*names, stop], [], [])
-        if stop in ready:
-            return
-        for listener in ready:
-            with contextlib.suppress(OSError):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.settimeout(KNOCK_PATIENCE_S)
-                    tell(names[listener], connection.recv(HEARD_BYTES))
+    def _hear(self, listeners: dict[str, socket.socket], stop: socket.socket) -> None:
+        """Accept connections until the other end of `stop` is closed. Runs in a thread."""
+        names = {listener: where for where, listener in listeners.items()}
+        while True:
+            ready, _, _ = select.select([*names, stop], [], [])
+            if stop in ready:
+                return
+            for listener in ready:
+                with contextlib.suppress(OSError):
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.settimeout(KNOCK_PATIENCE_S)
+                        # Other programs may also connect: only one with the knock counts.
+                        if self.knock.encode() in connection.recv(HEARD_BYTES):
+                            self._heard.append(names[listener])
 
 
 def _other_addresses() -> Iterator[str]:
@@ -238,10 +228,3 @@ def _other_addresses() -> Iterator[str]:
     for addresses in psutil.net_if_addrs().values():
         own = (one.address for one in addresses if one.family == socket.AF_INET)
         yield from islice((one for one in own if not one.startswith("127.")), 1)
-
-
-def _restore(before: str | None) -> None:
-    if before is None:
-        os.environ.pop(VARIABLE, None)
-    else:
-        os.environ[VARIABLE] = before

@@ -10,18 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import anyio
 import psutil
 
-from fumehood.attack.attack import Attack, Look
+from fumehood.attack.attack import Look
 from fumehood.attack.bait import Bait
-from fumehood.attack.targets import MOST_PROCESSES, Containers, Standing
+from fumehood.attack.targets import MOST_PROCESSES, Standing
 from fumehood.core.limits import MB
 
 MOST_FOR_GUEST_MB = 256
@@ -41,24 +40,9 @@ class Looked:
         (self.seen if holds else self.faults).append(words)
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """The wall's state before the attack."""
-
-    guest_pid: int | None = None
-    names: frozenset[str] = frozenset()
-    changes: dict[str, frozenset[str]] = field(default_factory=dict)
-    configs: tuple[dict[str, Any], ...] = ()
-
-
-_OF_PROCESSES = {Look.PROCESSES, Look.SEALED}
-_OF_LIMITS = {Look.MEMORY_LIMIT, Look.NO_NETWORK}
-_OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER, Look.NO_OTHER_CONTAINER}
-
-
 @asynccontextmanager
 async def looking(
-    attack: Attack, wanted: tuple[Look, ...], standing: Standing, bait: Bait
+    wanted: tuple[Look, ...], standing: Standing, bait: Bait
 ) -> AsyncIterator[Looked]:
     """Check a wall before, during and after the `async with` block, which runs the attack.
 
@@ -66,125 +50,115 @@ async def looking(
         DockerError: Docker could not be queried.
     """
     looked = Looked()
-    wanted_set = set(wanted)
-    before = await _before(wanted_set, standing)
-    if not _OF_PROCESSES & wanted_set:
+    async with AsyncExitStack() as stack:
+        for look in wanted:
+            if look in (Look.PROCESSES, Look.SEALED) and not standing.sees_processes:
+                looked.seen.append("its processes cannot be seen from here")
+            else:
+                await stack.enter_async_context(_LOOKS[look](standing, bait, looked))
         yield looked
-    elif not standing.sees_processes:
-        yield looked
-        looked.seen.append("its processes cannot be seen from here")
-    else:
-        watch = _watch(standing, bait)
-        with watch:
-            yield looked
-        most_after = 0 if standing.containers is not None else standing.standing_processes
-        await _look_at_processes(wanted_set, watch, most_after, looked)
-    if Look.UNBROKEN in wanted_set and standing.containers is None:
-        is_same = standing.guest_pid() == before.guest_pid is not None
-        looked.say("the guest is the same process" if is_same else "the guest was ended",
-                   holds=is_same)  # fmt: skip
+
+
+def _pids(standing: Standing, bait: Bait) -> list[int]:
     if standing.containers is not None:
-        await _look_at_containers(wanted_set, standing.containers, before, standing, looked)
+        return named(bait.mark)
+    return below(standing.guest_pid())
 
 
-async def _before(wanted: set[Look], standing: Standing) -> _Before:
-    containers = standing.containers
-    if containers is None:
-        return _Before(standing.guest_pid())
-    return _Before(
-        None,
-        await containers.names() if _OF_NAMES & wanted else frozenset(),
-        await containers.changes() if Look.LAYER in wanted else {},
-        await containers.configs() if _OF_LIMITS & wanted else (),
-    )
+@asynccontextmanager
+async def _processes(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    with Watch(partial(_pids, standing, bait)) as watch:
+        yield
+    left = await anyio.to_thread.run_sync(watch.settled, standing.standing_processes)
+    left -= standing.standing_processes
+    within = 0 < watch.most <= MOST_PROCESSES
+    looked.say(f"at most {watch.most} of its processes were seen at once", holds=within)
+    looked.say("none was left" if left <= 0 else f"{left} were left after it", holds=left <= 0)
 
 
-def _watch(standing: Standing, bait: Bait) -> Watch:
-    if standing.containers is not None:
-        return Watch(lambda: named(bait.mark))
-    return Watch(lambda: below(standing.guest_pid()))
+@asynccontextmanager
+async def _sealed(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    with Watch(partial(_pids, standing, bait)) as watch:
+        yield
+    seals = watch.seals
+    sealed = [seal for seal in seals if is_sealed(seal)]
+    if standing.standing_processes:  # one of them is the zygote, which runs no program
+        words = f"of {len(seals)} processes below the guest, {len(sealed)} were seen sealed"
+        looked.say(words, holds=bool(sealed) and len(seals) - len(sealed) <= 1)
+        return
+    words = f"{len(sealed)} of {len(seals)} processes were seen without rights, behind a filter"
+    looked.say(words, holds=bool(seals) and sealed == seals)
+    if any("0" in seal["Uid"].split() for seal in seals):
+        looked.faults.append("a program ran as root")
 
 
-async def _look_at_processes(
-    wanted: set[Look], watch: Watch, most_after: int, looked: Looked
-) -> None:
-    if Look.SEALED in wanted:
-        sealed = [seal for seal in watch.seals if is_sealed(seal)]
-        if most_after:  # one of them is the zygote, which runs no program
-            looked.say(
-                f"of {len(watch.seals)} processes below the guest, {len(sealed)} were seen sealed",
-                holds=bool(sealed) and len(watch.seals) - len(sealed) <= 1,
-            )
-        else:
-            holds = bool(watch.seals) and sealed == watch.seals
-            looked.say(
-                f"{len(sealed)} of {len(watch.seals)} processes were seen without rights, behind "
-                "a filter",
-                holds=holds,
-            )
-            roots = [seal for seal in watch.seals if "0" in seal["Uid"].split()]
-            if roots:
-                looked.faults.append("a program ran as root")
-    if Look.PROCESSES in wanted:
-        left = await anyio.to_thread.run_sync(watch.settled, most_after)
-        within = 0 < watch.most <= MOST_PROCESSES
-        looked.say(f"at most {watch.most} of its processes were seen at once", holds=within)
-        looked.say(
-            "none was left" if left <= most_after else f"{left - most_after} were left after it",
-            holds=left <= most_after,
-        )
+@asynccontextmanager
+async def _unbroken(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    if standing.containers is None:
+        pid = standing.guest_pid()
+        yield
+        kept = standing.guest_pid() == pid is not None
+        looked.say("the guest is the same process" if kept else "the guest was ended", holds=kept)
+        return
+    before = await standing.containers.names()
+    yield
+    kept = bool(before) and before <= await standing.containers.names()
+    looked.say("its container continues" if kept else "its container was ended", holds=kept)
 
 
-async def _look_at_containers(
-    wanted: set[Look],
-    containers: Containers,
-    before: _Before,
-    standing: Standing,
-    looked: Looked,
-) -> None:
-    if _OF_NAMES & wanted:
-        _compare_names(wanted, before.names, await containers.names(), looked)
-    if Look.LAYER in wanted:
-        new = {
-            path
-            for name, paths in (await containers.changes()).items()
-            for path in paths - before.changes.get(name, paths)
-        }
-        words = f"the container's layer was changed: {', '.join(sorted(new)[:5])}"
-        looked.say(words if new else "the container's layer is unchanged", holds=not new)
-    if _OF_LIMITS & wanted and not before.configs:
-        looked.faults.append("Docker reported no container")
-    for config in before.configs:
-        _look_at_limits(wanted, config, standing.memory_mb, looked)
+@asynccontextmanager
+async def _other_container(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    assert standing.containers is not None
+    before = await standing.containers.names()
+    yield
+    other = bool(await standing.containers.names() - before)
+    words = "another container served it" if other else "the same container served it"
+    looked.say(words, holds=other)
 
 
-def _compare_names(
-    wanted: set[Look], before: frozenset[str], after: frozenset[str], looked: Looked
-) -> None:
-    if Look.UNBROKEN in wanted:
-        kept = bool(before) and before <= after
-        looked.say("its container continues" if kept else "its container was ended", holds=kept)
-    if Look.OTHER_CONTAINER in wanted:
-        other = bool(after - before)
-        words = "another container served it" if other else "the same container served it"
-        looked.say(words, holds=other)
-    if Look.NO_OTHER_CONTAINER in wanted:
-        # Both are correct: a container that cannot be cleaned must be replaced.
-        looked.seen.append(
-            "in a new container" if after - before else "in the container that ran the first"
-        )
+@asynccontextmanager
+async def _layer(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    assert standing.containers is not None
+    before = await standing.containers.changes()
+    yield
+    new = {
+        path
+        for name, paths in (await standing.containers.changes()).items()
+        for path in paths - before.get(name, paths)
+    }
+    words = f"the container's layer was changed: {', '.join(sorted(new)[:5])}"
+    looked.say(words if new else "the container's layer is unchanged", holds=not new)
 
 
-def _look_at_limits(
-    wanted: set[Look], config: dict[str, Any], memory_mb: int, looked: Looked
-) -> None:
-    if Look.MEMORY_LIMIT in wanted:
+@asynccontextmanager
+async def _memory_limit(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    assert standing.containers is not None
+    most = (standing.memory_mb + MOST_FOR_GUEST_MB) * MB
+    for config in await standing.containers.configs() or [{}]:
         memory, swap = int(config.get("Memory") or 0), int(config.get("MemorySwap") or 0)
-        holds = 0 < memory <= (memory_mb + MOST_FOR_GUEST_MB) * MB and swap == memory
+        holds = 0 < memory <= most and swap == memory
         looked.say(f"Docker holds it to {memory // MB} MB", holds=holds)
-    if Look.NO_NETWORK in wanted:
+    yield
+
+
+@asynccontextmanager
+async def _no_network(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
+    assert standing.containers is not None
+    for config in await standing.containers.configs() or [{}]:
         mode = str(config.get("NetworkMode"))
         looked.say(f"Docker gives it the network {mode!r}", holds=mode == "none")
+    yield
+
+
+_LOOKS = {
+    Look.PROCESSES: _processes,
+    Look.SEALED: _sealed,
+    Look.UNBROKEN: _unbroken,
+    Look.LAYER: _layer,
+    Look.MEMORY_LIMIT: _memory_limit,
+    Look.NO_NETWORK: _no_network,
+    Look.OTHER_CONTAINER: _other_container,
+}
 
 
 PAUSE_S = 0.03
@@ -231,12 +205,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stop.set()
         self._thread.join()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -63,11 +64,8 @@ async def run_attacks(
             if isinstance(target, WallCard):
                 cards.append(target)
                 continue
-            attacks = [
-                attack
-                for attack in attacks_on(target.wall)
-                if choose(attack) and (not quick or attack.is_quick_on(is_gvisor=target.is_gvisor))
-            ]
+            rows = [row.on(is_gvisor=target.is_gvisor) for row in attacks_on(target.wall)]
+            attacks = [row for row in rows if choose(row) and (not quick or row.is_quick)]
             cards.append(await _attack_wall(target, attacks, bait, began + total_s, on_line))
     return Scorecard(engine_version, quick, round(time.monotonic() - began, 1), tuple(cards))
 
@@ -82,14 +80,14 @@ async def _attack_wall(
         async with target.open() as standing:
             await _say_hello(standing)
             for attack in attacks:
-                if time.monotonic() < ends_at:
-                    line = await try_one(attack, standing, bait, is_gvisor=target.is_gvisor)
-                else:
-                    line = _not_tried(attack)
+                trial = _Trial(attack, standing, bait)
+                if time.monotonic() >= ends_at:
+                    trial.why_untried, trial.cure = OUT_OF_TIME, OUT_OF_TIME_CURE
+                line = await trial.tried()
                 lines.append(line)
                 on_line(target.name, line)
     except CannotTry as cannot:
-        why, cure = cannot.why, cannot.cure
+        why, cure = cannot.args
     return WallCard(
         target.wall,
         target.runtime,
@@ -102,12 +100,7 @@ async def _attack_wall(
 
 
 class CannotTry(Exception):
-    """The wall cannot be attacked on this host. Has the reason and the remedy."""
-
-    def __init__(self, why: str, cure: str) -> None:
-        super().__init__(why)
-        self.why = why
-        self.cure = cure
+    """The wall cannot be attacked on this host: `args` are the reason and the remedy."""
 
 
 async def _say_hello(standing: Standing) -> None:
@@ -130,32 +123,12 @@ async def _say_hello(standing: Standing) -> None:
                 ending = await lease.run(
                     language.value, arguments_of(language, HELLO[language.value]), limits
                 )
-    except EngineError as error:
-        raise CannotTry(error.message, cure) from None
-    except DockerError as error:
-        raise CannotTry(error.message, error.remedy) from None
+    except (EngineError, DockerError) as error:
+        raise CannotTry(error.message, getattr(error, "remedy", cure)) from None
     except TimeoutError:
         raise CannotTry("Its first program did not end.", cure) from None
     if ending.ended_by is not EndedBy.OK:
         raise CannotTry(f"Its first program ended as {ending.ended_by.value}.", cure)
-
-
-def _not_tried(attack: Attack) -> Line:
-    return Line(
-        id=attack.id,
-        topic=attack.topic.value,
-        harm=attack.harm.value,
-        tries=attack.tries,
-        verdict=Verdict.UNTRIED,
-        expected=attack.expected.ends,
-        ended=None,
-        twin=None,
-        seen=(),
-        why=OUT_OF_TIME,
-        cure=OUT_OF_TIME_CURE,
-        differs="",
-        ms=0,
-    )
 
 
 GRACE_S = 10.0
@@ -165,101 +138,101 @@ PATIENCE_S = 20.0
 """Seconds after a run's time limit until it is given up, so that it cannot delay the others."""
 
 ATTACKER = TrustDomain("attack")
-TWIN = Expectation(("ok",))
 
 
 async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
     """Try one attack on one wall. If the trial itself fails, the returned line says why."""
-    began = time.monotonic()
-    trial = _Trial(attack, standing, bait, is_gvisor=is_gvisor)
-    try:
-        await trial.run()
-    except (EngineError, DockerError) as error:
-        trial.untried(error)
-    return trial.line(round((time.monotonic() - began) * 1e3))
+    return await _Trial(attack.on(is_gvisor=is_gvisor), standing, bait).tried()
 
 
+@dataclass
 class _Trial:
     """The trial of one attack on one wall, with its findings so far."""
 
-    def __init__(self, attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> None:
-        self._attack = attack
-        self._is_gvisor = is_gvisor
-        self._standing = standing
-        self._bait = bait
-        self._expected = attack.expected_on(is_gvisor=is_gvisor)
-        self._looked = Looked()
-        self._ended: str | None = None
-        self._twin: str | None = None
-        self._why_untried = ""
-        self._cure = ""
+    attack: Attack
+    standing: Standing
+    bait: Bait
+    looked: Looked = field(default_factory=Looked)
+    ended: str | None = None
+    twin: str | None = None
+    why_untried: str = ""
+    cure: str = ""
 
-    async def run(self) -> None:
-        """Run the attack, its checks and its twin.
+    async def tried(self) -> Line:
+        """Run the attack, unless there is a reason not to, and return the line."""
+        began = time.monotonic()
+        try:
+            if not self.why_untried:
+                await self._run()
+        except (EngineError, DockerError) as error:
+            if self.ended is not None:
+                self.looked.faults.append(f"nothing ran after it: {error.message}")
+            else:
+                self.why_untried = error.message
+                self.cure = "" if isinstance(error, EngineError) else error.remedy
+        return self._line(round((time.monotonic() - began) * 1e3))
 
-        Raises:
-            EngineError: the wall refused.
-            DockerError: Docker could not be queried.
-        """
-        attack = self._attack
-        if attack.before is not None:
-            prepared = await self._send(attack.before, ATTACKER)
-            if prepared is None or name_of(prepared) != "ok":
-                self._why_untried = "Its preparation failed."
-                return
-        by = _stranger() if attack.by_stranger else ATTACKER
-        wanted = attack.looks_on(is_gvisor=self._is_gvisor)
-        containers = self._standing.containers
-        if wanted and containers is not None and not await containers.names():
-            await self._send(attack.twin, ATTACKER)  # the last attack may have ended the last one
-        async with looking(attack, wanted, self._standing, self._bait) as self._looked:
-            began = time.monotonic()
-            ending = await self._send(attack.code, by)
-            took_s = time.monotonic() - began
-        self._judge(ending, took_s)
-        await self._try_twin()
-
-    def untried(self, error: EngineError | DockerError) -> None:
-        """Record that the wall or Docker refused: a failure if the attack has already run, else
-        untried.
-        """
-        words = error.message
-        if self._ended is not None:
-            self._looked.faults.append(f"nothing ran after it: {words}")
-            return
-        self._why_untried = words
-        self._cure = "" if isinstance(error, EngineError) else error.remedy
-
-    def line(self, ms: int) -> Line:
-        """Return the result for the scorecard. `ms` is the trial's duration in milliseconds."""
-        attack, faults = self._attack, self._looked.faults
+    def _line(self, ms: int) -> Line:
+        attack, faults = self.attack, self.looked.faults
         verdict = Verdict.FAILED if faults else Verdict.HELD
-        if self._why_untried and not faults:
+        if self.why_untried and not faults:
             verdict = Verdict.UNTRIED
-        differs = attack.on_gvisor.why if self._is_gvisor and attack.on_gvisor else ""
         return Line(
             id=attack.id,
             topic=attack.topic.value,
             harm=attack.harm.value,
             tries=attack.tries,
             verdict=verdict,
-            expected=self._expected.ends,
-            ended=self._ended,
-            twin=self._twin,
-            seen=tuple(self._looked.seen),
-            why="; ".join(faults) or self._why_untried,
-            cure=self._cure,
-            differs=differs,
+            expected=attack.expected.ends,
+            ended=self.ended,
+            twin=self.twin,
+            seen=tuple(self.looked.seen),
+            why="; ".join(faults) or self.why_untried,
+            cure=self.cure,
+            differs=attack.on_gvisor.why if attack.on_gvisor is not None else "",
             ms=ms,
         )
 
-    # -- inside -----------------------------------------------------------------------------
+    async def _run(self) -> None:
+        """Run the attack, its checks and its twin.
+
+        Raises:
+            EngineError: the wall refused.
+            DockerError: Docker could not be queried.
+        """
+        attack, bait = self.attack, self.bait
+        if attack.before is not None:
+            prepared = await self._send(attack.before, ATTACKER)
+            if prepared is None or name_of(prepared) != "ok":
+                self.why_untried = "Its preparation failed."
+                return
+        stranger = TrustDomain(f"attack:{secrets.token_hex(8)}")
+        containers = self.standing.containers
+        if attack.looks and containers is not None and not await containers.names():
+            await self._send(attack.twin, ATTACKER)  # the last attack may have ended the last one
+        async with looking(attack.looks, self.standing, bait) as self.looked:
+            began = time.monotonic()
+            ending = await self._send(attack.code, stranger if attack.by_stranger else ATTACKER)
+            took_s = time.monotonic() - began
+        faults = self.looked.faults
+        self.ended, missing = self._compare(ending, attack.expected)
+        faults += missing
+        if took_s > attack.wall_s + GRACE_S:
+            faults.append(f"it took {took_s:.1f} s by the host's clock")
+        lost = bait.losses("" if ending is None else said_in(ending)) + self.standing.losses()
+        faults += lost
+        if not lost:
+            self.looked.seen.append("the bait is untouched")
+        twin = Expectation(("ok",), attack.twin_gives)
+        self.twin, missing = self._compare(await self._send(attack.twin, ATTACKER), twin)
+        if missing:
+            faults.append(f"it also refuses harmless programs: of the twin, {'; '.join(missing)}")
 
     async def _send(self, code: str, domain: TrustDomain) -> RunEnding | None:
         """Run one program. Returns None if it did not end in time."""
-        attack, standing = self._attack, self._standing
+        attack, standing = self.attack, self.standing
         limits = Limits(attack.wall_s, 60.0, standing.memory_mb, attack.output_bytes)
-        arguments = arguments_of(attack.language, self._bait.fill(code))
+        arguments = arguments_of(attack.language, self.bait.fill(code))
         if standing.environment:
             variables = standing.environment.items()
             arguments["env"] = [{"name": name, "value": value} for name, value in variables]
@@ -268,35 +241,8 @@ class _Trial:
                 return await lease.run(attack.language.value, arguments, limits, standing.sinks)
         return None
 
-    def _judge(self, ending: RunEnding | None, took_s: float) -> None:
-        attack, faults = self._attack, self._looked.faults
-        self._ended = "never" if ending is None else name_of(ending)
+    def _compare(self, ending: RunEnding | None, expected: Expectation) -> tuple[str, list[str]]:
+        """Return the name of an ending, and each difference from its expectation."""
         if ending is None:
-            faults.append("it did not end")
-        else:
-            faults += misses(self._expected, attack.language, ending)
-        if took_s > attack.wall_s + GRACE_S:
-            faults.append(f"it took {took_s:.1f} s by the host's clock")
-        lost = self._bait.losses("" if ending is None else said_in(ending))
-        lost += self._standing.losses()
-        faults += lost
-        if not lost:
-            self._looked.seen.append("the bait is untouched")
-
-    async def _try_twin(self) -> None:
-        ending = await self._send(self._attack.twin, ATTACKER)
-        self._twin = "never" if ending is None else name_of(ending)
-        expected = Expectation(TWIN.ends, self._attack.twin_gives)
-        missing = (
-            ["it did not end"]
-            if ending is None
-            else misses(expected, self._attack.language, ending)
-        )
-        if missing:
-            told = "; ".join(missing)
-            self._looked.faults.append(f"it also refuses harmless programs: of the twin, {told}")
-
-
-def _stranger() -> TrustDomain:
-    """Return the trust domain of a new principal."""
-    return TrustDomain(f"attack:{secrets.token_hex(8)}")
+            return "never", ["it did not end"]
+        return name_of(ending), misses(expected, self.attack.language, ending)

@@ -70,6 +70,11 @@ class WallCard:
         """Return the number of attacks with this verdict."""
         return sum(line.verdict is verdict for line in self.attacks)
 
+    def as_document(self) -> JsonObject:
+        """Return the wall's part of the scorecard's document."""
+        counted = (Verdict.HELD, Verdict.FAILED, Verdict.UNTRIED)
+        return {**asdict(self), "counts": {one.value: self.count(one) for one in counted}}
+
 
 @dataclass(frozen=True, slots=True)
 class Scorecard:
@@ -97,7 +102,7 @@ class Scorecard:
             "verdict": self.verdict.value,
             "quick": self.is_quick,
             "seconds": self.seconds,
-            "walls": [_wall_document(card) for card in self.walls],
+            "walls": [card.as_document() for card in self.walls],
         }
 
 
@@ -108,17 +113,3 @@ def verdict_of(lines: Iterable[Line]) -> Verdict:
         if verdict in verdicts:
             return verdict
     return Verdict.HELD if verdicts else Verdict.UNTRIED
-
-
-def _wall_document(card: WallCard) -> JsonObject:
-    counted = (Verdict.HELD, Verdict.FAILED, Verdict.UNTRIED)
-    return {
-        "wall": card.wall,
-        "runtime": card.runtime,
-        "verdict": card.verdict.value,
-        "why": card.why,
-        "cure": card.cure,
-        "seconds": card.seconds,
-        "counts": {verdict.value: card.count(verdict) for verdict in counted},
-        "attacks": [asdict(line) for line in card.attacks],
-    }

@@ -8,17 +8,21 @@ reported.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.bait import VARIABLE
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.attack.service import running_service
 from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
@@ -174,30 +178,28 @@ class Target:
 def interpreter_target(command: Sequence[str] | None = None) -> Target:
     """Return the interpreter wall. Tests pass a `command` that starts another guest."""
 
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Standing]:
-        async with process_walls.InterpreterWall(command=command) as wall:
-            # The zygote, the spares, and one resident process for the attacker.
-            standing = 1 + process_walls.INTERPRETER_SPARES + 1
-            yield Standing(
-                wall, Language.CALCULATOR, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
-            )
-
-    return Target("interpreter", opened)
+    # The zygote, the spares, and one resident process for the attacker.
+    standing = 1 + process_walls.INTERPRETER_SPARES + 1
+    wall = partial(process_walls.InterpreterWall, command=command)
+    return Target("interpreter", partial(_opened, wall, Language.CALCULATOR, standing))
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
     """Return the jail, which can read only the attacks' import path."""
 
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Standing]:
-        async with process_walls.JailWall([JAILED], command=command) as wall:
-            standing = 1 + process_walls.JAIL_SPARES
-            yield Standing(
-                wall, Language.FUNCTION, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
-            )
+    wall = partial(process_walls.JailWall, [JAILED], command=command)
+    standing = 1 + process_walls.JAIL_SPARES
+    return Target("jail", partial(_opened, wall, Language.FUNCTION, standing))
 
-    return Target("jail", opened)
+
+@asynccontextmanager
+async def _opened(
+    make: Callable[[], process_walls.InterpreterWall | process_walls.JailWall],
+    hello: Language,
+    standing: int,
+) -> AsyncIterator[Standing]:
+    async with make() as wall:
+        yield Standing(wall, hello, PROCESS_WALL_MB, lambda: wall.guest_pid, standing)
 
 
 def container_target(
@@ -233,7 +235,10 @@ def container_target(
                 Language.PYTHON,
                 MIN_CONTAINER_MB,
                 containers=Containers(docker, engine_id),
-                sees_processes=docker.is_local and not is_gvisor and _sees_everybody(),
+                # Without hidepid: then other users' process names can be read.
+                sees_processes=docker.is_local
+                and not is_gvisor
+                and os.access("/proc/1/comm", os.R_OK),
             )
 
     return Target("container", opened, runtime, is_gvisor)
@@ -265,6 +270,64 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
     return replace(containers, wall="gateway", open=opened)
 
 
-def _sees_everybody() -> bool:
-    """Whether this process can read other users' process names (not with hidepid)."""
-    return os.access("/proc/1/comm", os.R_OK)
+# -- the service of attacks on the gateway ------------------------------------------------
+
+
+class Service(ThreadingHTTPServer):
+    """A service on loopback that programs may read from. It tells back what it received; a request
+    that is no read is noted as a loss. `/?to=URL` is a redirect.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.authority = f"127.0.0.1:{self.server_address[1]}"
+        self.written: list[str] = []
+        """The methods of requests that are no reads."""
+
+    def losses(self) -> list[str]:
+        """Describe the writes since the last call."""
+        written, self.written[:] = list(self.written), []
+        return [f"a {method} arrived that nobody allowed" for method in dict.fromkeys(written)]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+    server: Service
+
+    def do_GET(self) -> None:
+        if int(self.headers.get("content-length") or 0):
+            self.server.written.append("GET with a body")
+        wanted = parse_qs(urlsplit(self.path).query).get("to", [])
+        body = json.dumps({"path": self.path, **self.headers}).encode()
+        self.send_response(302 if wanted else 200)
+        if wanted:
+            self.send_header("location", wanted[0])
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.server.written.append(self.command)
+        self.send_response(204)
+        self.end_headers()
+
+    do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815  # as the library names them
+
+    def log_message(self, *values: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def running_service() -> Iterator[Service]:
+    """Yield the running service."""
+    with Service() as service:
+        thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.shutdown()
+            thread.join()

@@ -41,9 +41,6 @@ MAX_INPUT_BYTES = 64 * 1024
 OUTPUT_PIECE_BYTES = 64 * 1024
 """Bytes of a registered process's output in one answer."""
 
-MAX_GRACE_S = 30.0
-"""Longest time between SIGTERM and SIGKILL when a registered process is stopped, in seconds."""
-
 WINDOW_BYTES = 256 * 1024
 """Bytes of one connection that may be on their way in one direction."""
 

@@ -1,27 +1,14 @@
-"""The corpus: every attack as a row of a table, one module for each wall and subject."""
+"""The corpus: every attack as a row of a table, one module for each wall."""
 
 from __future__ import annotations
 
 from fumehood.attack.attack import Attack
-from fumehood.attack.corpus import (
-    container_floods,
-    container_guest,
-    container_host,
-    container_kernel,
-    gateway,
-    interpreter,
-    jail,
-)
+from fumehood.attack.corpus import container, gateway, interpreter, jail
 
 _BY_WALL: dict[str, tuple[Attack, ...]] = {
     "interpreter": interpreter.ATTACKS,
     "jail": jail.ATTACKS,
-    "container": (
-        *container_floods.ATTACKS,
-        *container_host.ATTACKS,
-        *container_kernel.ATTACKS,
-        *container_guest.ATTACKS,
-    ),
+    "container": container.ATTACKS,
     "gateway": gateway.ATTACKS,
 }
 

@@ -1,1 +1,1 @@
-"""The container wall, host side: containers, the channel to their guests, the pool, the reaper."""
+"""The container wall, host side: containers, the channel to their guests, the pool."""

@@ -3,6 +3,8 @@
 Host side, used by `container`. Its input is untrusted: sizes are checked before anything is kept,
 frames are parsed strictly and accepted only in the protocol's order, and the first invalid frame
 ends the container. Times that the guest measures are only reported; deadlines use the host's clock.
+Whatever a guest sends, at most the output limit of each stream is kept, and only files that fit the
+workspace are forwarded, with relative paths that stay inside it.
 
 During a run the guest sends output and files, then the run's ending, then whether the container is
 clean again. The caller waits only until the ending.
@@ -19,7 +21,7 @@ of parsed, and any doubt means "needed".
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import io
 import re
 import struct
 import sys
@@ -31,7 +33,7 @@ import anyio
 
 from fumehood.core.errors import EndedBy, InternalError
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import CONTAINER_FILES_OUT, MB, Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
     ContainerAnswer,
@@ -51,8 +53,15 @@ from fumehood.protocol.framing import PORTS_RUN, ConnectionFrame, FrameError
 from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.sandbox.connections import PortConnections
 from fumehood.sandbox.container.controls import ProcessRequests
-from fumehood.sandbox.container.received import ReceivedRun
-from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
+from fumehood.sandbox.wall import (
+    MAX_FRAME_BYTES,
+    CallPort,
+    FileSink,
+    FrameSink,
+    RunEnding,
+    RunSinks,
+    claims_of,
+)
 
 PRELOAD_GRACE_S = 30.0
 """Extra seconds for a program that needs the image's modules, while a new container loads them."""
@@ -81,6 +90,14 @@ STDOUT, STDERR = 1, 2
 
 MAX_SEARCHED_CHARACTERS = 64 * 1024
 """Longest program that is searched for imports. A longer one counts as needing the modules."""
+
+BEGINNING_CHARACTERS = 64 * 1024
+"""Characters of each stream that are kept if a sink receives all of it."""
+
+_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
+"""Failures that a program may report about itself (ADR 0010): a report never turns failure into
+success. Excess output is not among them, because output is counted outside the program.
+"""
 
 _IMPORT = re.compile(r"\bfrom[ \t]+([\w.]+)[ \t]+import\b|\bimport\b[ \t]*([^\n;#]*)")
 _DOUBT = re.compile(
@@ -116,14 +133,6 @@ class ChannelListener(Protocol):
 
     def on_end(self, why: str) -> None:
         """Handle the end of the channel. Called once, as the last event."""
-
-
-class Lost(Exception):
-    """The stream ended in the middle of a run; `run` holds the part that was received."""
-
-    def __init__(self, run: ReceivedRun) -> None:
-        super().__init__("the stream ended")
-        self.run = run
 
 
 class Channel(asyncio.Protocol):
@@ -183,10 +192,6 @@ class Channel(asyncio.Protocol):
         """Whether the next run may be sent."""
         return not (self.is_dead or self._run is not None or self.is_resetting)
 
-    def listen(self, listener: ChannelListener) -> None:
-        """Send events to this listener from now on, instead of the previous one."""
-        self.listener = listener
-
     async def run(
         self,
         program: str,
@@ -197,12 +202,10 @@ class Channel(asyncio.Protocol):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program until its ending. Cancelling it ends the program, then raises.
+        """Run a program until its ending, `SANDBOX_LOST` if the stream ended first. Cancelling it
+        ends the program, then raises.
 
         `keep` leaves its files, and a Python program's variables, for the next run.
-
-        Raises:
-            Lost: the stream ended first.
         """
         if not self.is_free or not self.ready.is_set() or self._transport is None:
             raise InternalError("A run was given to a container that is not free.")
@@ -237,8 +240,7 @@ class Channel(asyncio.Protocol):
                     ending = await self._cancel(received.id)
                 if sinks.ending is not None:
                     sinks.ending(ending or received.cut_off(EndedBy.CANCELLED))
-            # Retrieve the exception, so that asyncio does not report it as never retrieved.
-            elif answer.exception() is None and sinks.ending is not None:
+            elif sinks.ending is not None:
                 sinks.ending(answer.result())
             raise
         finally:
@@ -259,7 +261,7 @@ class Channel(asyncio.Protocol):
         self.processes.close()
         self.ports.close()
         if self._run is not None and self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Lost(self._run))
+            self._answer.set_result(self._run.cut_off(EndedBy.SANDBOX_LOST))
         if self.listener is not None:
             self.listener.on_end(why)
 
@@ -274,13 +276,13 @@ class Channel(asyncio.Protocol):
                 if self.dead.is_set():
                     return
                 if stream == STDERR:
-                    self._on_complaint(piece)
+                    self._complaint += piece[: MAX_COMPLAINT_BYTES - len(self._complaint)]
                     continue
                 for body in self._decoder.bodies(piece):
                     self._on_frame(parse_container_body(body))
                     if self.dead.is_set():
                         return
-        except (FrameError, NotMultiplexed) as error:
+        except FrameError as error:
             self.end(f"it sent what it must not: {error}")
         else:
             if self._run is not None and self._run.brake is not None and self._transport:
@@ -320,7 +322,7 @@ class Channel(asyncio.Protocol):
             case GuestProgress():
                 run.on_progress(frame)
             case ContainerCall():
-                run.on_call(frame, _CallPort(self, run.id))
+                run.on_call(frame)
             case ConnectionFrame():
                 run.on_connection(frame)
             case ContainerFile():
@@ -386,9 +388,6 @@ class Channel(asyncio.Protocol):
         if self.listener is not None:
             self.listener.on_clean()
 
-    def _on_complaint(self, piece: bytes) -> None:
-        self._complaint += piece[: MAX_COMPLAINT_BYTES - len(self._complaint)]
-
     async def _cancel(self, run_id: int) -> RunEnding | None:
         """Cancel a run and wait for its end. A guest that does not answer is ended."""
         if self._run is None or self._transport is None:
@@ -397,9 +396,8 @@ class Channel(asyncio.Protocol):
         self._answer = ended
         self._transport.write(framing.encode({"op": "cancel", "id": run_id}))
         with anyio.move_on_after(self._clocks.cancel_s):
-            with contextlib.suppress(Lost):
-                return await ended
-            return None
+            ending = await ended
+            return ending if ending.ended_by is not EndedBy.SANDBOX_LOST else None
         self._answer = None
         self.end("it did not end a cancelled run")
         return None
@@ -426,27 +424,206 @@ class Channel(asyncio.Protocol):
             self._overdue = None
 
 
+@dataclass(frozen=True, slots=True)
 class _CallPort:
     """Sends answers to the program of one run."""
 
-    __slots__ = ("_channel", "_run_id")
-
-    def __init__(self, channel: Channel, run_id: int) -> None:
-        self._channel = channel
-        self._run_id = run_id
+    channel: Channel
+    run_id: int
 
     def answer(self, answer: bytes) -> None:
-        self._channel.send_answer(self._run_id, answer)
+        self.channel.send_answer(self.run_id, answer)
 
     def pause(self, *, is_paused: bool) -> None:
-        self._channel.pause(self._run_id, is_paused=is_paused)
+        self.channel.pause(self.run_id, is_paused=is_paused)
+
+
+# -- one run -------------------------------------------------------------------------------
+
+
+class _KeptText:
+    """The beginning of a stream, up to `most` characters."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._kept = io.StringIO()
+
+    def add(self, text: str) -> None:
+        self._left -= self._kept.write(text[: self._left])
+
+    @property
+    def text(self) -> str:
+        return self._kept.getvalue()
+
+
+class ReceivedRun:
+    """Collects what the host receives from one run.
+
+    Its methods raise FrameError for a frame that breaks the protocol's order or limits.
+    """
+
+    def __init__(
+        self,
+        run_id: int,
+        limits: Limits,
+        sinks: RunSinks,
+        isolation: str,
+        send: Callable[[bytes], None],
+        port: CallPort,
+    ) -> None:
+        """`send` sends a frame to the guest, and `port` answers and pauses the program."""
+        self.id = run_id
+        self._port = port
+        self._connections: FrameSink | None = None
+        if sinks.network is not None:
+            self._connections = sinks.network.open(run_id, send, port)
+        self.is_collecting = False
+        """Whether the program has ended and its files follow."""
+        self.brake = sinks.brake
+        self._isolation = isolation
+        most = limits.output_bytes
+        if sinks.output is not None:
+            most = min(most, BEGINNING_CHARACTERS)
+        self._texts = {"stdout": _KeptText(most), "stderr": _KeptText(most)}
+        self._sink: FileSink | None = sinks.files
+        self._on_output = sinks.output
+        self._on_progress = sinks.progress
+        self._on_call = sinks.call
+        self._has_tools = sinks.call is not None
+        self._files = 0
+        self._file_left = 0
+        self._disk_left = (limits.memory_mb or 0) * MB
+
+    def mute(self) -> None:
+        """Drop files, progress and tool calls from now on. Output is still passed on."""
+        self._sink = self._on_progress = self._on_call = None
+
+    def on_output(self, frame: ContainerOutput) -> None:
+        """Keep the next characters of a stream. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        self._texts[frame.stream].add(frame.text)
+        if self._on_output is not None:
+            try:
+                self._on_output(frame.stream, frame.text)
+            except Exception:  # a failing sink is not called again; the run continues
+                self._on_output = None
+
+    def on_progress(self, frame: GuestProgress) -> None:
+        """Pass on a report of progress. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        if self._on_progress is not None:
+            try:
+                self._on_progress(frame.percent, frame.message)
+            except Exception:
+                self._on_progress = None
+
+    def on_call(self, frame: ContainerCall) -> None:
+        """Pass on the program's call of a tool. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        if not self._has_tools or self.is_collecting:
+            raise FrameError("a call of a tool that no program can have made")
+        if self._on_call is not None:
+            self._on_call(frame.number, frame.tool, frame.arguments, self._port)
+
+    def on_connection(self, frame: ConnectionFrame) -> None:
+        """Take a frame of one of the program's connections. Raises FrameError."""
+        if self._connections is None or self.is_collecting:
+            raise FrameError("a connection that no program can have made")
+        self._connections.on_frame(frame)
+
+    def close_connections(self) -> None:
+        """Break the program's connections: it has ended."""
+        if self._connections is not None:
+            self._connections.close()
+
+    def on_file(self, frame: ContainerFile) -> None:
+        """Start a file. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        self.is_collecting = True
+        self._files += 1
+        self._disk_left -= frame.size
+        if self._files > CONTAINER_FILES_OUT or self._disk_left < 0:
+            raise FrameError("more files than a workspace holds")
+        if not is_plain_path(frame.path):
+            raise FrameError("a path that leads out of the workspace, or nowhere")
+        self._file_left = frame.size
+        self._hand_on(lambda sink: sink.start(frame.path, frame.size, frame.kind))
+
+    def on_data(self, frame: ContainerData) -> None:
+        """Forward the next bytes of the file that was started last. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        content = frame.data
+        if not self._files or len(content) > self._file_left:
+            raise FrameError("more bytes than the file was said to have")
+        self._file_left -= len(content)
+        self._hand_on(lambda sink: sink.write(content))
+
+    def on_ended(self, frame: ContainerEnding) -> RunEnding:
+        """Convert the guest's last message to the run's ending. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        claim = frame.claim or {}
+        result, claims = claim.get("result"), claims_of(claim.get("error"))
+        ended_by = frame.ended_by
+        if ended_by is EndedBy.EXCEPTION:
+            ended_by = _CLAIMABLE.get(claims["claimed_kind"] or "", ended_by)
+        return RunEnding(
+            ended_by=ended_by,
+            isolation=self._isolation,
+            cpu_ms=frame.cpu_ms,
+            peak_memory_bytes=frame.peak_memory_bytes,
+            output_bytes=frame.stdout_bytes + frame.stderr_bytes,
+            exit_code=frame.exit_code,
+            signal=frame.signal,
+            # The exit status decides success; a program that ends itself has no result.
+            result=result if ended_by is EndedBy.OK and isinstance(result, dict) else None,
+            **claims,
+            stdout=self._texts["stdout"].text,
+            stderr=self._texts["stderr"].text,
+            stdout_bytes=frame.stdout_bytes,
+            stderr_bytes=frame.stderr_bytes,
+            limits_hit=tuple(dict.fromkeys(limit.value for limit in frame.limits_hit)),
+            files_left_out=frame.files_left_out,
+            state=frame.state,
+            variables_bytes=frame.variables_bytes,
+        )
+
+    def cut_off(self, ended_by: EndedBy) -> RunEnding:
+        """Return the ending of a run whose guest did not report one, with the output so far."""
+        stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
+        sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
+        return RunEnding(
+            ended_by=ended_by,
+            isolation=self._isolation,
+            output_bytes=sum(sizes),
+            stdout=stdout,
+            stderr=stderr,
+            stdout_bytes=sizes[0],
+            stderr_bytes=sizes[1],
+        )
+
+    def _must_be_mine(self, frame_id: int) -> None:
+        if frame_id != self.id:
+            raise FrameError("a message about another run")
+
+    def _hand_on(self, say: Callable[[FileSink], None]) -> None:
+        if self._sink is None:
+            return
+        try:
+            say(self._sink)
+        except Exception:  # a failing sink is not called again; the run continues
+            self._sink = None
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path is relative and made only of valid file names."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in path and all(name not in ("", ".", "..") for name in path.split("/"))
 
 
 # -- Docker's multiplexed stream -----------------------------------------------------------
-
-
-class NotMultiplexed(ValueError):
-    """The input is not a sequence of Docker's records."""
 
 
 class Demultiplexer:
@@ -461,7 +638,7 @@ class Demultiplexer:
         """Yield the number of a stream and its next bytes, in order of arrival.
 
         Raises:
-            NotMultiplexed: the chunk has a header that Docker never sends.
+            FrameError: the chunk has a header that Docker never sends.
         """
         rest = memoryview(chunk)
         while rest:
@@ -480,7 +657,7 @@ class Demultiplexer:
         self._stream, self._left = RECORD_HEADER.unpack(self._header)
         self._header.clear()
         if self._stream not in (STDOUT, STDERR):
-            raise NotMultiplexed("this is not Docker's attached stream")
+            raise FrameError("this is not Docker's attached stream")
 
 
 # -- the choice between two processes ------------------------------------------------------

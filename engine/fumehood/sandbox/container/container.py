@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
+from dataclasses import replace
 
 import anyio
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container.channel import (
-    STREAM_ENDED,
-    Channel,
-    Lost,
-)
+from fumehood.sandbox.container.channel import STREAM_ENDED, Channel
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerWarned
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
@@ -72,16 +69,15 @@ class Container(Channel):
     The caller of `start` must remove the container, even if `start` fails.
     """
 
-    def __init__(self, docker: Docker, spec: ContainerSpec) -> None:
+    def __init__(self, docker: Docker, name: str, image_id: str) -> None:
         super().__init__()
         self._docker = docker
         self._id = ""
         self._examined = asyncio.Event()
         self._examined.set()
-        self.spec = spec
-        self.name = spec.name
+        self.name = name
         """Its name in Docker."""
-        self.image_id = spec.image_id
+        self.image_id = image_id
         """The digest of its image."""
         self.ran_out_of_memory = False
         """Whether memory ran out in any run. If so, Docker's flag no longer says anything about
@@ -105,7 +101,7 @@ class Container(Channel):
             ContainerFailed: the guest failed.
             LimitsNotEnforced: Docker or the kernel does not enforce a limit.
         """
-        container = cls(docker, spec)
+        container = cls(docker, spec.name, spec.image_id)
         try:
             container._id, stream = await docker.launch(create_body(spec, command), spec.name)
             await container._connect(stream, required, ready_s)
@@ -118,7 +114,7 @@ class Container(Channel):
 
     @classmethod
     async def take_over(
-        cls, docker: Docker, spec: ContainerSpec, *, required: frozenset[Limit], epoch: int
+        cls, docker: Docker, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
     ) -> Container:
         """Become the host of a running session's container, whose engine is gone. Its guest cancels
         a run that it has not ended.
@@ -127,11 +123,11 @@ class Container(Channel):
             DockerError: Docker failed.
             ContainerFailed: the guest refused, because its epoch is not lower, or failed.
         """
-        container = cls(docker, spec)
-        container._id = spec.name
+        container = cls(docker, name, image_id)
+        container._id = name
         container._is_kept = True  # its guest tells at once how many processes run
         try:
-            stream = await docker.launch_in(spec.name, relay_command(epoch))
+            stream = await docker.launch_in(name, relay_command(epoch))
             await container._connect(stream, required, START_DEADLINE_S)
         except BaseException:
             container.end("it was not taken over")
@@ -180,13 +176,13 @@ class Container(Channel):
         self._examined.clear()
         try:
             ending = await super().run(program, arguments, limits, sinks, isolation, keep=keep)
-        except Lost as lost:
-            by_memory = (
-                self.why == STREAM_ENDED
+            if (
+                ending.ended_by is EndedBy.SANDBOX_LOST
+                and self.why == STREAM_ENDED
                 and not self.ran_out_of_memory  # otherwise Docker's flag may be from an earlier run
                 and await self._was_killed_for_memory()
-            )
-            ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)
+            ):
+                ending = replace(ending, ended_by=EndedBy.MEMORY)
         finally:
             self._examined.set()
         self.ran_out_of_memory = self.ran_out_of_memory or (

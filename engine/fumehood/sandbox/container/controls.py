@@ -11,31 +11,18 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
-from typing import Annotated, Literal
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fumehood.core.arguments import (
-    MAX_VARIABLES,
-    MAX_WORDS,
-    Base64,
-    PathOrRoot,
-    Source,
-    Text,
-    Variable,
-    Word,
-)
-from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable, faults_of
+from fumehood.core.arguments import ARGUMENTS, argument_faults
+from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
-    PROCESS_NAME,
     ContainerAnswer,
-    ContainerFault,
     ContainerProcesses,
 )
-from fumehood.protocol.framing import MAX_GRACE_S, MAX_INPUT_BYTES, FrameError
+from fumehood.protocol.framing import MAX_INPUT_BYTES, FrameError
 from fumehood.sandbox.wall import try_later
 
 MAX_OPEN = 64
@@ -44,86 +31,8 @@ MAX_OPEN = 64
 ANSWER_S = 15.0
 """Seconds for an answer, on a busy host. The guest gives up on a process sooner."""
 
-MAX_WORDS_CHARACTERS = 500
-
 DEFAULT_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL."""
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    @property
-    def patience_s(self) -> float:
-        """How long to wait for the answer."""
-        return ANSWER_S
-
-    def frame(self) -> JsonObject:
-        """The fields of the frame to the guest."""
-        return self.model_dump(exclude_none=True)
-
-
-class _List(_Request):
-    do: Literal["list"]
-
-
-class _OfOne(_Request):
-    name: str = Field(pattern=PROCESS_NAME)
-
-
-class _Start(_OfOne):
-    do: Literal["start"]
-    command: Source | None = None
-    argv: list[Word] | None = Field(None, min_length=1, max_length=MAX_WORDS)
-    env: list[Variable] | None = Field(None, max_length=MAX_VARIABLES)
-    working_directory: PathOrRoot | None = None
-
-    @model_validator(mode="after")
-    def _has_one_program(self) -> _Start:
-        if (self.command is None) == (self.argv is None) or (self.argv and not self.argv[0]):
-            raise ValueError("needs either a command, or argv with a program")
-        return self
-
-
-class _Read(_OfOne):
-    do: Literal["read"]
-    after: int = Field(0, ge=0, lt=1 << 62)
-
-
-class _Write(_OfOne):
-    do: Literal["write"]
-    text: Text | None = None
-    text_base64: Base64 | None = None
-    close: bool = False
-
-    @model_validator(mode="after")
-    def _is_short(self) -> _Write:
-        if self.text is not None and self.text_base64 is not None:
-            raise ValueError("has text and text_base64")
-        if len(self._data()) > MAX_INPUT_BYTES:
-            raise ValueError(f"has more than {MAX_INPUT_BYTES} bytes at once")
-        return self
-
-    def _data(self) -> bytes:
-        return (self.text or "").encode() or base64.b64decode(self.text_base64 or "")
-
-    def frame(self) -> JsonObject:
-        data = base64.b64encode(self._data()).decode("ascii")
-        return {"do": self.do, "name": self.name, "data": data, "close": self.close}
-
-
-class _Stop(_OfOne):
-    do: Literal["stop"]
-    grace_s: float = Field(DEFAULT_GRACE_S, ge=0, le=MAX_GRACE_S, allow_inf_nan=False)
-
-    @property
-    def patience_s(self) -> float:
-        return ANSWER_S + self.grace_s
-
-
-_REQUEST: TypeAdapter[_List | _Start | _Read | _Write | _Stop] = TypeAdapter(
-    Annotated[_List | _Start | _Read | _Write | _Stop, Field(discriminator="do")]
-)
 
 
 class ProcessRequests:
@@ -147,26 +56,17 @@ class ProcessRequests:
             ResourceNotFound: there is no such process.
             SandboxUnavailable: the guest has ended, does not answer, or has too much to answer.
         """
-        try:
-            checked = _REQUEST.validate_python(request)
-        except ValidationError as error:
-            # The path begins with the kind of the request.
-            faults = [(path.partition(".")[2] or path, why) for path, why in faults_of(error)]
-            words = "; ".join(f"{path}: {why}" for path, why in faults)
-            raise InvalidParams(
-                f"The request about processes is not valid: {words[:MAX_WORDS_CHARACTERS]}.",
-                fields=[path for path, _ in faults],
-            ) from None
+        fields = _fields_of(request)
         if len(self._open) >= MAX_OPEN:
             raise try_later("Too many requests wait for this session. Repeat it later.")
         self._ids += 1
         number = self._ids
-        frame = framing.encode({"op": "process", "id": number, **checked.frame()})
+        frame = framing.encode({"op": "process", "id": number, **fields})
         if len(frame) > framing.MAX_REQUEST_BYTES:
             raise InvalidParams("The request about processes is too long.")
         answered = self._open[number] = asyncio.get_running_loop().create_future()
         self._send(frame)
-        with anyio.move_on_after(checked.patience_s):
+        with anyio.move_on_after(ANSWER_S + fields.get("grace_s", 0)):
             return _result_of(await answered)
         raise try_later("The session did not answer in time. Repeat the request.")
 
@@ -193,7 +93,7 @@ class ProcessRequests:
         self.running = 0
         for waiting in self._open.values():
             if not waiting.done():
-                waiting.set_exception(_ended())
+                waiting.set_exception(try_later("The session's container has ended."))
                 waiting.exception()  # it may be that nobody waits for it
         self._open.clear()
 
@@ -203,22 +103,43 @@ class ProcessRequests:
             self._on_change()
 
 
-def _ended() -> SandboxUnavailable:
-    return try_later("The session's container has ended.")
+def _fields_of(request: JsonObject) -> JsonObject:
+    """Return the fields of a request's frame. Raises InvalidParams."""
+    given = {name: value for name, value in request.items() if value is not None}
+    do = given.pop("do")
+    faults = argument_faults(f"process:{do}", given)
+    if faults:
+        words = "; ".join(f"{path}: {why}" for path, why in faults)
+        raise InvalidParams(
+            f"The request about processes is not valid: {words}.",
+            fields=[path for path, _ in faults],
+        )
+    given = ARGUMENTS[f"process:{do}"].model_validate(given).model_dump(exclude_none=True)
+    match do:
+        case "read":
+            given = {"after": 0, **given}
+        case "stop":
+            given = {"grace_s": DEFAULT_GRACE_S, **given}
+        case "write":
+            text, encoded = given.pop("text", ""), given.pop("text_base64", "")
+            data = text.encode() or base64.b64decode(encoded)
+            if len(data) > MAX_INPUT_BYTES:
+                raise InvalidParams(f"A process takes {MAX_INPUT_BYTES} bytes of input at once.")
+            given |= {
+                "data": base64.b64encode(data).decode("ascii"), "close": given.get("close", False),
+            }  # fmt: skip
+    return {"do": do, **given}
 
 
 def _result_of(answer: ContainerAnswer) -> JsonObject:
+    """Return the result, or raise the error for a fault."""
     fault = answer.fault
     if fault is None:
         return answer.parts
-    raise _error_of(fault)
-
-
-def _error_of(fault: ContainerFault) -> Exception:
-    """The error for a fault. The guest's text is shown, so only what can be printed of it."""
+    # The guest's text is shown, so only what can be printed of it.
     words = "".join(one for one in fault.message if one.isprintable()).strip() or "It was refused."
     if fault.kind == "invalid":
-        return InvalidParams(words)
+        raise InvalidParams(words)
     if fault.kind == "not_found":
-        return ResourceNotFound(words, fields=["name"])
-    return SandboxUnavailable(words)
+        raise ResourceNotFound(words, fields=["name"])
+    raise SandboxUnavailable(words)

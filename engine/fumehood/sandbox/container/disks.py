@@ -14,8 +14,8 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -23,7 +23,6 @@ import anyio
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.docker_api import (
-    MAX_WHY_CHARACTERS,
     Docker,
     DockerConflict,
     DockerError,
@@ -45,6 +44,9 @@ COPY = "snap_"
 
 SPARED_BYTES = 1 << 30
 """Bytes of the file system that no disk is promised."""
+
+FAILURES = (OSError, subprocess.SubprocessError, DockerError)
+"""What using a disk may raise."""
 
 CHECK = "[problems]\n" + "".join(
     f"\t{problem} = {{\n\t\tpreen_ok = true\n\t\tno_ok = true\n\t\tforce_no = true\n\t}}\n"
@@ -103,7 +105,7 @@ class Disks:
         """
         assert self._directory is not None
         path = self._directory / name
-        try:
+        async with self._for_callers(name, "made", is_new=True):
             async with self._turn:
                 await anyio.to_thread.run_sync(self._promise, path, mb * MB)
                 await anyio.to_thread.run_sync(_give_all_its_room, path, mb * MB)
@@ -113,19 +115,32 @@ class Disks:
             )  # fmt: skip
             await _run("debugfs", "-w", "-f", "-", str(path), told=LAY_OUT)
             await self._attach(name)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                await self._try_to_remove(name)
-            if isinstance(error, OSError | subprocess.SubprocessError | DockerError):
-                self._tell("made", name, error)
-                raise try_later("The session's disk could not be made. Repeat the call.") from error
-            raise
 
-    def _tell(self, what: str, name: str, error: BaseException) -> None:
-        """Log why a disk could not be used, of which callers are told only that."""
-        said = getattr(error, "stderr", None) or b""
-        why = f"{error!r} {said.decode('utf-8', 'replace')}"[:MAX_WHY_CHARACTERS]
-        self._on_event("disk.failed", {"disk": name, "not": what, "why": why})
+    @asynccontextmanager
+    async def _for_callers(
+        self,
+        name: str,
+        what: str,
+        *,
+        is_new: bool = False,
+        unless: tuple[type[DockerError], ...] = (),
+    ) -> AsyncIterator[None]:
+        """Log why a disk could not be used, of which callers get only that. A new one is removed
+        if the block fails.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if is_new:
+                with anyio.CancelScope(shield=True):
+                    await self._try_to_remove(name)
+            if not isinstance(error, FAILURES) or isinstance(error, unless):
+                raise
+            said = getattr(error, "stderr", None) or b""
+            why = f"{error!r} {said.decode('utf-8', 'replace')}"
+            self._on_event("disk.failed", {"disk": name, "not": what, "why": why})
+            words = f"The session's disk could not be {what}. Repeat the request."
+            raise try_later(words) from error
 
     async def copy(self, name: str, target: str) -> int:
         """Copy a disk that no program writes to at present; return the bytes that the copy takes.
@@ -136,29 +151,23 @@ class Disks:
         assert self._directory is not None
         source, path = self._directory / name, self._directory / target
         try:
-            for device in await self._devices(source):
-                await _run("blockdev", "--flushbufs", device)
-            size, taken = await anyio.to_thread.run_sync(_size_and_data, source)
-            grows = not target.startswith(COPY)
-            room = size if grows else taken
-            async with self._turn:
-                await anyio.to_thread.run_sync(self._promise, path, room)
-                self._copying[target] = room
-            deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
-            await _run(
-                "cp", "--sparse=always", "--reflink=never", "--", str(source), str(path),
-                deadline_s=deadline_s,
-            )  # fmt: skip
-            if grows:
-                await anyio.to_thread.run_sync(_give_all_its_room, path, size)
+            async with self._for_callers(target, "copied", is_new=True):
+                for device in await self._devices(source):
+                    await _run("blockdev", "--flushbufs", device)
+                size, taken = await anyio.to_thread.run_sync(_size_and_data, source)
+                grows = not target.startswith(COPY)
+                room = size if grows else taken
+                async with self._turn:
+                    await anyio.to_thread.run_sync(self._promise, path, room)
+                    self._copying[target] = room
+                deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
+                await _run(
+                    "cp", "--sparse=always", "--reflink=never", "--", str(source), str(path),
+                    deadline_s=deadline_s,
+                )  # fmt: skip
+                if grows:
+                    await anyio.to_thread.run_sync(_give_all_its_room, path, size)
             return (await anyio.to_thread.run_sync(path.stat)).st_blocks * 512
-        except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                await self._try_to_remove(target)
-            if isinstance(error, OSError | subprocess.SubprocessError):
-                self._tell("copied", target, error)
-                raise try_later("The session's disk could not be copied. Try again.") from error
-            raise
         finally:
             self._copying.pop(target, None)
 
@@ -167,11 +176,8 @@ class Disks:
         assert self._directory is not None
         await self._try_to_remove(new)  # what a failure left
         await self.copy(source, new)
-        try:
+        async with self._for_callers(new, "checked"):
             await _check(str(self._directory / new))
-        except (OSError, subprocess.SubprocessError) as error:
-            self._tell("checked", new, error)
-            raise try_later("The copy of the session's disk cannot be used.") from error
 
     async def replace(self, name: str, new: str) -> None:
         """Replace a disk, which no container uses, by another one.
@@ -180,12 +186,9 @@ class Disks:
             SandboxUnavailable: that failed; the disk is as before.
         """
         assert self._directory is not None
-        try:
+        async with self._for_callers(name, "replaced"):
             path = await self._detach(name)
             await anyio.to_thread.run_sync((self._directory / new).replace, path)
-        except (OSError, subprocess.SubprocessError, DockerError) as error:
-            self._tell("replaced", name, error)
-            raise try_later("The session's disk could not be replaced. Try again.") from error
 
     def has(self, name: str) -> bool:
         """Whether a disk exists."""
@@ -198,22 +201,17 @@ class Disks:
             DockerConflict: a container still uses it.
             SandboxUnavailable: that failed; the disk stays.
         """
-        try:
+        async with self._for_callers(name, "attached", unless=(DockerConflict,)):
             path = await self._detach(name)
             if await self._devices(path):
                 raise DockerConflict("A container that ends still uses the disk.")
             await self._attach(name)
-        except DockerConflict:
-            raise
-        except (OSError, subprocess.SubprocessError, DockerError) as error:
-            self._tell("attached", name, error)
-            raise try_later("The session's disk cannot be used now. Repeat the call.") from error
 
     async def _attach(self, name: str) -> None:
         assert self._directory is not None
         path = str(self._directory / name)
         await _check(path)
-        device = await _attach_device(path)
+        device = (await _run("losetup", "--find", "--show", path)).strip()
         options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
         await self._docker.create_volume(name, options)
 
@@ -246,7 +244,7 @@ class Disks:
 
     async def detach(self, name: str) -> None:
         """Free what a disk uses besides its file, until `attach`. If that fails, it stays."""
-        with suppress(OSError, subprocess.SubprocessError, DockerError):
+        with suppress(*FAILURES):
             await self._detach(name)
 
     async def _detach(self, name: str) -> Path:
@@ -282,7 +280,7 @@ class Disks:
                 await self._try_to_remove(name)
 
     async def _try_to_remove(self, name: str) -> None:
-        with suppress(OSError, subprocess.SubprocessError, DockerError):
+        with suppress(*FAILURES):
             await self.remove(name)
 
 
@@ -306,18 +304,6 @@ def _size_and_data(path: Path) -> tuple[int, int]:
             end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
             data += end - start
     return size, data
-
-
-async def _attach_device(path: str) -> str:
-    """Attach a disk to a loop device, and return that. Others may take the device meanwhile."""
-    for pause_s in (0.1, 0.5, 0.0):
-        try:
-            return (await _run("losetup", "--find", "--show", path)).strip()
-        except subprocess.CalledProcessError:
-            if not pause_s:
-                raise
-            await anyio.sleep(pause_s)
-    raise AssertionError("unreachable")
 
 
 async def _check(path: str) -> None:

@@ -44,9 +44,6 @@ THREADS = 16
 CLIENT_TIMEOUT_S = 30
 """Seconds without an answer after which the client gives up and the call's thread ends."""
 
-MAX_WHY_CHARACTERS = 1000
-"""Maximum length of a failure's cause in the log, in characters."""
-
 QUICK_S = 5.0
 """Deadline of queries, in seconds."""
 
@@ -148,10 +145,10 @@ class Listed:
 class Docker:
     """The Docker daemon at `DOCKER_HOST`. The constructor does not connect."""
 
-    def __init__(self, environment: Mapping[str, str], *, threads: int = THREADS) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.host = docker_host(environment)
         self._wants_tls = bool(environment.get("DOCKER_TLS_VERIFY"))
-        self._threads = BoundedThreads(threads, "docker")
+        self._threads = BoundedThreads(THREADS, "docker")
         self._making = threading.Lock()
         self._client: Any = None
         self.failure: DockerUnreachable | None = None

@@ -26,7 +26,6 @@ from fumehood.core.fair_share import FairShare
 from fumehood.core.limits import MB
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 from fumehood.sandbox.container.docker_api import (
-    MAX_WHY_CHARACTERS,
     QUICK_S,
     Docker,
     DockerError,
@@ -85,9 +84,9 @@ class PackageLayers:
         self._waiting = FairShare(sys.maxsize, MAX_OF_ONE)
         self._locks: OrderedDict[str, Lock] = OrderedDict()
         """Name of an image with packages → the packages."""
-        self._resolved: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
-        """Image and request → name of the image with these packages, and until when it is valid,
-        by the monotonic clock."""
+        self._resolved: OrderedDict[tuple[str, str], tuple[Lock, float]] = OrderedDict()
+        """Image and request → the packages that were found, and until when they are used again, by
+        the monotonic clock."""
 
     async def name_for(self, image: Image, packages: Sequence[str], principal_id: str) -> str:
         """Return the name of an image with these packages, whose versions are looked up.
@@ -99,15 +98,17 @@ class PackageLayers:
         asked = self._checked(packages)
         if "python" not in image.languages:
             raise _refused(f"The image {image.name} has no Python.")
-        if self._known(image.id, asked) is None:
+        lock = self._known(image.id, asked)
+        if lock is None:
             async with self._one_at_a_time(principal_id):
-                if self._known(image.id, asked) is None:
+                lock = self._known(image.id, asked)
+                if lock is None:
                     lock = await self._in_thread(
                         lambda: _resolve(image, asked, self._own, self._cache)
                     )
-                    found = self.add(image.name, lock), time.monotonic() + LOCK_S
+                    found = lock, time.monotonic() + LOCK_S
                     _remember(self._resolved, (image.id, asked), found)
-        return self._known(image.id, asked) or image.name
+        return self.add(image.name, lock)
 
     def add(self, image: str, lock: Lock) -> str:
         """Return the name of an image with the packages of a lock."""
@@ -190,10 +191,9 @@ class PackageLayers:
             )
         return merged(asked, {})
 
-    def _known(self, image_id: str, asked: str) -> str | None:
-        name, until = self._resolved.get((image_id, asked), ("", 0.0))
-        is_there = PLUS not in name or name in self._locks
-        return name if time.monotonic() < until and is_there else None
+    def _known(self, image_id: str, asked: str) -> Lock | None:
+        lock, until = self._resolved.get((image_id, asked), (None, 0.0))
+        return lock if time.monotonic() < until else None
 
     @asynccontextmanager
     async def _one_at_a_time(self, principal_id: str) -> AsyncIterator[None]:
@@ -235,7 +235,7 @@ class PackageLayers:
 
     def _failed(self, error: Exception) -> SandboxUnavailable:
         """Log an error that may name paths of this host, and return the one for callers."""
-        self._on_event("packages.failed", {"why": str(error)[:MAX_WHY_CHARACTERS]})
+        self._on_event("packages.failed", {"why": str(error)})
         return try_later("The packages could not be installed. The engine's log says why.")
 
     async def sweep(self) -> None:

@@ -381,7 +381,7 @@ class Pool:
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:
             return False
-        entry.container.listen(listener)
+        entry.container.listener = listener
         self._dispatch()
         return True
 
@@ -577,7 +577,7 @@ class Pool:
                 self._dispatch()
             return
         entry = PoolEntry(container, kind, self._monotonic(), self)
-        container.listen(entry)
+        container.listener = entry
         entry.last_used = entry.made_at
         self._state.entries[container.name] = entry
         if container.is_dead:  # it ended after it became ready

@@ -21,14 +21,10 @@ from fumehood.sandbox.container.channel import (
     MAX_UNSENT_BYTES,
     STDOUT,
     Demultiplexer,
-    NotMultiplexed,
 )
 from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.spec import ContainerSpec, program_body
 from fumehood.sandbox.wall import CHUNK_BYTES, Network, rest_after
-
-MAX_UNSENT = 64 * CHUNK_BYTES
-"""Bytes that a program may leave unread."""
 
 SAID_BYTES = 2000
 """Bytes of the end of a program's standard error that are kept for the log."""
@@ -91,7 +87,7 @@ class ContainerProgram:
                         found += piece
                     else:
                         self.said = (self.said + piece)[-SAID_BYTES:]
-            except NotMultiplexed:
+            except framing.FrameError:
                 return b""
             if found:
                 return found
@@ -99,7 +95,7 @@ class ContainerProgram:
 
     async def write(self, data: bytes) -> None:
         """Write to its standard input. Raises OSError if it is closed or too much is unread."""
-        if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNSENT:
+        if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNSENT_BYTES:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)
         await self._writer.drain()
@@ -112,7 +108,7 @@ class ContainerProgram:
             self._writer.write(frame)
 
     async def stop(self) -> None:
-        """Remove the container. If Docker does not answer in time, the reaper removes it later."""
+        """Remove the container. If Docker does not answer in time, a sweep removes it later."""
         with anyio.CancelScope(shield=True):
             self._writer.close()
             with suppress(OSError), anyio.move_on_after(REMOVE_S):
@@ -149,7 +145,7 @@ class NetworkedProgram:
 
     async def write(self, data: bytes) -> None:
         """Write to its standard input. Raises OSError if too much is unread."""
-        if self._unsent > MAX_UNSENT:
+        if self._unsent > MAX_UNSENT_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it reads nothing")
         self._unsent += len(data)
         self._input.put_nowait(data)

@@ -56,7 +56,6 @@ LABEL_OWNER = "fumehood.owner"
 LABEL_DEADLINE = "fumehood.deadline"
 LABEL_IMAGE = "fumehood.image"
 LABEL_PID = "fumehood.pid"
-LABEL_HOST = "fumehood.host"
 
 
 GUEST_OPEN_FILES = 1024
@@ -89,8 +88,7 @@ class ContainerSpec:
     runtime: str | None = None
     """The OCI runtime, or None for the Docker daemon's default."""
     engine_pid: int | None = None
-    """Process id of the engine on `engine_host`, for information only."""
-    engine_host: str = ""
+    """Process id of the engine, for information only."""
 
     @property
     def memory_bytes(self) -> int:
@@ -189,7 +187,6 @@ def _labels(spec: ContainerSpec) -> dict[str, str]:
         LABEL_DEADLINE: str(spec.deadline),
         LABEL_IMAGE: spec.image_name,
         LABEL_PID: str(spec.engine_pid or ""),
-        LABEL_HOST: spec.engine_host,
     }
 
 

@@ -6,8 +6,8 @@ Invariants: a missing image affects only the calls that need it, and is never re
 container's name counts as in use before its creation is requested, and a container that does not
 become ready is removed.
 
-The reaper removes what a crash between two steps leaves behind: a container with this engine's
-labels and a name that is not in use. It checks every container in this order: without our labels it
+A sweep removes what a crash between two steps leaves behind: a container with this engine's labels
+and a name that is not in use. It checks every container in this order: without our labels it
 is left alone; with this engine's or this owner's label it is removed if its name is not in use (a
 state directory has one engine at a time, so an earlier engine's is in use only if a session waits
 in it to be taken over); with another owner's label it is removed only if it is stopped and long
@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import platform
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,7 +39,6 @@ from fumehood.sandbox.container.container import (
     LimitsNotEnforced,
 )
 from fumehood.sandbox.container.docker_api import (
-    MAX_WHY_CHARACTERS,
     QUICK_S,
     Docker,
     DockerConflict,
@@ -94,8 +92,19 @@ GUEST_CPUS = 0.5
 MAX_TAKEOVERS = 8
 """Maximum number of containers that are taken over at once, so that each is ready in time."""
 
-TRIES = 2
-"""Attempts to start a container if its guest does not become ready."""
+
+PAST_DEADLINE_S = 60
+"""Seconds after its deadline for which another engine's stopped container is left alone."""
+
+RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+"""Seconds before each attempt to remove a container again; the last value repeats."""
+
+STOP_DEADLINE_S = 8.0
+"""Seconds to remove all containers when the engine stops. The guests of the others end by
+themselves, and the next engine removes those containers."""
+
+RUNNING_STATES = frozenset({"running", "paused", "restarting"})
+"""Docker's states of a container that has not stopped."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
@@ -138,8 +147,8 @@ AS_USUAL = Making()
 class ContainerSupply:
     """Finds images, and creates and removes containers.
 
-    `required` are the limits that every container must enforce. `on_look` is called after each
-    look.
+    `required` are the limits that every container must enforce. `in_use` returns the names of this
+    engine's containers in use. `on_look` is called after each look.
     """
 
     required = frozenset(Limit)
@@ -152,7 +161,7 @@ class ContainerSupply:
         identity: EngineIdentity,
         making: Making,
         layers: PackageLayers,
-        reaper: Reaper,
+        in_use: Callable[[], Iterable[str]],
         start_soon: Callable[..., object],
         on_look: Callable[[], None],
         on_event: OnEvent,
@@ -164,13 +173,14 @@ class ContainerSupply:
         self._identity = identity
         self._making = making
         self._layers = layers
-        self._reaper = reaper
+        self._in_use = in_use
         self._start_soon = start_soon
         self._on_look = on_look
         self._on_event = on_event
         self._turn = anyio.Lock()
         self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
-        self._numbers = 0
+        self.made = 0
+        """How many containers were requested so far."""
         self.host = HostSize(0, 0)
         """The size of Docker's host; zeros if it is not known."""
         self._unfit: Trouble | None = None
@@ -192,11 +202,6 @@ class ContainerSupply:
         start, or running a program of the operator."""
 
     # -- the state ------------------------------------------------------------------
-
-    @property
-    def has_made(self) -> bool:
-        """Whether the creation of a container was ever requested."""
-        return self._numbers > 0
 
     @property
     def down(self) -> Trouble | None:
@@ -295,7 +300,7 @@ class ContainerSupply:
             except DockerError as error:
                 self._unfit = error
             except Exception as error:  # a bug must not end the task that looks regularly
-                self._on_event("container.look_failed", {"why": repr(error)[:MAX_WHY_CHARACTERS]})
+                self._on_event("container.look_failed", {"why": repr(error)})
                 self._unfit = DockerError()
             self.looked_at = began
             self._report()
@@ -346,25 +351,22 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
-        """Create and start a container; retry once if its guest does not become ready. `disk` is
-        the volume of its working directory and the size in MB.
+        """Create and start a container. `disk` is the volume of its working directory and the size
+        in MB.
 
         Raises:
             SandboxUnavailable: its image is missing, it could not be created, or it lacks a
                 required limit.
         """
         began = time.monotonic()
-        for tries in range(1, TRIES + 1):
-            spec = self._spec(kind, disk)
-            try:
-                container = await self._start(spec)
-                break
-            except Exception as error:
-                trouble = self._failed(spec, error)
-                if tries == TRIES or isinstance(error, DockerError):
-                    raise try_later(
-                        f"No container could be started. {trouble.message} {trouble.remedy}"
-                    ) from None
+        spec = self._spec(kind, disk)
+        try:
+            container = await self._start(spec)
+        except Exception as error:
+            trouble = self._failed(spec, error)
+            raise try_later(
+                f"No container could be started. {trouble.message} {trouble.remedy}"
+            ) from None
         self.seen, self.lacking = container.enforced, None
         took_ms = round((time.monotonic() - began) * 1e3)
         started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
@@ -401,7 +403,7 @@ class ContainerSupply:
         )
         return NetworkedProgram(program, network) if network is not None else program
 
-    async def take_over(self, name: str, kind: Kind, epoch: int) -> Container | None:
+    async def take_over(self, name: str, epoch: int) -> Container | None:
         """Take over the container of an earlier engine's session, or return None if it is gone.
 
         Raises:
@@ -417,21 +419,9 @@ class ContainerSupply:
                 raise ContainerFailed(f"It does not run on {runtime}, which is configured now.")
             if found["State"].get("Paused"):
                 await self._docker.unpause(name)
-            spec = ContainerSpec(
-                name=name,
-                image_id=str(found["Image"]),
-                image_name=kind.image,
-                engine_id=self._identity.engine_id,
-                owner_id=self._identity.owner_id,
-                memory_mb=kind.memory_mb,
-                cpus=kind.cpus or self._settings.cpus,
-                lifetime_s=0,
-                deadline=0,
-                runtime=self._settings.runtime,
-            )
             async with self._takeovers:
                 container = await Container.take_over(
-                    self._docker, spec, required=self.required, epoch=epoch
+                    self._docker, name, str(found["Image"]), required=self.required, epoch=epoch
                 )
             container.keep(epoch, self._making.orphan_s)
             return container
@@ -457,15 +447,11 @@ class ContainerSupply:
         with for_callers():
             await self._docker.unpause(name)
 
-    async def remove(self, name: str) -> None:
-        """Remove a container by name. Retry until Docker has removed it."""
-        await self._reaper.remove(name)
-
     async def _remove_unsettled(self, name: str) -> None:
         try:
-            await self._reaper.remove(name)
+            await self.remove(name)
         finally:
-            self.unsettled.discard(name)  # if this was given up, the reaper may remove it
+            self.unsettled.discard(name)  # if this was given up, a sweep may remove it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
         """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
@@ -475,13 +461,13 @@ class ContainerSupply:
             raise copy.copy(self.missing.get(kind.image)) or SandboxUnavailable(
                 f"There is no image {kind.image!r} any more.", retryable=False
             )
-        self._numbers += 1
+        self.made += 1
         # A container may reach the pool's age limit and then still be kept by a session.
         held_s = self._making.held_s if disk is None else self._making.held_with_disk_s
         used_s = settings.lifetime_seconds + held_s
         lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
         return ContainerSpec(
-            name=f"fumehood-{identity.engine_id[:8]}-{self._numbers}",
+            name=f"fumehood-{identity.engine_id[:8]}-{self.made}",
             image_id=image.id,
             image_name=kind.image,
             engine_id=identity.engine_id,
@@ -494,18 +480,84 @@ class ContainerSupply:
             deadline=int(time.time() + lifetime_s),
             runtime=settings.runtime,
             engine_pid=os.getpid(),
-            engine_host=platform.node(),
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
         """Record and log a failed start; return the error for callers, without Docker's text."""
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
-        is_known = isinstance(error, DockerError | ContainerFailed)
-        why = (str(error) if is_known else repr(error))[:MAX_WHY_CHARACTERS]
-        values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": why}
+        if not isinstance(error, DockerError | ContainerFailed):
+            error = DockerError(repr(error))
+        values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": str(error)}
         self._on_event("container.failed", values)
-        return error if isinstance(error, DockerError | ContainerFailed) else DockerError()
+        return error
+
+    # -- removing -------------------------------------------------------------------
+
+    async def remove(self, name: str) -> None:
+        """Remove a container of this engine by name. Retry until Docker has removed it."""
+        tries = 0
+        while True:
+            try:
+                await self._docker.remove(name)
+            except DockerError:
+                await anyio.sleep(RETRY_PAUSE_S[min(tries, len(RETRY_PAUSE_S) - 1)])
+                tries += 1
+            else:
+                return
+
+    async def sweep(self) -> None:
+        """Find and remove lost containers.
+
+        One that cannot be removed stays until the next time.
+
+        Raises:
+            DockerError: the containers could not be listed.
+        """
+        found = await self._docker.list(LABEL_ENGINE)
+        # Read after the list: a name is in use before its container appears in a list.
+        in_use = frozenset(self._in_use())
+        for one in (one for one in found if self._is_lost(one, in_use)):
+            try:
+                await self._docker.remove(one.id)
+            except DockerError:
+                continue
+            owner = (
+                "ours" if one.labels.get(LABEL_OWNER) == self._identity.owner_id else "another's"
+            )
+            self._on_event("container.reaped", {"name": one.name, "owner": owner})
+
+    async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
+        """Remove all containers of this engine but these, and those of earlier engines' sessions
+        that have ended, in parallel, within `STOP_DEADLINE_S`.
+        """
+        with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
+            try:
+                mine = await self._docker.list(f"{LABEL_ENGINE}={self._identity.engine_id}")
+            except DockerError:
+                return
+            async with anyio.create_task_group() as group:
+                for one in mine:
+                    if one.name in spared:
+                        continue
+                    group.start_soon(self._try_to_remove, one.id)
+                for name in ended:
+                    group.start_soon(self._try_to_remove, name)
+
+    async def _try_to_remove(self, container_id: str) -> None:
+        with suppress(DockerError):
+            await self._docker.remove(container_id)
+
+    def _is_lost(self, one: Listed, in_use: frozenset[str]) -> bool:
+        engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)
+        if not engine or not owner:
+            return False
+        if self._identity.engine_id == engine or self._identity.owner_id == owner:
+            return one.name not in in_use
+        deadline = one.labels.get(LABEL_DEADLINE, "")
+        if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
+            return False
+        return int(deadline) + PAST_DEADLINE_S < time.time()
 
 
 @contextmanager
@@ -526,104 +578,3 @@ def unavailable(trouble: Trouble) -> SandboxUnavailable:
         retryable=trouble.heals,
         retry_after_ms=RETRY_AFTER_MS if trouble.heals else None,
     )
-
-
-PAST_DEADLINE_S = 60
-"""Seconds after its deadline for which another engine's stopped container is left alone."""
-
-RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
-"""Seconds before each attempt to remove a container again; the last value repeats."""
-
-STOP_DEADLINE_S = 8.0
-"""Seconds to remove all containers when the engine stops. The guests of the others end by
-themselves, and the next engine removes those containers."""
-
-RUNNING_STATES = frozenset({"running", "paused", "restarting"})
-"""Docker's states of a container that has not stopped."""
-
-
-class Reaper:
-    """Removes containers. `in_use` returns the names of this engine's containers in use."""
-
-    def __init__(
-        self,
-        docker: Docker,
-        engine_id: str,
-        owner_id: str,
-        in_use: Callable[[], Iterable[str]],
-        *,
-        on_event: OnEvent = lambda event, values: None,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._docker = docker
-        self._engine_id = engine_id
-        self._owner_id = owner_id
-        self._in_use = in_use
-        self._on_event = on_event
-        self._now = now
-
-    async def remove(self, name: str) -> None:
-        """Remove a container of this engine by name. Retry until Docker has removed it."""
-        tries = 0
-        while True:
-            try:
-                await self._docker.remove(name)
-            except DockerError:
-                await anyio.sleep(RETRY_PAUSE_S[min(tries, len(RETRY_PAUSE_S) - 1)])
-                tries += 1
-            else:
-                return
-
-    async def sweep(self) -> int:
-        """Find and remove lost containers; return their number.
-
-        One that cannot be removed stays until the next time.
-
-        Raises:
-            DockerError: the containers could not be listed.
-        """
-        found = await self._docker.list(LABEL_ENGINE)
-        # Read after the list: a name is in use before its container appears in a list.
-        in_use = frozenset(self._in_use())
-        removed = 0
-        for one in (one for one in found if self._is_lost(one, in_use)):
-            try:
-                await self._docker.remove(one.id)
-            except DockerError:
-                continue
-            owner = "ours" if one.labels.get(LABEL_OWNER) == self._owner_id else "another's"
-            self._on_event("container.reaped", {"name": one.name, "owner": owner})
-            removed += 1
-        return removed
-
-    async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
-        """Remove all containers of this engine but these, and those of earlier engines' sessions
-        that have ended, in parallel, within `STOP_DEADLINE_S`.
-        """
-        with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
-            try:
-                mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")
-            except DockerError:
-                return
-            async with anyio.create_task_group() as group:
-                for one in mine:
-                    if one.name in spared:
-                        continue
-                    group.start_soon(self._try_to_remove, one.id)
-                for name in ended:
-                    group.start_soon(self._try_to_remove, name)
-
-    async def _try_to_remove(self, container_id: str) -> None:
-        with suppress(DockerError):
-            await self._docker.remove(container_id)
-
-    def _is_lost(self, one: Listed, in_use: frozenset[str]) -> bool:
-        engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)
-        if not engine or not owner:
-            return False
-        if self._engine_id == engine or self._owner_id == owner:
-            return one.name not in in_use
-        deadline = one.labels.get(LABEL_DEADLINE, "")
-        if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
-            return False
-        return int(deadline) + PAST_DEADLINE_S < self._now()

@@ -1,10 +1,10 @@
 """The container wall: programs in hardened Docker containers, warm ones if possible.
 
-Host side. Above it the pipeline and the executors; below it the supply, the pool, the reaper and
-Docker. An engine without Docker starts as fast as one with it, and only tools that need a container
-are refused. Invariants: a missing image refuses the calls that need it, and no others. A container
-of the pool is returned after its run; that of a session never, because the session's files and
-processes stay in it, and it counts as in use for the reaper until it is removed.
+Host side. Above it the pipeline and the executors; below it the supply, the pool and Docker. An
+engine without Docker starts as fast as one with it, and only tools that need a container are
+refused. Invariants: a missing image refuses the calls that need it, and no others. A container of
+the pool is returned after its run; that of a session never, because the session's files and
+processes stay in it, and it counts as in use until it is removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ from fumehood.sandbox.container.supply import (
     ContainerSupply,
     FindImage,
     Making,
-    Reaper,
     for_callers,
     unavailable,
 )
@@ -133,7 +132,7 @@ class ContainerWall(HasImages):
         self._orphan_s = making.orphan_s
         self._expected: set[str] = set()
         """Names of containers of an earlier engine's sessions."""
-        self._disks = disks or Disks(None, docker)
+        self.disks = disks or Disks(None, docker)
         self._layers = layers or PackageLayers(docker, PackageSettings(), None, None)
         self._disks_in_use: set[str] = set()
         self._ending_disks: set[str] = set()
@@ -151,13 +150,6 @@ class ContainerWall(HasImages):
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
         """Container name → container of a session, including those that are being removed."""
-        self._reaper = Reaper(
-            docker,
-            identity.engine_id,
-            identity.owner_id,
-            self._names_in_use,
-            on_event=on_event,
-        )
         self._supply = ContainerSupply(
             docker,
             find_image,
@@ -165,15 +157,15 @@ class ContainerWall(HasImages):
             identity,
             making,
             self._layers,
-            self._reaper,
-            self._start_soon,
+            self._names_in_use,
+            self.start_soon,
             self._looked,
             on_event,
         )
         self._pool = Pool(
             self._supply,
             settings,
-            self._start_soon,
+            self.start_soon,
             warm_image=settings.images.python,
             part_of_one=part_of_one,
             on_event=on_event,
@@ -183,21 +175,23 @@ class ContainerWall(HasImages):
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
         if self._is_in_use:
-            self._start_soon(self._keep_looking)
+            self.start_soon(self._keep_looking)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._is_stopping = True
         self._pool.close(_stopping(), "the engine stops")
-        left = frozenset(held.name for held in self._held.values() if held.is_in_use)
+        left = frozenset(
+            held.name for held in self._held.values() if held.lost is None and not held.is_stopped
+        )
         ended = [name for name in self._held if name not in left]
         for held in list(self._held.values()):
             held.leave() if self.keeps_sessions else held.end("the engine stops")
         try:
             await self._stack.aclose()
         finally:
-            if self._supply.has_made or ended:
-                await self._reaper.stop(left if self.keeps_sessions else frozenset(), ended)
+            if self._supply.made or ended:
+                await self._supply.stop(left if self.keeps_sessions else frozenset(), ended)
             await self._sweep_ending_disks()
 
     # -- the wall -------------------------------------------------------------------
@@ -294,9 +288,10 @@ class ContainerWall(HasImages):
             ImageMissing: the image does not exist.
             SandboxUnavailable: Docker cannot be used.
         """
-        return self._facts(image, (await self._find(image)).id)
+        return self.facts(image, (await self._find(image)).id)
 
-    def _facts(self, image: str, digest: str) -> JsonObject:
+    def facts(self, image: str, digest: str) -> JsonObject:
+        """Return the facts of an image with this digest."""
         lock = self._layers.lock_of(image)
         return {
             "image": image,
@@ -304,13 +299,6 @@ class ContainerWall(HasImages):
             "runtime": self._runtime or "default",
             **({"packages": list(lock.pins)} if lock is not None else {}),
         }
-
-    async def facts_of_session(self, held: HeldContainer) -> JsonObject:
-        """Return the same about the image of a session's container, or of its next one."""
-        image = self._image_of(held)
-        if held.container is not None:
-            return self._facts(image, held.container.image_id)
-        return await self.facts_of(image)
 
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
         """Return the name of an image with these packages, as `PackageLayers.name_for`."""
@@ -389,11 +377,11 @@ class ContainerWall(HasImages):
     async def _hold_with_disk(
         self, disk: str, disk_mb: int, kind: Kind, image: Image, on_lost: Callable[[], None]
     ) -> HeldContainer:
-        why = self._disks.why_none()
+        why = self.disks.why_none()
         if why is not None:
             raise SandboxUnavailable(f"This engine has no disks: {why}.", retryable=False)
-        with self._spared(disk, for_good=True):
-            await self._disks.make(disk, disk_mb)
+        with self.spared(disk, for_good=True):
+            await self.disks.make(disk, disk_mb)
             container = await self._supply.make(kind, (disk, disk_mb))
         held = HeldContainer(
             self, self._supply, container.name, kind.image, image.languages, on_lost
@@ -403,7 +391,7 @@ class ContainerWall(HasImages):
         self._use(held, container)
         return held
 
-    def _image_of(self, held: HeldContainer) -> str:
+    def image_of(self, held: HeldContainer) -> str:
         """Return the name of a session's image. Its packages are registered again, because requests
         of others may have displaced them.
         """
@@ -427,15 +415,15 @@ class ContainerWall(HasImages):
         """Make a container for the disk of a stopped session. Raises SandboxUnavailable."""
         disk = held.disk
         assert disk is not None
-        await self._find(self._image_of(held))
-        self._is_disk_gone(held)
+        await self._find(self.image_of(held))
+        self.is_disk_gone(held)
         while held.lost is None:
             try:
-                await self._disks.attach(disk.volume)
+                await self.disks.attach(disk.volume)
                 break
             except DockerConflict:  # of a container that a killed engine was making or removing
                 with suppress(DockerError):
-                    await self._reaper.sweep()
+                    await self._supply.sweep()
                 await anyio.sleep(RESTART_PAUSE_S)
         if held.lost is not None:
             return
@@ -447,38 +435,15 @@ class ContainerWall(HasImages):
             await self._supply.remove(container.name)
 
     @asynccontextmanager
-    async def copy_disk(self, held: HeldContainer, copy: str) -> AsyncIterator[int]:
-        """Copy a session's disk. After the block the copy is only there if it is spared."""
-        assert held.disk is not None
-        if self._is_disk_gone(held):
-            raise SandboxUnavailable("The session is lost: its disk is gone.", retryable=False)
-        with self._spared(copy):
-            yield await self._disks.copy(held.disk.volume, copy)
-
-    @asynccontextmanager
-    async def replacement(self, held: HeldContainer, copy: str) -> AsyncIterator[str]:
-        """Make a copy that can replace a session's disk. After the block it has, or is gone."""
-        assert held.disk is not None
-        new = f"{held.disk.volume}{NEW}"
-        with self._spared(new):
-            await self._disks.prepare(copy, new)
-            yield new
-
-    async def replace_disk(self, held: HeldContainer, new: str) -> None:
-        """Replace the disk of a stopped session. Raises SandboxUnavailable."""
-        assert held.disk is not None
-        await self._disks.replace(held.disk.volume, new)
-
-    @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
         """Make the disk of a new session from a copy. It is removed if the block fails."""
         disk = f"fumehood-{session_id}"
-        with self._spared(disk, for_good=True):
-            await self._disks.copy(copy, disk)
+        with self.spared(disk, for_good=True):
+            await self.disks.copy(copy, disk)
             yield disk
 
     @contextmanager
-    def _spared(self, disk: str, *, for_good: bool = False) -> Iterator[None]:
+    def spared(self, disk: str, *, for_good: bool = False) -> Iterator[None]:
         """Let a disk stay during the block, and with `for_good` also after it unless it fails."""
         self._disks_in_use.add(disk)
         is_kept = False
@@ -502,29 +467,26 @@ class ContainerWall(HasImages):
     def sweep_soon(self) -> None:
         """Remove disks and copies that are not needed any more, in the background."""
         if self._group is not None and not self._is_stopping:
-            self._start_soon(self._sweep_disks)
+            self.start_soon(self._sweep_disks)
 
-    def _is_disk_gone(self, held: HeldContainer) -> bool:
+    def is_disk_gone(self, held: HeldContainer) -> bool:
         """Whether a session's disk was deleted. It is ended if so."""
-        is_gone = held.disk is not None and not self._disks.has(held.disk.volume)
+        is_gone = held.disk is not None and not self.disks.has(held.disk.volume)
         if is_gone:
             held.end(DISK_GONE)
         return is_gone
 
-    def see_off_stopped(self, name: str, container: Container | None, held: HeldContainer) -> None:
-        """Start removing the container of a stopped session."""
-        self._start_soon(self._see_off_stopped, name, container, held)
-
-    async def _see_off_stopped(
+    async def see_off_stopped(
         self, name: str, container: Container | None, held: HeldContainer
     ) -> None:
+        """Remove the container of a stopped session."""
         removed = held.removed
         if container is not None:
             await container.until_examined()
-        await self._reaper.remove(name)
+        await self._supply.remove(name)
         self._held.pop(name, None)
         if held.disk is not None and held.lost is None:
-            await self._disks.detach(held.disk.volume)
+            await self.disks.detach(held.disk.volume)
         removed.set()
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
@@ -548,7 +510,7 @@ class ContainerWall(HasImages):
             image,
             record.languages,
             on_lost,
-            lambda: self._supply.take_over(name, kind, home.epoch),
+            lambda: self._supply.take_over(name, home.epoch),
         )
         held.lock = home.lock
         held.is_paused = record.state is SessionStatus.PAUSED
@@ -558,23 +520,11 @@ class ContainerWall(HasImages):
         self._expected.discard(name)
         if held.is_stopped:
             held.removed = asyncio.Event()
-            self._start_soon(self._see_off_stopped, name, None, held)
+            self.start_soon(self.see_off_stopped, name, None, held)
         else:
             self._held[name] = held
-            self._start_soon(self._take_over, held)
+            self.start_soon(held.take_over)
         return held
-
-    async def _take_over(self, held: HeldContainer) -> None:
-        """Take a container over, unless it is frozen; try again while Docker cannot be used."""
-        while held.lost is None and not held.is_stopped:
-            try:
-                if held.is_paused:
-                    await held.look()
-                await held.take_over()
-            except SandboxUnavailable:
-                await anyio.sleep(LOOK_WHILE_AWAY_S)
-            else:
-                return
 
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
@@ -591,9 +541,10 @@ class ContainerWall(HasImages):
 
     # -- inside -----------------------------------------------------------------
 
-    def _start_soon(
+    def start_soon(
         self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: object
     ) -> None:
+        """Start a task that ends with the wall's context."""
         assert self._group is not None
         start_soon(self._group, task, *arguments)
 
@@ -606,7 +557,7 @@ class ContainerWall(HasImages):
             raise _stopping()
         if not self._is_in_use:
             self._is_in_use = True
-            self._start_soon(self._keep_looking)
+            self.start_soon(self._keep_looking)
 
     def _looked(self) -> None:
         """Apply the result of a look to the pool."""
@@ -625,7 +576,7 @@ class ContainerWall(HasImages):
                 next_look = time.monotonic() + LOOK_AGAIN_S
                 await self._supply.look()
                 if self._supply.down is None:
-                    for sweep in (self._reaper.sweep, self._layers.sweep, self._sweep_disks):
+                    for sweep in (self._supply.sweep, self._layers.sweep, self._sweep_disks):
                         with suppress(DockerError):
                             await sweep()
                     # While a limit is missing, no call is admitted, so only a warm container can
@@ -642,8 +593,8 @@ class ContainerWall(HasImages):
         """Remove the disks of sessions that are over. One that a container still uses stays until
         the next look.
         """
-        await self._disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
-        self._ending_disks = set(filter(self._disks.has, self._ending_disks))
+        await self.disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
+        self._ending_disks = set(filter(self.disks.has, self._ending_disks))
 
     async def _sweep_ending_disks(self) -> None:
         """Remove the disks of sessions that have just ended, within `STOP_DEADLINE_S`. A container
@@ -660,7 +611,7 @@ class ContainerWall(HasImages):
         """Start removing a session's container, once the reason for its end is known."""
         if held.disk is not None:
             self._ending_disks.add(held.disk.volume)
-        self._start_soon(self._see_off, held)
+        self.start_soon(self._see_off, held)
 
     async def _see_off(self, held: HeldContainer) -> None:
         values: JsonObject = {"name": held.name, "why": held.why, "held": True}
@@ -670,7 +621,7 @@ class ContainerWall(HasImages):
                 if held.container.complaint:
                     values["guest_said"] = held.container.complaint
             self._on_event("container.destroyed", values)
-            await self._reaper.remove(held.name)
+            await self._supply.remove(held.name)
             self._held.pop(held.name, None)
             if held.disk is not None:
                 await held.until_unchanging()
@@ -768,20 +719,10 @@ class HeldContainer:
         self._changing = anyio.Lock()
         """Held while it is taken over, frozen, or let continue."""
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether it has not ended."""
-        return self.lost is None and not self.is_stopped
-
     async def until_unchanging(self) -> None:
         """Wait until a restart in progress is over, which uses the disk."""
         async with self._changing:
             await self.removed.wait()
-
-    async def look(self) -> None:
-        """Ask Docker whether it is still frozen."""
-        async with self._changing:
-            self.is_paused = self.is_paused and await self._supply.is_paused(self.name)
 
     async def pause(self) -> None:
         """Freeze it after the cleanup of the last run. The next `until_free` lets it continue."""
@@ -811,29 +752,44 @@ class HeldContainer:
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        """Copy its disk, as `ContainerWall.copy_disk`."""
-        async with AsyncExitStack() as stack:
+        """Copy its disk. After the block the copy is only there if it is spared."""
+        assert self.disk is not None
+        with self._wall.spared(copy):
             async with self._changing:
                 await self._until_removed()
-                size = await stack.enter_async_context(self._wall.copy_disk(self, copy))
+                if self._wall.is_disk_gone(self):
+                    raise SandboxUnavailable(
+                        "The session is lost: its disk is gone.", retryable=False
+                    )
+                size = await self._wall.disks.copy(self.disk.volume, copy)
             yield size
 
     async def restore(self, copy: str) -> None:
         """Stop it, and replace its disk by a copy. If there is none, it goes on as before."""
-        async with self._wall.replacement(self, copy) as new:
+        assert self.disk is not None
+        new = f"{self.disk.volume}{NEW}"
+        with self._wall.spared(new):
+            await self._wall.disks.prepare(copy, new)
             await self.stop()
             async with self._changing:
                 await self._until_removed()
                 if self.lost is None:
-                    await self._wall.replace_disk(self, new)
+                    await self._wall.disks.replace(self.disk.volume, new)
 
     async def take_over(self) -> None:
         """Take over the container of an earlier engine, unless it is frozen. If it is gone, the
-        session is stopped or lost.
+        session is stopped or lost. Retry while Docker cannot be used.
         """
-        async with self._changing:
-            if not (self.is_paused or self.is_stopped):
-                await self._until_usable()
+        while self.lost is None and not self.is_stopped:
+            try:
+                async with self._changing:
+                    self.is_paused = self.is_paused and await self._supply.is_paused(self.name)
+                    if not (self.is_paused or self.is_stopped):
+                        await self._until_usable()
+            except SandboxUnavailable:
+                await anyio.sleep(LOOK_WHILE_AWAY_S)
+            else:
+                return
 
     async def until_free(self) -> None:
         """Wait for the cleanup after the last run, which the channel limits in time. If it is
@@ -854,7 +810,10 @@ class HeldContainer:
         """
         if not self.is_stopped and self.container is None:
             await self.until_free()
-        return await self._wall.facts_of_session(self)
+        image = self._wall.image_of(self)
+        if self.container is not None:
+            return self._wall.facts(image, self.container.image_id)
+        return await self._wall.facts_of(image)
 
     async def _until_removed(self) -> None:
         """Wait until Docker has removed the container of a stopped session, which uses the disk."""
@@ -874,24 +833,20 @@ class HeldContainer:
             await self._supply.unpause(self.name)
             self.is_paused = False
         if self.container is None and self.lost is None and self._take_over is not None:
-            self._use(await self._take_over())
+            self.use(await self._take_over())
 
     async def _until_settled(self) -> None:
         while self.lost is None and self.container is not None and not self.container.is_free:
             self._has_changed.clear()
             await self._has_changed.wait()
 
-    def use(self, container: Container) -> None:
-        """Use a container that was made for its disk."""
-        self.is_stopped = False
-        self.name, self.container = container.name, container
-        self.listen_to(container)
-        if container.is_dead:
-            self.on_end(STREAM_ENDED)
-
-    def _use(self, container: Container | None) -> None:
-        """Use a container that was taken over, unless its session has ended meanwhile."""
-        self.container = container
+    def use(self, container: Container | None) -> None:
+        """Use a container that was made for its disk or taken over, unless its session has ended
+        meanwhile. None: it is gone.
+        """
+        self.is_stopped, self.container = False, container
+        if container is not None:
+            self.name = container.name
         if container is None or container.is_dead:
             self.on_end(STREAM_ENDED)
         elif self.lost is not None:
@@ -901,7 +856,7 @@ class HeldContainer:
 
     def listen_to(self, container: Container) -> None:
         """Receive the events of its container."""
-        container.listen(self)
+        container.listener = self
         container.on_processes = lambda: self.on_processes()
         self.on_processes()
 
@@ -979,7 +934,7 @@ class HeldContainer:
         container, self.container, self._take_over = self.container, None, None
         self.removed = asyncio.Event()
         self._has_changed.set()
-        self._wall.see_off_stopped(self.name, container, self)
+        self._wall.start_soon(self._wall.see_off_stopped, self.name, container, self)
         self._on_lost()
 
 

@@ -273,10 +273,7 @@ def _make_root(client: docker.APIClient, recipe: Recipe, on_step: OnStep) -> str
             )
     if '"error"' in str(answer):
         raise build_error("Docker did not import the root file system", [str(answer)])
-    made = _find_root(client, recipe, newer_than=0)
-    if made is None:
-        raise ImageBuildError("Docker lost the base that it has just taken.", "Build it again.")
-    return made
+    return str(client.inspect_image(f"{repository}:{tag}")["Id"])
 
 
 def _require_room(directory: Path) -> None:
@@ -301,7 +298,7 @@ def _add_packages(
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
     files = {LOCKED: recipe.lock.text, PATH_FILE: f"/{SITE}\n"}
     # The label counts them together with Debian's: all may need security updates.
-    count = _label_of(client, root, PACKAGES) + len(wheels)
+    count = int(client.inspect_image(root)["Config"]["Labels"][PACKAGES]) + len(wheels)
     labels = {
         IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
     }  # fmt: skip
@@ -364,10 +361,6 @@ def add_layer(
         run(client, container, run_s=LAYER_DEADLINE_S, failed="The packages cannot be compiled")
         tag = (LAYERS, layer_tag(base.id, lock))
         return _commit(client, container, tag, {LAYER_BASE: base.id})
-
-
-def _label_of(client: docker.APIClient, image: str, label: str) -> int:
-    return int(client.inspect_image(image)["Config"]["Labels"][label])
 
 
 def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:

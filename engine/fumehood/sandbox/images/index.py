@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from fumehood.sandbox.images import pip_for_image
@@ -23,7 +24,6 @@ from fumehood.sandbox.images.rootfs import (
     ImageBuildError,
     OnStep,
     build_error,
-    has_sign,
     run_program,
 )
 
@@ -37,9 +37,6 @@ that of wheels, which is bounded.
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
 """Debian release → its Python version, and the minor version of its glibc 2."""
-
-MACHINES = ("x86_64", "aarch64")
-"""Architectures for which packages can be installed."""
 
 OLDEST_GLIBC = 5
 """Minor version of the oldest glibc 2 that wheels are built for. *Source*: PEP 600; `manylinux1` is
@@ -77,19 +74,9 @@ def resolve(
         ImageBuildError: pip failed; the message names the remedy.
     """
     on_step("looking packages up in the Python index")
-    with _staging(cache) as directory:
-        asked = Path(directory) / "requirements.in"
-        asked.write_text(requirements, encoding="utf-8")
-        there = Path(directory) / "constraints.txt"
-        there.write_text("".join(f"{each}\n" for each in below.pins), encoding="utf-8")
-        wheels = Path(directory) / "wheels"
-        files = (f"--dest={wheels}", f"--requirement={asked}", f"--constraint={there}")
-        _pip(["download", *_target(release), *files], release, deadline_s)
-        found = sorted(wheels.glob("*")) if wheels.is_dir() else []
-        lock = lock_of(found).without(below)
-        for wheel in found:
-            _keep(cache, wheel, digest_of_file(wheel))
-    return lock
+    there = "".join(f"{each}\n" for each in below.pins)
+    texts = {"requirement": requirements, "constraint": there}
+    return lock_of(_download(cache, release, texts, deadline_s=deadline_s)).without(below)
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
@@ -101,7 +88,7 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
     if missing.packages:
         on_step(f"downloading from the Python index: {len(missing.packages)}")
-        _download(missing, release, cache)
+        _download(cache, release, {"requirement": missing.text}, "--no-deps", "--require-hashes")
     found = [_kept(cache, each) for each in lock.packages]
     if None in found:
         raise ImageBuildError(
@@ -110,29 +97,31 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     return [wheel for wheel in found if wheel is not None]
 
 
-def _download(lock: Lock, release: str, cache: Path) -> None:
-    with _staging(cache) as directory:
-        asked = Path(directory) / "requirements.lock"
-        asked.write_text(lock.text, encoding="utf-8")
-        wheels = Path(directory) / "wheels"
-        _pip(
-            ["download", *_target(release), "--no-deps", "--require-hashes", f"--dest={wheels}",
-             f"--requirement={asked}"],
-            release,
-        )  # fmt: skip
-        for wheel in sorted(wheels.glob("*")):
-            _keep(cache, wheel, digest_of_file(wheel))
-
-
-def _staging(cache: Path) -> tempfile.TemporaryDirectory[str]:
+def _download(
+    cache: Path,
+    release: str,
+    texts: Mapping[str, str],
+    *options: str,
+    deadline_s: float | None = None,
+) -> list[Path]:
+    """Download wheels into the cache, and return them. `texts` are files that pip reads, by the
+    name of the option that takes them.
+    """
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache)
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache) as directory:
+        for option, text in texts.items():
+            (Path(directory) / option).write_text(text, encoding="utf-8")
+        wheels = Path(directory) / "wheels"
+        files = [f"--{option}={directory}/{option}" for option in texts]
+        command = ["download", *_target(release), *options, f"--dest={wheels}", *files]
+        _pip(command, release, deadline_s)
+        return [_keep(cache, wheel) for wheel in sorted(wheels.glob("*"))]
 
 
-def _keep(cache: Path, wheel: Path, digest: str) -> None:
-    folder = cache / digest
+def _keep(cache: Path, wheel: Path) -> Path:
+    folder = cache / digest_of_file(wheel)
     folder.mkdir(exist_ok=True)
-    wheel.replace(folder / wheel.name)
+    return wheel.replace(folder / wheel.name)
 
 
 def trim(cache: Path, most_bytes: int) -> None:
@@ -167,11 +156,6 @@ def _kept(cache: Path, package: Pinned) -> Path | None:
 def _target(release: str) -> list[str]:
     version, glibc = _python_of(release)
     machine = platform.machine()
-    if machine not in MACHINES:
-        raise ImageBuildError(
-            f"Packages of the Python index are taken for {' and '.join(MACHINES)} only.",
-            f"This machine is {machine[:40]}.",
-        )
     minor = ".".join(version.split(".")[:2])
     abi = f"cp{minor.replace('.', '')}"
     platforms = [f"manylinux_2_{number}" for number in range(glibc, OLDEST_GLIBC - 1, -1)]
@@ -241,7 +225,7 @@ def _pip_error(said: str) -> ImageBuildError:
     """Convert pip's output to an error with a remedy."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
-    if "Retrying (" in said or (lacks is None and has_sign(said)):
+    if "Retrying (" in said:
         return build_error("The Python index", lines)
     if _CONFLICT in said:
         causes = [line.strip() for line in said.partition(_CONFLICT)[2].splitlines() if line]

@@ -49,7 +49,17 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
     Raises:
         WrongRecipe: a name or a requirement is invalid, or the image exists already.
     """
-    _check_names(request)
+    if not is_own_name(request.name):
+        ours = ", ".join(image_names())
+        raise WrongRecipe(
+            f"{request.name[:80]!r} cannot be the name of an image of your own: it is made of a-z, "
+            f"0-9 and '-', begins with a letter, has 31 characters at most, and is none of {ours}."
+        )
+    if request.below not in image_names():
+        raise WrongRecipe(f"--from takes one of {', '.join(image_names())}.")
+    for package in request.debian_packages:
+        if not is_debian_package(package):
+            raise WrongRecipe(f"{package[:80]!r} is not the name of a Debian package.")
     if (home / request.name).exists() and not replace:
         raise WrongRecipe(
             f"There is an image {request.name} already: --replace makes it anew, and "
@@ -102,20 +112,6 @@ def publish(folder: Path, name: str) -> Path:
     else:
         folder.replace(target)
     return target
-
-
-def _check_names(request: ImageRequest) -> None:
-    if not is_own_name(request.name):
-        ours = ", ".join(image_names())
-        raise WrongRecipe(
-            f"{request.name[:80]!r} cannot be the name of an image of your own: it is made of a-z, "
-            f"0-9 and '-', begins with a letter, has 31 characters at most, and is none of {ours}."
-        )
-    if request.below not in image_names():
-        raise WrongRecipe(f"--from takes one of {', '.join(image_names())}.")
-    for package in request.debian_packages:
-        if not is_debian_package(package):
-            raise WrongRecipe(f"{package[:80]!r} is not the name of a Debian package.")
 
 
 def _requirements(below: Recipe, text: str) -> str:

@@ -340,12 +340,6 @@ def _language(name: str) -> str:
     return name
 
 
-def _with_python(names: tuple[str, ...]) -> tuple[str, ...]:
-    if "python" not in names:
-        raise ValueError('lacks "python", in which the guest is written')
-    return names
-
-
 class ImageSettings(BaseModel):
     """The values of `image.toml`, with their defaults."""
 
@@ -356,7 +350,6 @@ class ImageSettings(BaseModel):
     languages: Annotated[
         tuple[Annotated[str, AfterValidator(_language)], ...],
         Field(strict=False),
-        AfterValidator(_with_python),
     ] = ("python", "shell")
     preload: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Modules that the guest imports once, before all programs."""

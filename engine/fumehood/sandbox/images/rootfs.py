@@ -258,11 +258,6 @@ class ImageBuildError(Exception):
         self.remedy = remedy
 
 
-def has_sign(output: str) -> bool:
-    """Whether `build_error` recognizes the cause."""
-    return any(sign in output for signs, _, _ in _SIGNS for sign in signs)
-
-
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
     """Return the error for a failed step, given its last output lines."""
     lines = [line for line in output if line.strip()]

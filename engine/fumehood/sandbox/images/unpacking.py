@@ -41,10 +41,6 @@ TESTED = frozenset(
 )
 """Packages whose test folders are left out, because these are up to half of the size."""
 
-MAX_PATH_CHARACTERS = 1000
-MAX_NAME_CHARACTERS = 250
-"""Maximum lengths of a member's path, and of a name in it."""
-
 
 class Refused(Exception):
     """A wheel is refused: `args` are the cause and the remedy."""
@@ -99,10 +95,7 @@ def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
     path = PurePosixPath(name)
     kind = stat.S_IFMT(member.external_attr >> 16)
     is_plain = kind in (0, stat.S_IFREG) and not path.is_absolute() and path.parts
-    is_short = len(name) <= MAX_PATH_CHARACTERS and all(
-        len(part.encode()) <= MAX_NAME_CHARACTERS for part in path.parts
-    )
-    if not is_plain or not is_short or ".." in path.parts or "\\" in name:
+    if not is_plain or ".." in path.parts or "\\" in name:
         raise Refused(
             f"{wheel.name} holds {name[:80]!r}, which is not a file below its own folder.",
             "Leave this package out, and tell its publisher.",
@@ -127,6 +120,7 @@ def _add_folders(archive: tarfile.TarFile, top: str, path: PurePosixPath, known:
 def main(folder: str, target: str, *wheels: str) -> int:
     """Unpack, and return the exit status."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_SITE_BYTES, MAX_SITE_BYTES))
     try:
         with tarfile.open(target, "w") as archive:
             write_site(archive, map(Path, wheels), folder)

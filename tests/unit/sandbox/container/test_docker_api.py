@@ -57,15 +57,6 @@ async def test_hanging_calls_use_at_most_the_allowed_threads() -> None:
     assert await threads.run(lambda: 4, 20) == 4
 
 
-async def test_cancelled_call_returns_its_thread_when_it_ends() -> None:
-    threads = BoundedThreads(1, "test")
-    release = threading.Event()
-    with anyio.move_on_after(0.01):
-        await threads.run(lambda: release.wait(20), 20)
-    release.set()
-    assert await threads.run(lambda: 4, 20) == 4
-
-
 @pytest.mark.parametrize(
     "environment",
     [

@@ -96,18 +96,6 @@ async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room(
         assert made.maker.most_alive == 2
 
 
-async def test_new_container_waits_for_the_removal_of_the_old_one() -> None:
-    async with bench(pool_max=1) as made:
-        made.run(await made.take("a"))
-        made.maker.may_remove.clear()
-        waiting = made.waits("b")
-        await settle()
-        assert len(made.maker.made) == 1
-        made.maker.may_remove.set()
-        assert (await waiting).domain == _domain("b")
-        assert made.maker.most_alive == 1
-
-
 async def test_dirty_container_is_destroyed_and_its_waiter_gets_a_new_one() -> None:
     async with bench() as made:
         container = made.run(await made.take("a"), clean=False)
@@ -181,21 +169,13 @@ async def test_queue_timeout_is_refused_with_a_retry_time() -> None:
         assert made.pool.counts()["waiting"] == 0
 
 
-async def test_queue_is_bounded_per_domain_per_principal_and_in_total() -> None:
+async def test_call_that_finds_too_many_waiting_is_refused() -> None:
     async with bench(pool_max=1) as made:
         await made.take("a")
-        waiting = [made.waits("a") for _ in range(500)]
+        waiting = [made.waits("a") for _ in range(MAX_WAITING // 4)]
         await settle()
         with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
-            await made.pool.take(_domain("a"), Kind("python", 512), fresh=False)
-        waiting += [made.waits("a/1") for _ in range(500)]
-        await settle()
-        with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
-            await made.pool.take(_domain("a/2"), Kind("python", 512), fresh=False)
-        waiting += [made.waits(f"d{number}") for number in range(1000)]
-        await settle()
-        with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
-            await made.pool.take(_domain("late"), Kind("python", 512), fresh=False)
+            await made.take("a")
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -281,28 +261,6 @@ async def test_cancelling_a_call_at_any_moment_loses_no_container(steps: int) ->
         assert await made.take("b")
 
 
-async def test_call_cancelled_while_it_is_served_returns_its_container() -> None:
-    async with bench(pool_max=1) as made:
-        place = await made.take("a")
-        waiting = made.waits("a")
-        await settle()
-        container = made.run(place)  # granted now, and not yet noticed
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert (await made.take("a")).container is container
-
-
-async def test_containers_are_reused_only_for_the_same_image() -> None:
-    async with bench(pool_max=3) as made:
-        python = made.run(await made.take("a"))
-        shell = made.run(await made.take("a", image="shell"))
-        assert shell is not python
-        assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
-        assert (await made.take("a", image="shell")).container is shell
-        assert (await made.take("a")).container is python
-
-
 async def test_ended_container_cannot_be_handed_to_a_holder() -> None:
     async with bench() as made:
         place = await made.take("a", fresh=True)
@@ -322,7 +280,8 @@ def test_caller_finds_a_place_in_the_queue_however_many_calls_of_others_wait() -
         domain = TrustDomain(principal_id, agent_id)
         return queue.join(PoolRequest(domain, Kind("python", 512), False, loop_free))
 
-    counts = [sum(join("a", f"{n % 8}") for n in range(MAX_WAITING))]
+    assert sum(join("a", "0") for n in range(MAX_WAITING)) == MAX_WAITING // 4
+    counts = [MAX_WAITING // 4 + sum(join("a", f"{n % 8}") for n in range(MAX_WAITING))]
     counts += [sum(join(who, f"{n % 8}") for n in range(MAX_WAITING)) for who in "bcd"]
     assert counts[0] == MAX_WAITING // 2
     assert all(counts)

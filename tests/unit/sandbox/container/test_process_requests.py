@@ -132,7 +132,6 @@ async def test_number_of_open_requests_is_bounded(guest: ScriptedGuest) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        {"do": "kill", "name": "web"},
         {"do": "start", "name": "web"},
         {"do": "start", "name": "web", "command": "a", "argv": ["b"]},
         {"do": "start", "name": "web", "argv": [""]},
@@ -155,8 +154,10 @@ async def test_invalid_request_is_never_sent(
     assert len(guest.wire.messages) == sent
 
 
-async def test_input_is_sent_as_bytes(guest: ScriptedGuest) -> None:
-    task = await asked(guest, do="write", name="web", text="ñ", close=True)
+async def test_input_is_sent_as_bytes_and_nothing_else_is_sent(guest: ScriptedGuest) -> None:
+    task = await asked(guest, do="write", name="web", text="ñ", close=True, op="run", id=7)
+    assert guest.wire.messages[-1].keys() == {"op", "id", "do", "name", "data", "close"}
+    assert (guest.wire.messages[-1]["op"], guest.wire.messages[-1]["id"]) == ("process", 1)
     assert base64.b64decode(guest.wire.messages[-1]["data"]) == "ñ".encode()
     assert guest.wire.messages[-1]["close"] is True
     guest.channel.end("it is over")

@@ -22,7 +22,6 @@ SPEC = ContainerSpec(
     lifetime_s=4260.0,
     deadline=1_800_000_000,
     engine_pid=42,
-    engine_host="here",
 )
 
 WHOLE: dict[str, Any] = {
@@ -44,7 +43,6 @@ WHOLE: dict[str, Any] = {
         "fumehood.deadline": "1800000000",
         "fumehood.image": "python",
         "fumehood.pid": "42",
-        "fumehood.host": "here",
     },
     "Healthcheck": {"Test": ["NONE"]},
     "OpenStdin": True,
@@ -121,24 +119,21 @@ def test_disk_takes_the_place_of_the_workspace_in_memory() -> None:
 
 @pytest.mark.row("S3", "S4")
 @pytest.mark.parametrize(
-    ("runtime", "memory_mb", "processes"),
+    ("runtime", "guest_mb", "memory_mb", "processes"),
     [
-        (None, 544, 76),
-        ("runc", 544, 76),
-        ("runscx", 544, 76),
-        ("runsc", 672, 1100),
-        ("runsc-kvm", 672, 1100),
+        (None, 32, 544, 76),
+        (None, 150, 512 + 150, 76),
+        ("runc", 32, 544, 76),
+        ("runscx", 32, 544, 76),
+        ("runsc", 32, 672, 1100),
+        ("runsc-kvm", 32, 672, 1100),
     ],
 )
-def test_gvisor_container_limits_include_the_memory_of_its_kernel(
-    runtime: str | None, memory_mb: int, processes: int
+def test_guest_and_gvisor_raise_the_limits_of_the_container_but_not_of_the_program(
+    runtime: str | None, guest_mb: int, memory_mb: int, processes: int
 ) -> None:
-    host = create_body(replace(SPEC, runtime=runtime))["HostConfig"]
+    body = create_body(replace(SPEC, runtime=runtime, guest_mb=guest_mb))
+    host = body["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == memory_mb << 20
     assert host["PidsLimit"] == processes
-
-
-def test_larger_guest_raises_the_container_limit_but_not_the_program_limit() -> None:
-    body = create_body(replace(SPEC, guest_mb=150))
-    assert body["HostConfig"]["Memory"] == body["HostConfig"]["MemorySwap"] == (512 + 150) * MB
     assert json.loads(body["Cmd"][0])["memory_bytes"] == 512 * MB

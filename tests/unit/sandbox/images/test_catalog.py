@@ -60,23 +60,26 @@ def test_unknown_image_name_is_refused_with_the_known_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "tags",
-    [None, [], ["shop/derived:latest"], ["shop/fumehood/python:latest"], ["fumehood/python2:x"]],
+    ("tags", "labels"),
+    [
+        (None, {}),
+        ([], {}),
+        (["shop/derived:latest"], {}),
+        (["shop/fumehood/python:latest"], {}),
+        (["fumehood/python2:x"], {}),
+        # A layer of packages: an image could be named as layers are tagged.
+        (["fumehood/python:latest"], {catalog.LAYER_BASE: "sha256:ours"}),
+    ],
 )
-def test_image_derived_from_an_engine_image_is_not_used(tags: list[str] | None) -> None:
+def test_image_derived_from_an_engine_image_is_not_used(
+    tags: list[str] | None, labels: dict[str, str]
+) -> None:
     """It inherits every label; what else is in it nobody here knows."""
     ours = image_row("sha256:ours", recipe=RECIPE, guest=GUEST)
     derived = image_row("sha256:derived", recipe=RECIPE, guest=GUEST, created=1_800_000_000)
     derived["RepoTags"] = tags
+    derived["Labels"] |= labels
     assert find_image(ListedImages(derived, ours), "python").id == "sha256:ours"
-
-
-def test_layer_of_packages_is_not_taken_for_its_image() -> None:
-    """It inherits every label, too, and an image could be named as layers are tagged."""
-    layer = image_row("sha256:layer", recipe=RECIPE, guest=GUEST, created=1_800_000_000)
-    layer["Labels"][catalog.LAYER_BASE] = "sha256:ours"
-    ours = image_row("sha256:ours", recipe=RECIPE, guest=GUEST)
-    assert find_image(ListedImages(layer, ours), "python").id == "sha256:ours"
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,6 @@ def test_root_build_reports_its_steps_and_uses_the_recipe(fake: Path, tmp_path: 
     assert arguments[-2:] == ["bookworm", str(tmp_path / "root.tar")]
 
 
-def test_root_build_over_its_deadline_is_ended(
-    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rootfs, "DEADLINE_S", 0.2)
-    fake.write_text(FAKE.format(then="exec sleep 600"))
-    with pytest.raises(ImageBuildError, match="took longer"):
-        rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
-
-
 def test_interrupted_build_leaves_no_process(fake: Path, tmp_path: Path) -> None:
     fake.write_text(
         FAKE.format(then='echo $$ >"$TMPDIR/pid"; echo "I: installing x..."; exec sleep 600')

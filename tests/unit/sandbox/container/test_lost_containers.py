@@ -1,12 +1,16 @@
-"""The reaper: what is ours and left behind goes, what is another engine's stays."""
+"""Lost containers: what is ours and left behind goes, what is another engine's stays."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import anyio
 import pytest
 
+from fumehood.sandbox.container import supply
 from fumehood.sandbox.container.docker_api import DockerNotRunning, Listed
-from fumehood.sandbox.container.supply import Reaper
+from fumehood.sandbox.container.supply import AS_USUAL, ContainerSupply
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from support.fake_docker import FakeDocker
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +30,17 @@ def container(
     return Listed(f"id-of-{name}", name, state, labels)
 
 
-def reaper(docker: FakeDocker, *in_use: str) -> Reaper:
-    return Reaper(docker, "me", "my-state", lambda: in_use, now=lambda: NOW)
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supply.time, "time", lambda: NOW)
+
+
+def reaper(docker: FakeDocker, *in_use: str) -> ContainerSupply:
+    unused: Any = None  # it makes no containers
+    return ContainerSupply(
+        docker, unused, ContainerSettings(), EngineIdentity("me", "my-state"), AS_USUAL, unused,
+        lambda: in_use, unused, unused, lambda event, values: None,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,7 +68,7 @@ def reaper(docker: FakeDocker, *in_use: str) -> Reaper:
 )  # fmt: skip
 async def test_sweep_removes_exactly_the_unused_containers(found: Listed, goes: bool) -> None:
     docker = FakeDocker(None, containers={found.id: found})
-    assert await reaper(docker, "in-use").sweep() == int(goes)
+    await reaper(docker, "in-use").sweep()
     assert docker.removed == ([found.name] if goes else [])
 
 
