@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fumehood.guest.core import kernel
 from fumehood.guest.core.limits import Limits
@@ -69,14 +69,6 @@ PROBE_WALL_S = 0.02
 PROBE_DEADLINE_S = 5.0
 
 
-class Announcer(Protocol):
-    """The part of the supervisor that the self-test needs."""
-
-    def submit(self, run: Run) -> None: ...
-
-    def announce(self, enforces: dict[str, bool]) -> None: ...
-
-
 def _was_refused(ending: dict[str, Any]) -> bool:
     return bool(ending["claim"] == {"result": {"outcome": "refused"}})
 
@@ -105,34 +97,32 @@ JAIL: tuple[Row, ...] = tuple(
 class SelfTest:
     """Attacks each defence once at start; `ready` reports which of them held."""
 
-    def __init__(self, supervisor: Announcer, rows: Sequence[Row]) -> None:
-        self._supervisor = supervisor
+    def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
         self._held: dict[str, bool] = {}
 
-    def start(self) -> None:
-        """Queue every attack as a run with a negative id."""
+    def runs(self) -> Iterator[Run]:
+        """Every attack, as a run with a negative id."""
         for number, (attack, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
-            self._supervisor.submit(
-                Run(
-                    id=-1 - number,
-                    program="probe",
-                    arguments={"attack": attack},
-                    limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),
-                )
+            yield Run(
+                id=-1 - number,
+                program="probe",
+                arguments={"attack": attack},
+                limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),
             )
 
-    def ended(self, run: Run, ending: dict[str, Any]) -> None:
-        """Record one outcome, and publish all of them after the last."""
+    def ended(self, run: Run, ending: dict[str, Any]) -> dict[str, bool] | None:
+        """Record one outcome. Returns the enforced limits after the last."""
         _, limit, holds = self._rows[-1 - run.id]
         self._held[limit] = holds(ending)
-        if len(self._held) == len(self._rows):
-            # CPU time and output are kept by the same two means as wall time: the
-            # supervisor's own counter, and its kill, which the spin probe has shown.
-            kept = self._held["wall_time"]
-            counted = kernel.process_cpu_ns(os.getpid()) is not None
-            self._supervisor.announce({**self._held, "cpu_time": kept and counted, "output": kept})
+        if len(self._held) < len(self._rows):
+            return None
+        # CPU time and output are kept by the same two means as wall time: the
+        # supervisor's own counter, and its kill, which the spin probe has shown.
+        kept = self._held["wall_time"]
+        counted = kernel.process_cpu_ns(os.getpid()) is not None
+        return {**self._held, "cpu_time": kept and counted, "output": kept}
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ CHECKOUT = struct.Struct("!qi")
 """The checkout's id and the child's process id, sent with the two descriptors."""
 
 CHUNK_BYTES = 1 << 16
-MAX_FAILED_SPAWNS = 3
+DIED_UNSEALED = "a child died before it was sealed"
 ZYGOTE_GONE = "the zygote is gone"
 
 
@@ -119,14 +119,10 @@ class Supervisor:
         self._host = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
-        self._nameless: dict[int, children.Ended] = {}
-        """Children that died before the zygote reported their process ids."""
         self._ready: deque[Child] = deque()
         self._waiting: deque[Run | Checkout] = deque()
-        self._failed_spawns = 0
-        self._faults: list[str] = []
         self._is_jail = config.get("wall") == "jail"
-        self._selftest = SelfTest(self, JAIL if self._is_jail else INTERPRETER)
+        self._selftest = SelfTest(JAIL if self._is_jail else INTERPRETER)
         self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
@@ -141,7 +137,7 @@ class Supervisor:
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
-        self._selftest.start()
+        self._waiting += self._selftest.runs()
         while True:
             self._dispatch()
             for key, _ in self._selector.select(self._until_next_timer()):
@@ -180,38 +176,29 @@ class Supervisor:
 
     def _fail(self, why: str) -> NoReturn:
         """End this guest and report the reason to the host, which starts a new guest."""
-        self.tell_host({"op": "ready", "enforces": {}, "faults": [why]})
+        self._announce({}, why)
         self._end()
 
-    def tell_host(self, message: dict[str, Any]) -> None:
+    def _announce(self, enforces: dict[str, bool], *faults: str) -> None:
+        self._tell_host({"op": "ready", "enforces": enforces, "faults": faults})
+
+    def _tell_host(self, message: dict[str, Any]) -> None:
         """Send one frame. End the guest if the host is gone."""
         try:
             write_all(1, framing.encode(message))
         except OSError:
             self._end()
 
-    def announce(self, enforces: dict[str, bool]) -> None:
-        """Report to the host that the guest is ready, and which limits it saw enforced."""
-        self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
-
     # -- runs -------------------------------------------------------------------
-
-    def submit(self, run: Run) -> None:
-        """Queue a run of the supervisor's own, which is a probe."""
-        self._waiting.append(run)
 
     def _dispatch(self) -> None:
         """Assign ready children to waiting runs, then order more children."""
-        while self._waiting and (self._faults or self._ready):
+        while self._waiting and self._ready:
             first = self._waiting.popleft()
-            if self._faults:
-                self._report(first, "sandbox_lost")
-            elif isinstance(first, Checkout):
+            if isinstance(first, Checkout):
                 self._check_out(self._ready.popleft(), first)
             else:
                 self._start(self._ready.popleft(), first)
-        if self._faults or len(self._ready) >= self._spares + len(self._waiting):
-            return
         coming = len(self._ordered) + sum(
             not child.sealed and not child.doomed for child in self._children.values()
         )
@@ -321,9 +308,11 @@ class Supervisor:
             "claim": claim,
         }
         if run.id < 0 and isinstance(run, Run):
-            self._selftest.ended(run, ending)
+            enforces = self._selftest.ended(run, ending)
+            if enforces is not None:
+                self._announce(enforces)
         else:
-            self.tell_host(ending)
+            self._tell_host(ending)
 
     # -- children ---------------------------------------------------------------
 
@@ -354,8 +343,6 @@ class Supervisor:
         (child.pid,) = PID.unpack(answer)
         self._children[child.pid] = child
         self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
-        if child.pid in self._nameless:
-            self._release(child, self._nameless.pop(child.pid))
 
     def _on_child(self, child: Child) -> None:
         if child.pid not in self._children:
@@ -399,31 +386,21 @@ class Supervisor:
         """Forward all parts of one read together, because a child can send very small ones."""
         parts, run.parts = run.parts, []
         if parts and run.killed_for is None:
-            self.tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
+            self._tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
 
     def _on_progress(self, run: Run, claim: Any) -> None:
         """Forward a progress report if it is valid and the run has not sent too many."""
         report = pipes.read_report(claim)
         if report is not None and run.reports < framing.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
-            self.tell_host({"op": "progress", "id": run.id, **report})
+            self._tell_host({"op": "progress", "id": run.id, **report})
 
     def _on_sealed(self, child: Child, message: dict[str, Any]) -> None:
         if message.get("sealed") is not True or not is_sealed(child.pid, self._own_filters):
-            self._fail_spawn(str(message.get("fault", "a child was not sealed"))[:200])
-            self._doom(child)
-            return
-        self._failed_spawns = 0
+            self._fail(str(message.get("fault", "a child was not sealed"))[:200])
         child.sealed = True
         child.limits = limits.CallLimits(child.pid, int(message["base_bytes"]))
         self._ready.append(child)
-
-    def _fail_spawn(self, fault: str) -> None:
-        self._failed_spawns += 1
-        if self._failed_spawns >= MAX_FAILED_SPAWNS and not self._faults:
-            self._faults.append(fault)
-            self._waiting = deque(run for run in self._waiting if run.id >= 0)
-            self.announce({})
 
     def _flush(self, child: Child) -> None:
         """Write as much of the request as fits, and the rest when there is room."""
@@ -470,11 +447,9 @@ class Supervisor:
                 self._strays.discard(ended.pid)
             elif ended.pid in self._children:
                 self._release(self._children[ended.pid], ended)
-            elif ended.pid != self._zygote_pid and self._ordered:
-                self._nameless[ended.pid] = ended
-            else:
-                # Without the zygote nothing can be forked any more; the host makes a new guest.
-                self._fail(ZYGOTE_GONE)
+            else:  # the host starts a new guest
+                is_zygote = ended.pid == self._zygote_pid
+                self._fail(ZYGOTE_GONE if is_zygote else DIED_UNSEALED)
 
     def _release(self, child: Child, ended: children.Ended) -> None:
         """Release the resources of a dead child, and report the run that died with it."""
@@ -486,7 +461,7 @@ class Supervisor:
         self._doom(child)
         self._close_pipes(child)
         if not child.sealed and not doomed:
-            self._fail_spawn("a child died before it was sealed")
+            self._fail(DIED_UNSEALED)
         if run is not None:
             self._report_death(run, ended.status, _used_ms(run, ended.cpu_ns))
         elif child.checkout is not None:
