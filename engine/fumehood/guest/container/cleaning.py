@@ -208,19 +208,8 @@ class Cleaner:
         """Whether only the guest, a session's waiting processes and registered ones exist."""
         if self.is_alone() or not self._trees.strangers(self._chain.pids):
             return True
-        if not self._registered.pids:
-            return False
-        if not (self._is_counted and self._registered.get_orphans):  # it may be one of theirs
-            return self._kill_uncounted()
-        # One that vanished during the look may be a registered one.
-        give_up = time.monotonic() + KILL_DEADLINE_S
-        with self._trees.frozen(self._chain.pids) as freeze:
-            while time.monotonic() < give_up:
-                freeze()
-                if not self._trees.strangers(self._chain.pids):
-                    return True
-                time.sleep(0.0005)
-        return False
+        # Otherwise one that vanished during the look may be a registered one.
+        return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
         """Hand over the files of a run whose processes are gone, and put the mounts in order."""

@@ -1,9 +1,8 @@
 """Registered processes as the supervisor sees them: their keepers, and what the host asks of them.
 
 Guest side. The supervisor forks a keeper for each, passes requests on, and never waits: an answer
-comes later, or the keeper is given up. Invariants: each request gets one answer, from whoever asked
-for nothing else; at most `MAX_PROCESSES` run, and as many ended ones are kept; a keeper that does
-not answer ends with all that is below it.
+comes later, or the host gives up. Invariants: each request gets at most one answer; at most
+`MAX_PROCESSES` run, and as many ended ones are kept.
 """
 
 from __future__ import annotations
@@ -17,23 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fumehood.guest.container import trees
 from fumehood.guest.container.host import Host
-from fumehood.guest.container.keeper import run_keeper, the_filter
-from fumehood.guest.container.ring import Ring
+from fumehood.guest.container.keeper import Ring, run_keeper, the_filter
 from fumehood.guest.container.run import ProcessRequest
 from fumehood.guest.container.walk import Refused
 from fumehood.guest.core.pipes import CHUNK_BYTES
 from fumehood.protocol import framing
 from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
-
-LOOK_S = 0.25
-"""Seconds between looks for keepers that do not answer."""
-
-PATIENCE_S = 5.0
-"""Time that a keeper has for an answer. Only looks count, because a frozen container has none. A
-program that takes all processors leaves little to keepers, so it is not shorter.
-"""
 
 
 @dataclass(eq=False)
@@ -49,8 +38,8 @@ class _Process:
     signal: int | None = None
     is_lost: bool = False
     """Whether its keeper was killed, and it with that."""
-    waiting: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Request id → what it asks for, and the seconds left for its answer."""
+    waiting: dict[int, str] = field(default_factory=dict)
+    """Request id → what it asks for."""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(framing.MAX_REQUEST_BYTES)
     )
@@ -88,7 +77,6 @@ class Registered:
         """By name, in the order of their starts."""
         self._keepers: dict[int, _Process] = {}
         """Keepers that exist, by process id."""
-        self._look_at = 0.0
         self._told = 0
         self.has_lost = False
         """Whether something of a tree may be left that has no keeper: that was killed, or gets no
@@ -151,25 +139,6 @@ class Registered:
         self._told = self.running
         self._host.send({"op": "processes", "running": self._told})
 
-    @property
-    def next_look(self) -> float | None:
-        """When `look` is due, or None."""
-        return self._look_at if any(one.waiting for one in self._keepers.values()) else None
-
-    def look(self, now: float) -> None:
-        """Give up keepers that do not answer."""
-        if self.next_look is None or now < self._look_at:
-            return
-        self._look_at = now + LOOK_S
-        for process in list(self._keepers.values()):
-            for number, (do, left_s) in process.waiting.items():
-                process.waiting[number] = do, left_s - LOOK_S
-                if left_s <= 0:
-                    process.is_lost = True
-                    trees.kill_below(process.keeper_pid)
-                    os.kill(process.keeper_pid, signal.SIGKILL)
-                    break
-
     # -- requests --------------------------------------------------------------------------
 
     def _handle(self, request: ProcessRequest) -> dict[str, Any] | None:
@@ -199,13 +168,12 @@ class Registered:
         if request.do == "stop":
             if process.state == "ended":
                 return {"process": process.shown()}
-            grace_s = arguments["grace_s"]
-            self._order(process, request, {"grace_s": grace_s}, PATIENCE_S + grace_s)
+            self._order(process, request, {"grace_s": arguments["grace_s"]})
             return None
         if process.state == "ended":
             raise Refused("invalid", "The process has ended.")
         order = {"data": arguments["data"], "close": arguments["close"]}
-        self._order(process, request, order, PATIENCE_S)
+        self._order(process, request, order)
         return None
 
     def _start(self, request: ProcessRequest) -> None:
@@ -234,19 +202,12 @@ class Registered:
         process = _Process(name, pid, ours, ring, time.time())
         self._all[name] = self._keepers[pid] = process
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._on_event(process))
-        self._expect(process, request.id, "start", PATIENCE_S)
+        process.waiting[request.id] = "start"
 
-    def _order(
-        self, process: _Process, request: ProcessRequest, order: dict[str, Any], patience_s: float
-    ) -> None:
+    def _order(self, process: _Process, request: ProcessRequest, order: dict[str, Any]) -> None:
         process.unsent += framing.encode({"id": request.id, "do": request.do, **order})
-        self._expect(process, request.id, request.do, patience_s)
+        process.waiting[request.id] = request.do
         self._send(process)
-
-    def _expect(self, process: _Process, number: int, do: str, patience_s: float) -> None:
-        if self.next_look is None:
-            self._look_at = time.monotonic() + LOOK_S
-        process.waiting[number] = do, patience_s
 
     def _answer(self, number: int, answer: dict[str, Any]) -> None:
         self._told = self.running
@@ -325,7 +286,7 @@ class Registered:
 
     def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:
         """Answer all requests of a kind that wait for a process."""
-        for number in [one for one, (kind, _) in process.waiting.items() if kind == do]:
+        for number in [one for one, kind in process.waiting.items() if kind == do]:
             del process.waiting[number]
             self._answer(number, answer)
 

@@ -685,12 +685,10 @@ class Supervisor:
             return [child] if run.stayed else []
         return self._trees.strangers(self._chain.pids - {child})
 
-    def _look_after_registered(self, run: Run | None, now: float) -> None:
-        """Give up keepers that do not answer, and kill what those that are gone have left: nothing
-        tells it from the processes of a call now. Only lack of memory kills a keeper, unless the
-        supervisor did.
+    def _look_after_registered(self, run: Run | None) -> None:
+        """Kill what keepers that are gone have left: nothing tells it from the processes of a call
+        now. Only lack of memory kills a keeper, unless the supervisor did.
         """
-        self._registered.look(now)
         if not self._registered.has_lost:
             return
         was_surprised, self._registered.was_surprised = self._registered.was_surprised, False
@@ -724,8 +722,6 @@ class Supervisor:
     def _until_next_timer(self) -> float:
         now = time.monotonic()
         times = [self._ends_at, self._waits_until()]
-        if self._registered.next_look is not None:
-            times.append(self._registered.next_look)
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
         if not self._pools.is_fat_loaded and self._run is None:
@@ -756,7 +752,7 @@ class Supervisor:
 
     def _check_time(self, now: float) -> None:
         run = self._run
-        self._look_after_registered(run, now)
+        self._look_after_registered(run)
         if run is None:
             self._check_idle_time(now)
         self._watch_chain(run, now)

@@ -190,7 +190,7 @@ def below(root: int) -> set[int]:
     return found
 
 
-def kill_below(root: int) -> int:
+def _kill_below(root: int) -> int:
     """Send SIGKILL to all processes below one. Returns their number.
 
     Each is stopped before the next look, so none goes on forking while the others are killed.
@@ -207,12 +207,8 @@ def kill_below(root: int) -> int:
     return processes.kill(sorted(found))
 
 
-def end_below(root: int, patience_s: float, reap: Callable[[], object]) -> bool:
-    """Kill all processes below one until there is none. False if they take too long."""
-    give_up = time.monotonic() + patience_s
-    while kill_below(root):
+def end_below(root: int, reap: Callable[[], object]) -> None:
+    """Kill all processes below one until there is none."""
+    while _kill_below(root):
         reap()
-        if time.monotonic() > give_up:
-            return False
         time.sleep(END_PAUSE_S)  # killed is not yet dead, and dead not yet gone
-    return True
