@@ -156,13 +156,14 @@ class PreforkPool:
         """Handle the notices of the zygote. Raises PreforkFailed."""
         while True:
             try:
-                notice = Notice.unpack(self._orders.recv(NOTICE_BYTES))
+                data = self._orders.recv(NOTICE_BYTES)
             except BlockingIOError:
                 return
             except ConnectionError:  # it died with an order unread
-                raise PreforkFailed("the zygote is gone") from None
-            except ValueError as fault:
-                raise PreforkFailed(str(fault)) from None
+                data = b""
+            if len(data) != NOTICE_BYTES:
+                raise PreforkFailed("the zygote is gone")
+            notice = Notice.unpack(data)
             if notice.has_ended:
                 self._on_child_end(notice)
             else:

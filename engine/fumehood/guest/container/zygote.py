@@ -59,9 +59,6 @@ class Notice(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Notice:
-        """Raises ValueError: the zygote is gone."""
-        if len(data) != NOTICE_BYTES:
-            raise ValueError("the zygote is gone")
         return cls(*_NOTICE.unpack(data))
 
 

@@ -72,7 +72,8 @@ class Child:
     reply_fd: int
     pid: int = 0
     sealed: bool = False
-    limits: limits.CallLimits | None = None
+    base_bytes: int = 0
+    """Address space before any request, to which the memory limit of a program is added."""
     run: Run | None = None
     checkout: Checkout | None = None
     outbox: bytes = b""
@@ -245,14 +246,15 @@ class Supervisor:
         """Set a child's limits from outside. Returns its CPU time so far, or None if the child is
         unusable.
         """
-        used_ns = kernel.process_cpu_ns(child.pid)
+        used_ns = kernel.process_cpu_ns(child.pid) or 0
         try:
-            assert child.limits is not None
-            child.limits.set(memory_bytes=memory_bytes, cpu_s=cpu_s, used_s=(used_ns or 0) / 1e9)
+            limits.limit_child(
+                child.pid, memory_bytes=child.base_bytes + memory_bytes, cpu_s=used_ns / 1e9 + cpu_s
+            )
         except OSError:
             self._doom(child)
             return None
-        return used_ns or 0
+        return used_ns
 
     def _cancel(self, wanted_id: int) -> None:
         for waiting in list(self._waiting):
@@ -399,7 +401,7 @@ class Supervisor:
         if message.get("sealed") is not True or not is_sealed(child.pid, self._own_filters):
             self._fail(str(message.get("fault", "a child was not sealed"))[:200])
         child.sealed = True
-        child.limits = limits.CallLimits(child.pid, int(message["base_bytes"]))
+        child.base_bytes = int(message["base_bytes"])
         self._ready.append(child)
 
     def _flush(self, child: Child) -> None:
