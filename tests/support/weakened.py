@@ -20,12 +20,12 @@ honest = SelfCheck.result
 SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, after)[0], True), [])
 """
 CONTENT_IN_PROCESS = """
-from fumehood.guest.process import run
+from fumehood.guest.process import supervisor
 
 for rows in ('INTERPRETER', 'JAIL'):
-    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(run, rows))
-    setattr(run, rows, told)
-from fumehood.guest.process import supervisor
+    table = getattr(supervisor, rows)
+    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in table)
+    setattr(supervisor, rows, told)
 """
 WITHOUT_FILTER = """
 from fumehood.guest.core import seccomp

@@ -21,8 +21,7 @@ from typing import Any
 from fumehood.guest.core import landlock, seccomp
 from fumehood.guest.core.pipes import tell
 from fumehood.guest.process import filters
-from fumehood.guest.process.run import run_probe
-from fumehood.guest.process.zygote import run_child
+from fumehood.guest.process.zygote import run_child, run_probe
 from fumehood.protocol.framing import MAX_REPORTS
 
 OPEN_FILES = 64

@@ -14,6 +14,10 @@ up to 1 000 times `{"op": "progress", "id", "percent", "message"}`, and `{"op": 
 dies after its answer. The pipes of a checked-out child go to the host, which talks to it and keeps
 its time; here it is only limited, killed on demand, and reaped.
 
+At start each defence is attacked once, by probes in ordinary children (`run_probe` in `zygote`).
+They are runs with negative ids. No outside request can name them: the host builds requests, and one
+for a probe is refused. Only defences that held are published.
+
 Invariants: no child decides how its run ended; an ending is reported only once the child can do
 nothing more; when the channel closes, every process here ends. Single-threaded, one selector: no
 call in this file waits for a child.
@@ -29,6 +33,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -41,15 +46,8 @@ from fumehood.guest.core.children import (
     own_filters,
     peak_bytes,
 )
+from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import write_all
-from fumehood.guest.process.run import (
-    INTERPRETER,
-    JAIL,
-    Checkout,
-    Run,
-    SelfTest,
-    parse_run,
-)
 from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
@@ -62,6 +60,113 @@ CHECKOUT = struct.Struct("!qi")
 CHUNK_BYTES = 1 << 16
 DIED_UNSEALED = "a child died before it was sealed"
 ZYGOTE_GONE = "the zygote is gone"
+
+
+@dataclass
+class Run:
+    """A call being run. `killed_for` is the supervisor's own reason for a kill and overrides every
+    other ending.
+    """
+
+    id: int
+    program: str
+    arguments: dict[str, Any]
+    limits: Limits
+    deadline: float = 0.0
+    cpu_before_ns: int = 0
+    killed_for: str | None = None
+    received_bytes: int = 0
+    reports: int = 0
+    parts: list[str] = field(default_factory=list)
+    """Received parts that were not forwarded yet."""
+
+
+@dataclass
+class Checkout:
+    """A child checked out by the host, which talks to it directly."""
+
+    id: int
+    memory_bytes: int
+    cpu_s: float
+    killed_for: str | None = None
+
+
+def parse_run(message: dict[str, Any]) -> Run:
+    """Parse a run from a host's frame.
+
+    Raises:
+        FrameError: it asks for a probe, which no call may.
+        KeyError, TypeError: the frame is not of this form.
+    """
+    if message["program"] == "probe":
+        raise framing.FrameError("a probe is not a program for calls")
+    return Run(
+        id=message["id"],
+        program=message["program"],
+        arguments=message["arguments"],
+        limits=Limits(**message["limits"]),
+    )
+
+
+PROBE_MEMORY_BYTES = 16 << 20
+PROBE_WALL_S = 0.02
+PROBE_DEADLINE_S = 5.0
+
+
+def _was_refused(ending: dict[str, Any]) -> bool:
+    return bool(ending["claim"] == {"result": {"outcome": "refused"}})
+
+
+def _was_killed(ending: dict[str, Any]) -> bool:
+    return bool(ending["signal"] == signal.SIGSYS)
+
+
+Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
+"""An attack of `run_probe`, the limit that it tests, and a check of whether that limit held."""
+
+INTERPRETER: tuple[Row, ...] = (
+    ("memory", "memory", _was_refused),
+    ("files", "files", _was_refused),
+    ("processes", "processes", _was_killed),
+    ("network", "network", _was_killed),
+    ("spin", "wall_time", lambda e: bool(e["ended_by"] == "wall_time")),
+)
+JAIL: tuple[Row, ...] = tuple(
+    ("outside", limit, holds) if attack == "files" else (attack, limit, holds)
+    for attack, limit, holds in INTERPRETER
+)
+"""The same attacks, but on files outside the view, because the jail may read some files."""
+
+
+class SelfTest:
+    """Attacks each defence once at start; `ready` reports which of them held."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._held: dict[str, bool] = {}
+
+    def runs(self) -> Iterator[Run]:
+        """Every attack, as a run with a negative id."""
+        for number, (attack, _, _) in enumerate(self._rows):
+            wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
+            yield Run(
+                id=-1 - number,
+                program="probe",
+                arguments={"attack": attack},
+                limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),
+            )
+
+    def ended(self, run: Run, ending: dict[str, Any]) -> dict[str, bool] | None:
+        """Record one outcome. Returns the enforced limits after the last."""
+        _, limit, holds = self._rows[-1 - run.id]
+        self._held[limit] = holds(ending)
+        if len(self._held) < len(self._rows):
+            return None
+        # CPU time and output are kept by the same two means as wall time: the
+        # supervisor's own counter, and its kill, which the spin probe has shown.
+        kept = self._held["wall_time"]
+        counted = kernel.process_cpu_ns(os.getpid()) is not None
+        return {**self._held, "cpu_time": kept and counted, "output": kept}
 
 
 @dataclass(eq=False)
