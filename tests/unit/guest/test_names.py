@@ -9,35 +9,35 @@ import math
 import pytest
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.names import CONSTANTS, FUNCTIONS, NameRefused, check
+from fumehood.guest.interpreter.tables import CONSTANTS, FUNCTIONS, Refused, check_names
 
 
 def _check(text: str) -> None:
-    check(list(ast.walk(ast.parse(text, mode="eval"))))
+    check_names(list(ast.walk(ast.parse(text, mode="eval"))))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_name_is_allowed_only_in_a_call(name: str) -> None:
     _check(f"{name}(1)")
-    with pytest.raises(NameRefused, match="call it"):
+    with pytest.raises(Refused, match="call it"):
         _check(name)
-    with pytest.raises(NameRefused, match="call it"):
+    with pytest.raises(Refused, match="call it"):
         _check(f"max({name}, 1)")
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constant_cannot_be_called(name: str) -> None:
     _check(f"{name} + 1")
-    with pytest.raises(NameRefused, match="no function"):
+    with pytest.raises(Refused, match="no function"):
         _check(f"{name}(1)")
 
 
 @pytest.mark.row("S2")
 def test_builtins_outside_the_table_are_refused() -> None:
     for name in set(dir(builtins)) - FUNCTIONS.keys() - {"None", "True", "False", "__debug__"}:
-        with pytest.raises(NameRefused, match="no function"):
+        with pytest.raises(Refused, match="no function"):
             _check(f"{name}(1)")
-        with pytest.raises(NameRefused, match="no name"):
+        with pytest.raises(Refused, match="no name"):
             _check(name)
 
 
@@ -45,7 +45,7 @@ def test_builtins_outside_the_table_are_refused() -> None:
     ("text", "hint"), [("sqr(2)", "sqrt"), ("factoral(5)", "factorial"), ("taau", "tau")]
 )
 def test_misspelt_name_gets_a_hint(text: str, hint: str) -> None:
-    with pytest.raises(NameRefused, match=f"did you mean {hint}"):
+    with pytest.raises(Refused, match=f"did you mean {hint}"):
         _check(text)
 
 

@@ -6,12 +6,18 @@ import ast
 
 import pytest
 
-from fumehood.guest.interpreter.node_table import ALLOWED, MAX_DEPTH, REFUSED, NodeRefused, check
+from fumehood.guest.interpreter.tables import (
+    ALLOWED,
+    MAX_DEPTH,
+    REFUSED,
+    Refused,
+    check_nodes,
+)
 from support.ast_nodes import NODE_CLASSES
 
 
 def _check(text: str) -> None:
-    check(ast.parse(text, mode="eval"))
+    check_nodes(ast.parse(text, mode="eval"))
 
 
 @pytest.mark.row("S2")
@@ -24,8 +30,8 @@ def test_unclassified_ast_node_is_refused() -> None:
     class Teleport(ast.expr):
         pass
 
-    with pytest.raises(NodeRefused, match="Teleport"):
-        check(ast.Expression(body=Teleport()))
+    with pytest.raises(Refused, match="Teleport"):
+        check_nodes(ast.Expression(body=Teleport()))
 
 
 @pytest.mark.row("S2")
@@ -62,7 +68,7 @@ def test_unclassified_ast_node_is_refused() -> None:
     ],
 )
 def test_other_syntax_is_refused_by_name(text: str, words: str) -> None:
-    with pytest.raises(NodeRefused) as caught:
+    with pytest.raises(Refused) as caught:
         _check(text)
     assert words in str(caught.value)
 
@@ -71,15 +77,15 @@ def test_nesting_depth_limit_is_exact() -> None:
     tree = ast.Expression(body=ast.Constant(1))
     for _ in range(MAX_DEPTH - 2):
         tree = ast.Expression(body=ast.UnaryOp(op=ast.USub(), operand=tree.body))
-    check(tree)
+    check_nodes(tree)
     deeper = ast.Expression(body=ast.UnaryOp(op=ast.USub(), operand=tree.body))
-    with pytest.raises(NodeRefused, match="nested deeper"):
-        check(deeper)
+    with pytest.raises(Refused, match="nested deeper"):
+        check_nodes(deeper)
 
 
 def test_tree_deeper_than_the_python_stack_is_refused() -> None:
     body: ast.expr = ast.Constant(1)
     for _ in range(5000):
         body = ast.UnaryOp(op=ast.USub(), operand=body)
-    with pytest.raises(NodeRefused, match="nested deeper"):
-        check(ast.Expression(body=body))
+    with pytest.raises(Refused, match="nested deeper"):
+        check_nodes(ast.Expression(body=body))

@@ -26,14 +26,14 @@ sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
 
 import asteval  # noqa: E402
 
-from fumehood.guest.interpreter import names, node_table, sizes  # noqa: E402
+from fumehood.guest.interpreter import sizes, tables  # noqa: E402
 from fumehood.protocol.strict_json import (  # noqa: E402
     MAX_INTEGER_DIGITS,
     MAX_SAFE_INTEGER,
     MAX_VALUE_DEPTH,
 )
 
-RECURSION_LIMIT = 1000 + 4 * node_table.MAX_DEPTH
+RECURSION_LIMIT = 1000 + 4 * tables.MAX_DEPTH
 
 HANDLED = frozenset(
     {"constant", "name", "call", "list", "tuple", "binop", "unaryop", "boolop", "compare", "ifexp"}
@@ -50,7 +50,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = evaluate(arguments["expression"])
         return {"result": render(value, arguments.get("precision"), request["output_bytes"])}
-    except (node_table.NodeRefused, names.NameRefused, sizes.TooLarge) as refusal:
+    except (tables.Refused, sizes.TooLarge) as refusal:
         return _error("policy", str(refusal))
     except NotationRefused as refusal:
         return _error("invalid", str(refusal))
@@ -67,13 +67,13 @@ def evaluate(text: str) -> Any:
 
     Raises:
         NotationRefused, SyntaxError: the text is not an expression.
-        NodeRefused, NameRefused, TooLarge: one of the tables refused it.
+        Refused, TooLarge: one of the tables refused it.
         ArithmeticError, ValueError, TypeError: it has no value.
     """
     tree = _parse(rewrite(text))
     _refuse_bare_comma(tree.body, text)
-    nodes = node_table.check(tree)
-    names.check(nodes)
+    nodes = tables.check_nodes(tree)
+    tables.check_names(nodes)
     sizes.check_literals(nodes)
     return _Evaluator.value(tree.body)
 
@@ -117,7 +117,10 @@ class _Evaluator:
     @classmethod
     def _make(cls) -> asteval.Interpreter:
         interpreter = asteval.Interpreter(
-            symtable=names.symbols(), use_numpy=False, minimal=True, config={"ifexp": True}
+            symtable={**tables.CONSTANTS, **tables.FUNCTIONS},
+            use_numpy=False,
+            minimal=True,
+            config={"ifexp": True},
         )
         interpreter.symtable.pop("print")  # added by asteval to any table
         for node in list(interpreter.node_handlers):
