@@ -1,16 +1,22 @@
-"""The node table: every node class of the running Python stands in exactly one set."""
+"""The calculator's tables: each node class is in exactly one set, each name in its place."""
 
 from __future__ import annotations
 
 import ast
+import builtins
+import math
 
 import pytest
 
+from fumehood.guest.interpreter import sizes
 from fumehood.guest.interpreter.tables import (
     ALLOWED,
+    CONSTANTS,
+    FUNCTIONS,
     MAX_DEPTH,
     REFUSED,
     Refused,
+    check_names,
     check_nodes,
 )
 from support.ast_nodes import NODE_CLASSES
@@ -83,9 +89,50 @@ def test_nesting_depth_limit_is_exact() -> None:
         check_nodes(deeper)
 
 
-def test_tree_deeper_than_the_python_stack_is_refused() -> None:
-    body: ast.expr = ast.Constant(1)
-    for _ in range(5000):
-        body = ast.UnaryOp(op=ast.USub(), operand=body)
-    with pytest.raises(Refused, match="nested deeper"):
-        check_nodes(ast.Expression(body=body))
+def _check_names(text: str) -> None:
+    check_names(list(ast.walk(ast.parse(text, mode="eval"))))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_name_is_allowed_only_in_a_call(name: str) -> None:
+    _check_names(f"{name}(1)")
+    with pytest.raises(Refused, match="call it"):
+        _check_names(name)
+    with pytest.raises(Refused, match="call it"):
+        _check_names(f"max({name}, 1)")
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constant_cannot_be_called(name: str) -> None:
+    _check_names(f"{name} + 1")
+    with pytest.raises(Refused, match="no function"):
+        _check_names(f"{name}(1)")
+
+
+@pytest.mark.row("S2")
+def test_builtins_outside_the_table_are_refused() -> None:
+    for name in set(dir(builtins)) - FUNCTIONS.keys() - {"None", "True", "False", "__debug__"}:
+        with pytest.raises(Refused, match="no function"):
+            _check_names(f"{name}(1)")
+        with pytest.raises(Refused, match="no name"):
+            _check_names(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("sqr(2)", "sqrt"), ("factoral(5)", "factorial"), ("taau", "tau")]
+)
+def test_misspelt_name_gets_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(Refused, match=f"did you mean {hint}"):
+        _check_names(text)
+
+
+def test_functions_with_large_results_have_size_checks() -> None:
+    weighed = {
+        name for name, function in FUNCTIONS.items() if function.__module__ == sizes.__name__
+    }
+    assert weighed == {"comb", "factorial", "lcm", "perm", "pow", "prod", "round", "sum"}
+
+
+def test_every_function_of_math_is_offered() -> None:
+    public = {name for name in dir(math) if not name.startswith("_")}
+    assert public - FUNCTIONS.keys() - CONSTANTS.keys() <= {"fma", "sumprod"}
