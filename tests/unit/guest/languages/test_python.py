@@ -169,12 +169,6 @@ def test_closing_its_streams_does_not_fail_a_program(run: Any) -> None:
     assert (ran.exit_code, ran.result[0]) == (0, 4)
 
 
-def test_os_error_keeps_its_errno(run: Any) -> None:
-    ran = run("raise OSError(24, 'Too many open files')")
-    assert ran.claim["error"]["errno"] == 24
-    assert run("raise ValueError").claim["error"]["errno"] is None
-
-
 def test_long_exception_message_is_shortened_in_the_middle(run: Any) -> None:
     ran = run("raise ValueError('a' * 50_000 + 'z')")
     message = ran.exception["message"]
