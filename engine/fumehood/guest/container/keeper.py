@@ -25,7 +25,6 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
@@ -262,10 +261,12 @@ def _become_program(
         _seal(config, stdin, stdout, report)
         surround({"env": request.get("env"), "working_directory": request.get("working_directory")})
         if request.get("argv"):
-            _become_first_of(request["argv"])
+            shell.execute(request["argv"][0], request["argv"])
         shell.execute(shell.BASH, *shell.arguments_of_bash(request["command"]))
     except SetUpFailed as fault:
         why = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
+    except FileNotFoundError:
+        why = "It cannot be started: there is no such program."
     except OSError as error:
         why = f"It cannot be started: {error.strerror}."
     except BaseException as fault:
@@ -297,24 +298,6 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
     kernel.volunteer_for_oom()
     # From here on it cannot be dumped until it becomes the program: it has the supervisor's memory.
     become_user()
-
-
-def _become_first_of(argv: Sequence[str]) -> NoReturn:
-    """Become a program with its arguments, from the first directory of PATH that has it.
-
-    Raises OSError: there is none, or it cannot be executed.
-    """
-    name = argv[0]
-    places = [""] if "/" in name else os.get_exec_path()
-    fault: OSError = FileNotFoundError(2, "There is no such program")
-    for place in places:
-        try:
-            shell.execute(os.path.join(place, name), list(argv))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            fault = error
-    raise fault
 
 
 RING_BYTES = 1 << 20
