@@ -174,7 +174,9 @@ class Chain:
         process may not have stopped yet: it is stopped again, and counts as awake if it is seen
         awake twice.
         """
-        awake = {pid for pid in self.pids if _is_awake(pid)}
+        awake = {
+            pid for pid in self.pids if not processes.is_stopped(pid) and processes.is_alive(pid)
+        }
         was_awake, self._seen_awake = self._seen_awake, awake
         for pid in self.pids:
             used_ns = kernel.process_cpu_ns(pid) or 0
@@ -327,7 +329,3 @@ class Chain:
         while self._kill(kept) and time.monotonic() < give_up:
             self._reap()
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
-
-
-def _is_awake(pid: int) -> bool:
-    return not processes.is_stopped(pid) and processes.is_alive(pid)

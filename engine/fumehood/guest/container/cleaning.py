@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,52 +82,38 @@ class Cleaner:
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts exactly the processes that should exist now.
+        """Whether the kernel counts exactly the processes that should exist now: the guest's, a
+        session's waiting ones, and registered ones.
 
         In a session, a relay of the next host may have come that is not held yet.
         """
-        return self._is_count_right(self._chain.pids)
-
-    def kill_briefly(self, spared: Collection[int]) -> int:
-        """Kill all programs' processes but these and registered ones. Returns how many there were.
-
-        Registered ones that come and go would be counted for ever, so one that is gone is not.
-        """
-        if not self._registered.pids:
-            return processes.kill_all(spared)
-        return 0 if self._is_count_right(spared) else self._trees.living(spared)
-
-    def _is_count_right(self, spared: Collection[int]) -> bool:
-        """Whether the kernel counts exactly the guest, these processes, and registered ones."""
         if not self._is_counted:
             return False
         if not self._registered.pids:
-            return self._fits(self._counters.read("processes"), spared, 0)
+            return self._fits(self._counters.read("processes"), 0)
         # The second time with those that have come since the last look. If their number changes
         # meanwhile, the count is no evidence without a look.
         for looks in (False, True):
-            fits, is_certain = self._count(spared, looks=looks)
+            fits, is_certain = self._count(looks=looks)
             if fits and is_certain:
                 return True
-            if self._trees.strangers(spared):
+            if self._trees.strangers(self._chain.pids):
                 return False
             if fits:
                 return True
         return False
 
-    def _count(self, spared: Collection[int], *, looks: bool) -> tuple[bool, bool]:
+    def _count(self, *, looks: bool) -> tuple[bool, bool]:
         """Whether the kernel's count fits, and whether it is certain that it did at one moment."""
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
-        return self._fits(counted, spared, threads, looks=looks), is_certain
+        return self._fits(counted, threads, looks=looks), is_certain
 
-    def _fits(
-        self, counted: int | None, spared: Collection[int], registered: int, *, looks: bool = True
-    ) -> bool:
-        """Whether the kernel's count is that of the guest, of these processes, and of so many
-        threads of registered ones. `looks` is whether to look for others that may be there.
+    def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
+        """Whether the kernel's count is that of the guest, of a session's waiting processes, and of
+        so many threads of registered ones. `looks` is whether to look for others that may be there.
         """
-        relays = self._relays()
+        relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
             return False
         own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids, *self._registered.pids}
@@ -157,7 +143,7 @@ class Cleaner:
         """
         if not (self._is_counted and self._registered.get_orphans):
             return self._kill_uncounted()
-        if all(self._count(self._chain.pids, looks=False)) or self._kill_the_rest(CALM_S):
+        if all(self._count(looks=False)) or self._kill_the_rest(CALM_S):
             return True
         with self._trees.frozen(self._chain.pids) as freeze:
             return self._kill_the_rest(KILL_DEADLINE_S, freeze)
@@ -191,7 +177,10 @@ class Cleaner:
         self, patience_s: float, before_look: Callable[[], None] = lambda: None
     ) -> bool:
         give_up = time.monotonic() + patience_s
-        while self._kill_once(before_look) or self._is_one_unseen():
+        while True:
+            before_look()
+            if not self._trees.kill_all(self._chain.pids) and not self._is_one_unseen():
+                break
             self._reap()
             self._pools.receive()  # where memory ran out, a spare child may be dead, too
             if time.monotonic() > give_up:
@@ -199,10 +188,6 @@ class Cleaner:
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
         self._reap()
         return True
-
-    def _kill_once(self, before_look: Callable[[], None]) -> int:
-        before_look()
-        return self._trees.kill_all(self._chain.pids)
 
     def is_left_alone(self) -> bool:
         """Whether only the guest, a session's waiting processes and registered ones exist."""

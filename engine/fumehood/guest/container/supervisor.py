@@ -146,7 +146,7 @@ class Supervisor:
             lambda: (os.getpid(), *self._pools.zygote_pids, *self._pools.pids),
             cached=self._counters.read("processes") is not None,
         )
-        self._chain = Chain(self._reap, lambda spared: self._cleaner.kill_briefly(spared))
+        self._chain = Chain(self._reap, self._trees.kill_living)
         self._pools = PreforkPools(
             self._pool(thin, max(1, config["spares"])),
             None if fat is None else self._pool(fat, FAT_SPARES),

@@ -99,8 +99,10 @@ class Trees:
         """As `processes.kill_all`, but spare those below a keeper."""
         return processes.kill(self.strangers(spared))
 
-    def living(self, spared: Collection[int] = ()) -> int:
-        """Kill the same, and return the number of those that were still there to be killed."""
+    def kill_living(self, spared: Collection[int]) -> int:
+        """Kill the same, and return the number of those that were still there to be killed: others
+        that come and go would be counted for ever.
+        """
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
