@@ -177,12 +177,8 @@ class Host:
             has_tools=message["tools"] is True,
             quiet=message.get("quiet") is True,
             trust=message.get("trust"),
-            trial=_trial(message.get("trial")),
+            trial=message.get("trial"),
         )
-
-
-def _trial(told: Any) -> tuple[str, str] | None:
-    return None if told is None else (str(told[0]), str(told[1]))
 
 
 def end() -> NoReturn:

@@ -45,11 +45,6 @@ class _Process:
     )
     unsent: bytearray = field(default_factory=bytearray)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether it runs, or ran."""
-        return self.state != "starting"
-
     def shown(self) -> dict[str, Any]:
         """What the host gets of it."""
         return {
@@ -147,7 +142,8 @@ class Registered:
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
         if request.do == "list":
-            return {"processes": [one.shown() for one in self._all.values() if one.is_begun]}
+            begun = [one for one in self._all.values() if one.state != "starting"]
+            return {"processes": [one.shown() for one in begun]}
         if request.do == "start":
             self._start(request)
             return None

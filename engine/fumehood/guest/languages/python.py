@@ -161,7 +161,8 @@ class Program:
         self._reports = 0
         self._figures = Figures(self._memory_bytes)
         builtins.progress = self._progress  # type: ignore[attr-defined]
-        exit_code, claim = _run_main(code, self._names, _filename(self._programs))
+        filename = FILENAME if self._programs == 1 else f"<code {self._programs}>"
+        exit_code, claim = _run_main(code, self._names, filename)
         try:
             if self._memory_bytes:
                 self._figures.take()
@@ -216,10 +217,6 @@ class Program:
             # No report in the middle of a call's frame.
             with calls.writing if calls and calls.is_open else contextlib.nullcontext():
                 self._report(float(percent), str(message))
-
-
-def _filename(number: int) -> str:
-    return FILENAME if number == 1 else f"<code {number}>"
 
 
 def _is_program(filename: str | None) -> bool:
