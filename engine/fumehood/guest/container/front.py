@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from fumehood.guest.container.host import CHUNK_BYTES, Host
 from fumehood.guest.container.relay import Relay
+from fumehood.guest.core import children
 from fumehood.protocol import framing
 
 LAST_WORDS_S = 1.0
@@ -82,11 +83,5 @@ def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
 
 
 def _has_ended(program: int) -> bool:
-    """Whether the program has ended. Reaps its children, too, which are the first process's."""
-    try:
-        while pid := os.waitpid(-1, os.WNOHANG)[0]:
-            if pid == program:
-                return True
-    except ChildProcessError:
-        return True
-    return False
+    """Whether the program has ended. Also reaps its children, which are the first process's."""
+    return any(ended.pid == program for ended in children.reap())

@@ -283,11 +283,6 @@ class Stream:
         self._text += self._decoder.decode(chunk[:room])
         return True
 
-    def drain(self, limit_bytes: int) -> None:
-        """Read what a dead program left in the pipe."""
-        while not self.is_over and self.read(limit_bytes):
-            pass
-
     def take(self, *, last: bool = False) -> list[str]:
         """New text, in pieces that fit a frame. An incomplete character is held back."""
         if last and not self.is_over:  # what is cut off by the limit is not wrong UTF-8

@@ -645,7 +645,8 @@ class Supervisor:
         for descriptor in (child.request_fd, child.stdout.descriptor, child.stderr.descriptor):
             self._unwatch(descriptor)
         for stream in (child.stdout, child.stderr):
-            stream.drain(run.limits.output_bytes)
+            while not stream.is_over and stream.read(run.limits.output_bytes):
+                pass
             if stream.is_over and run.killed_for is None:
                 run.killed_for = "output"
         while child.reply_fd in self._selector.get_map():

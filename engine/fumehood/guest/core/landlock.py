@@ -52,19 +52,6 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
-def abi() -> int:
-    """The kernel's version of Landlock.
-
-    Raises:
-        Unavailable: it has none.
-    """
-    try:
-        version = kernel.syscall(_CREATE_RULESET, 0, 0, _ASK_FOR_VERSION)
-    except OSError:
-        raise Unavailable("the kernel has no Landlock") from None
-    return version
-
-
 def restrict_to(readable: Iterable[str]) -> None:
     """Leave this process only reading beneath these paths. `no_new_privs` must be set.
 
@@ -74,7 +61,10 @@ def restrict_to(readable: Iterable[str]) -> None:
         Unavailable: the kernel has no Landlock.
         OSError: the kernel refuses.
     """
-    version = abi()
+    try:
+        version = kernel.syscall(_CREATE_RULESET, 0, 0, _ASK_FOR_VERSION)
+    except OSError:
+        raise Unavailable("the kernel has no Landlock") from None
     attributes = _RulesetAttributes(
         _up_to(version, _FILE_RIGHTS), _up_to(version, _NET_RIGHTS), _up_to(version, _SCOPES)
     )
