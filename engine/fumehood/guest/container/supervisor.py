@@ -151,7 +151,7 @@ class Supervisor:
             self._pool(thin, max(1, config["spares"])),
             None if fat is None else self._pool(fat, FAT_SPARES),
         )
-        self._standby = Standby(self._pools.thin.take, self._limit_node)
+        self._standby = Standby(self._pools.thin.take, self._limit)
         self._registered = Registered(
             self._host, self._selector, partial(self._limits, config), self._standby.end
         )
@@ -316,7 +316,7 @@ class Supervisor:
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
-        is_next = run.keep and run.program == "python" and self._begin_next_link(run)
+        is_next = self._is_chained(run) and self._begin_next_link(run)
         if not is_next and not self._begin_new_child(run):
             return
         child = run.child
@@ -358,40 +358,33 @@ class Supervisor:
         if child is None:
             pool.stock(1)
             return False
-        if run.keep and run.program == "python":
+        if self._is_chained(run):
             self._reporter.zygote_pid = pool.zygote_pid
         try:
-            if run.program == "javascript":
-                self._limit_node(child, cpu_s)
-            else:
-                self._limit(child, run, cpu_s)
+            is_node = run.program == "javascript"
+            self._limit(
+                child,
+                None if self._is_chained(run) else cpu_s,  # whose later calls may have more
+                None if is_node else run.limits.memory_bytes,
+            )
         except OSError:
             self._stop(run, "sandbox_lost")
             return False
         run.request[:0] = b"G"
         return True
 
-    def _limit(self, child: Child, run: Run, cpu_s: int) -> None:
-        """Lower the limits that depend on the call. Raises OSError."""
-        if not (run.keep and run.program == "python"):  # whose later calls may have more
+    def _limit(self, child: Child, cpu_s: int | None, memory_bytes: int | None = None) -> None:
+        """Lower the limits that depend on the call. Raises OSError.
+
+        Node has no memory limit of its own: it reserves far more than it uses, so only the
+        container's applies.
+        """
+        if cpu_s is not None:
             child.limit(resource.RLIMIT_CPU, cpu_s)
-        if self._counters.memory_limit is None:  # then the limit is one process's
+        if memory_bytes is not None and self._counters.memory_limit is None:
             preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
-            child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
-        self._limit_processes(child)
-
-    def _limit_node(self, child: Child, cpu_s: int) -> None:
-        """Lower the limits of Node, which reserves far more memory than it uses, so only the
-        container's own memory limit applies. Raises OSError.
-        """
-        child.limit(resource.RLIMIT_CPU, cpu_s)
-        self._limit_processes(child)
-
-    def _limit_processes(self, child: Child) -> None:
-        """Limit the number of processes if nothing else does: this limit counts all containers
-        together.
-        """
-        if self._counters.process_limit is None:
+            child.limit(resource.RLIMIT_AS, preloaded_bytes + memory_bytes)
+        if self._counters.process_limit is None:  # this one counts all containers together
             child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:

@@ -15,8 +15,8 @@ dies after its answer. The pipes of a checked-out child go to the host, which ta
 its time; here it is only limited, killed on demand, and reaped.
 
 At start each defence is attacked once, by probes in ordinary children (`run_probe` in `zygote`).
-They are runs with negative ids. No outside request can name them: the host builds requests, and one
-for a probe is refused. Only defences that held are published.
+They are runs with negative ids. No outside request can name them, because the host builds requests.
+Only defences that held are published.
 
 Invariants: no child decides how its run ended; an ending is reported only once the child can do
 nothing more; when the channel closes, every process here ends. Single-threaded, one selector: no
@@ -89,23 +89,6 @@ class Checkout:
     memory_bytes: int
     cpu_s: float
     killed_for: str | None = None
-
-
-def parse_run(message: dict[str, Any]) -> Run:
-    """Parse a run from a host's frame.
-
-    Raises:
-        FrameError: it asks for a probe, which no call may.
-        KeyError, TypeError: the frame is not of this form.
-    """
-    if message["program"] == "probe":
-        raise framing.FrameError("a probe is not a program for calls")
-    return Run(
-        id=message["id"],
-        program=message["program"],
-        arguments=message["arguments"],
-        limits=Limits(**message["limits"]),
-    )
 
 
 PROBE_MEMORY_BYTES = 16 << 20
@@ -264,7 +247,13 @@ class Supervisor:
         try:
             for message in self._host.feed(chunk):
                 if message["op"] == "run":
-                    self._waiting.append(parse_run(message))
+                    run = Run(
+                        id=message["id"],
+                        program=message["program"],
+                        arguments=message["arguments"],
+                        limits=Limits(**message["limits"]),
+                    )
+                    self._waiting.append(run)
                 elif message["op"] == "lend":
                     lent = Checkout(message["id"], message["memory_bytes"], message["cpu_s"])
                     self._waiting.append(lent)
