@@ -187,7 +187,7 @@ def _open_streams() -> None:
     devices. Each child later puts its own pipes below the streams.
     """
     kept = fcntl.fcntl(2, fcntl.F_DUPFD, 64)
-    null = os.open("/dev/null", os.O_RDWR)
+    null = os.open("/dev/null", os.O_RDWR)  # often 0 itself
     os.dup2(null, 0)
     readable, writable = os.pipe()
     for number in (1, 2):
@@ -200,7 +200,7 @@ def _open_streams() -> None:
             python.warm_up()
     finally:
         os.dup2(kept, 2)
-    for descriptor in (kept, null, readable, writable):
+    for descriptor in (kept, readable, writable):
         os.close(descriptor)
 
 
