@@ -21,8 +21,6 @@ from fumehood.guest.container.prefork_pool import Stream
 from fumehood.guest.container.run import (
     Answer,
     Keep,
-    Pause,
-    ProcessRequest,
     Run,
     claimed_exit,
     claimed_limits,
@@ -39,7 +37,8 @@ PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
 
 
-Request = Run | Answer | Pause | Keep | ProcessRequest | framing.ConnectionFrame | int
+Request = Run | Answer | framing.ConnectionFrame | dict[str, Any]
+"""The host's frames; a dictionary with `op` is about a run, the session or its processes."""
 
 
 class Host:
@@ -75,7 +74,7 @@ class Host:
         self._parts, self._waiting = [], b""
 
     def read(self) -> list[Request]:
-        """Received requests: runs to start, ids of runs to cancel, and messages for a run."""
+        """The requests received now."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -134,16 +133,10 @@ class Host:
                 self._parts.append(message["text"])
             case "run":
                 requests.append(self._run(message))
-            case "cancel":
-                requests.append(int(message["id"]))
             case "answer":
                 requests.append(self._answer(message))
-            case "keep":
-                requests.append(Keep(int(message["epoch"]), float(message["wait_s"])))
-            case "process":
-                requests.append(ProcessRequest(int(message["id"]), message["do"], message))
-            case "pause":
-                requests.append(Pause(int(message["id"]), message["paused"] is True))
+            case _:
+                requests.append(message)
 
     def _answer(self, message: dict[str, Any]) -> Answer:
         """An answer to a tool call, passed to the child without parsing it."""

@@ -18,7 +18,6 @@ from typing import Any
 
 from fumehood.guest.container.host import Host
 from fumehood.guest.container.keeper import Ring, run_keeper, the_filter
-from fumehood.guest.container.run import ProcessRequest
 from fumehood.guest.container.walk import Refused
 from fumehood.guest.core.pipes import CHUNK_BYTES
 from fumehood.protocol import framing
@@ -92,14 +91,14 @@ class Registered:
         """The number of processes that have not ended."""
         return sum(one.state == "running" for one in self._all.values())
 
-    def on_request(self, request: ProcessRequest) -> None:
+    def on_request(self, request: dict[str, Any]) -> None:
         """Handle a request of the host, and answer it now or later."""
         try:
             answer = self._handle(request)
         except Refused as refused:
             answer = _fault(refused.kind, str(refused))
         if answer is not None:
-            self._answer(request.id, answer)
+            self._answer(request["id"], answer)
 
     def on_reaped(self, pid: int) -> bool:
         """Handle the end of a process that was reaped. Returns whether it was a keeper."""
@@ -136,24 +135,23 @@ class Registered:
 
     # -- requests --------------------------------------------------------------------------
 
-    def _handle(self, request: ProcessRequest) -> dict[str, Any] | None:
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the answer, or None if it comes later. Raises Refused."""
-        arguments = request.arguments
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
-        if request.do == "list":
+        if request["do"] == "list":
             begun = [one for one in self._all.values() if one.state != "starting"]
             return {"processes": [one.shown() for one in begun]}
-        if request.do == "start":
+        if request["do"] == "start":
             self._start(request)
             return None
-        process = self._all.get(arguments["name"])
+        process = self._all.get(request["name"])
         if process is None:
-            shown = ascii(arguments["name"])
+            shown = ascii(request["name"])
             raise Refused("not_found", f"No process of this session is called {shown}.")
-        if request.do == "read":
+        if request["do"] == "read":
             piece = process.ring.read(
-                arguments["after"], OUTPUT_PIECE_BYTES, is_over=process.state == "ended"
+                request["after"], OUTPUT_PIECE_BYTES, is_over=process.state == "ended"
             )
             return {
                 "output": {
@@ -161,19 +159,19 @@ class Registered:
                     "ended": piece.is_last,
                 }
             }  # fmt: skip
-        if request.do == "stop":
+        if request["do"] == "stop":
             if process.state == "ended":
                 return {"process": process.shown()}
-            self._order(process, request, {"grace_s": arguments["grace_s"]})
+            self._order(process, request, {"grace_s": request["grace_s"]})
             return None
         if process.state == "ended":
             raise Refused("invalid", "The process has ended.")
-        order = {"data": arguments["data"], "close": arguments["close"]}
+        order = {"data": request["data"], "close": request["close"]}
         self._order(process, request, order)
         return None
 
-    def _start(self, request: ProcessRequest) -> None:
-        name = request.arguments["name"]
+    def _start(self, request: dict[str, Any]) -> None:
+        name = request["name"]
         before = self._all.get(name)
         if before is not None and before.state != "ended":
             raise Refused("invalid", f"{name} runs already. Stop it first, or give another name.")
@@ -191,18 +189,18 @@ class Registered:
                 one.close()
             raise Refused("unavailable", f"It cannot be started: {error.strerror}.") from None
         if pid == 0:
-            run_keeper(theirs, ring, config, request.arguments)
+            run_keeper(theirs, ring, config, request)
         theirs.close()
         ours.setblocking(False)
         self._forget(name)
         process = _Process(name, pid, ours, ring, time.time())
         self._all[name] = self._keepers[pid] = process
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._on_event(process))
-        process.waiting[request.id] = "start"
+        process.waiting[request["id"]] = "start"
 
-    def _order(self, process: _Process, request: ProcessRequest, order: dict[str, Any]) -> None:
-        process.unsent += framing.encode({"id": request.id, "do": request.do, **order})
-        process.waiting[request.id] = request.do
+    def _order(self, process: _Process, request: dict[str, Any], order: dict[str, Any]) -> None:
+        process.unsent += framing.encode({"id": request["id"], "do": request["do"], **order})
+        process.waiting[request["id"]] = request["do"]
         self._send(process)
 
     def _answer(self, number: int, answer: dict[str, Any]) -> None:

@@ -45,14 +45,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Pause:
-    """The program of a run starts or stops waiting for a human."""
-
-    id: int
-    is_paused: bool
-
-
-@dataclass(frozen=True)
 class Keep:
     """The container is now a session's. `wait_s` is how long it waits for another engine when this
     one is gone; `epoch` is this one's.
@@ -60,15 +52,6 @@ class Keep:
 
     epoch: int
     wait_s: float
-
-
-@dataclass(frozen=True)
-class ProcessRequest:
-    """The host asks something of the registered processes, or of one."""
-
-    id: int
-    do: str
-    arguments: dict[str, Any]
 
 
 @dataclass

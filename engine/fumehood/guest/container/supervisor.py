@@ -47,7 +47,7 @@ from fumehood.guest.container.prefork_pool import (
 )
 from fumehood.guest.container.registered import Registered
 from fumehood.guest.container.relay import Ports, Relay
-from fumehood.guest.container.run import Answer, Keep, Pause, ProcessRequest, Run, stays
+from fumehood.guest.container.run import Answer, Keep, Run, stays
 from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.walk import WORKSPACE
@@ -212,43 +212,44 @@ class Supervisor:
 
     def _on_host(self) -> None:
         for request in self._host.read():
-            if isinstance(request, Keep | ProcessRequest | framing.ConnectionFrame):
-                self._on_beside(request)
-                continue
             if isinstance(request, Run):
                 if self._run is not None:
                     end()  # one at a time; the host knows that
                 self._run = request
                 self._begin()
-                continue
-            run = self._run
-            if run is None or run.id != (request if isinstance(request, int) else request.id):
-                continue  # it has ended meanwhile
-            if isinstance(request, Answer):
-                self._answer(run, request)
-            elif isinstance(request, Pause):
-                _pause(run, is_paused=request.is_paused)
+            elif isinstance(request, Answer):
+                self._answer(request)
+            elif isinstance(request, framing.ConnectionFrame):
+                self._on_frame(request)
             else:
-                self._stop(run, "cancelled")
+                self._on_order(request)
 
-    def _on_beside(self, request: Keep | ProcessRequest | framing.ConnectionFrame) -> None:
-        """Handle what does not belong to a run, or not to its first process."""
-        if isinstance(request, Keep):
-            self._keep(request)
-        elif isinstance(request, ProcessRequest):
-            self._registered.on_request(request)
-            if self._run is not None and self._registered.pids:
-                self._run.is_beside = True
-        elif request.run_id == framing.PORTS_RUN:
-            self._ports.on_frame(request)
-        elif request.number == framing.FED:
-            self._feed(request)
+    def _on_frame(self, frame: framing.ConnectionFrame) -> None:
+        if frame.run_id == framing.PORTS_RUN:
+            self._ports.on_frame(frame)
+        elif frame.number == framing.FED:
+            self._feed(frame)
         else:
-            self._relay.on_frame(request)
+            self._relay.on_frame(frame)
 
-    def _keep(self, request: Keep) -> None:
+    def _on_order(self, order: dict[str, Any]) -> None:
+        run = self._run
+        if order["op"] == "keep":
+            self._keep(Keep(order["epoch"], order["wait_s"]))
+        elif order["op"] == "process":
+            self._registered.on_request(order)
+            if run is not None and self._registered.pids:
+                run.is_beside = True
+        elif run is None or run.id != order["id"]:
+            return  # it has ended meanwhile
+        elif order["op"] == "pause":
+            _pause(run, is_paused=order["paused"])
+        else:
+            self._stop(run, "cancelled")
+
+    def _keep(self, keep: Keep) -> None:
         """Be a session's container, which another engine may take over."""
-        self._host.keep = request
+        self._host.keep = keep
         if self._takeover is None:
             self._takeover = Takeover()
             self._selector.register(
@@ -291,9 +292,10 @@ class Supervisor:
         self._host.send({"op": "ready", "enforces": self._enforces, "faults": []})
         self._registered.tell()
 
-    def _answer(self, run: Run, answer: Answer) -> None:
+    def _answer(self, answer: Answer) -> None:
         """Forward the answer to a program's tool call."""
-        if not _is_running(run):
+        run = self._run
+        if run is None or run.id != answer.id or not _is_running(run):
             return
         run.request += answer.frame
         if len(run.request) > MAX_UNREAD_BYTES:
