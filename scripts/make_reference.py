@@ -29,7 +29,6 @@ from fumehood.core.errors import (
 )
 from fumehood.guest.interpreter import sizes, tables
 from fumehood.guest.interpreter.programs import guards, modules, nodes, output
-from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
 from fumehood.protocol import strict_json
@@ -253,11 +252,9 @@ def _newer(module: str) -> frozenset[str]:
 
 
 def _program_names() -> str:
-    functions = _wrapped(
-        f"`{name}`" for name in sorted({*program_names.FUNCTIONS, *program_names.MADE_FOR_EACH})
-    )
-    exceptions = _wrapped(f"`{name}`" for name in program_names.EXCEPTIONS)
-    constants = ", ".join(f"`{name}`" for name in program_names.CONSTANTS)
+    functions = _wrapped(f"`{name}`" for name in sorted({*nodes.FUNCTIONS, *nodes.MADE_FOR_EACH}))
+    exceptions = _wrapped(f"`{name}`" for name in nodes.EXCEPTIONS)
+    constants = ", ".join(f"`{name}`" for name in nodes.CONSTANTS)
     return f"Functions:\n{functions}\n\nExceptions:\n{exceptions}\n\nConstants: {constants}."
 
 

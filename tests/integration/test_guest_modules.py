@@ -19,7 +19,7 @@ EXPECTED = {
     "fumehood.guest.core.pipes", "fumehood.guest.core.seccomp", "fumehood.guest.core.syscalls", "fumehood.guest.interpreter",
     "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.tables", "fumehood.guest.interpreter.programs", "fumehood.guest.interpreter.programs.guards",
     "fumehood.guest.interpreter.programs.modules",
-    "fumehood.guest.interpreter.programs.names", "fumehood.guest.interpreter.programs.nodes",
+    "fumehood.guest.interpreter.programs.nodes",
     "fumehood.guest.interpreter.programs.output", "fumehood.guest.interpreter.restricted",
     "fumehood.guest.interpreter.sizes", "fumehood.guest.process", "fumehood.guest.process.zygote",
     "fumehood.guest.process.filters",

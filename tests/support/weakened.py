@@ -60,8 +60,8 @@ trees.Trees._is_below = lambda self, pid, keepers, kept: True
 
 WITHOUT_LANGUAGE_RULES = """
 from fumehood.guest.interpreter import restricted
-assert restricted.nodes.check and restricted.names.check
-restricted.nodes.check = restricted.names.check = lambda tree: None
+assert restricted.nodes.check and restricted.nodes.check_names
+restricted.nodes.check = restricted.nodes.check_names = lambda tree: None
 """
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.interpreter.programs import guards, modules, names
+from fumehood.guest.interpreter.programs import guards, modules, nodes
 from fumehood.guest.interpreter.programs.nodes import Refused
 from fumehood.guest.interpreter.programs.output import OutputFull
 from fumehood.guest.interpreter.restricted import Run, compile_checked
@@ -191,8 +191,8 @@ def test_no_powerful_object_is_reachable_through_the_guards(program: Run) -> Non
     finder = namespace[modules.FINDER]
     for name in modules.MODULES:
         walk.add(finder.find(name), name)
-    for name in names.STATIC:
-        walk.add(names.STATIC[name], name)
+    for name in nodes.STATIC:
+        walk.add(nodes.STATIC[name], name)
     walk.add(namespace["type"], "type")
     walk.add(namespace["_print_"](None)._call_print, "print")
     exec(compile_checked(SAMPLES), namespace)
