@@ -27,7 +27,7 @@ from fumehood.guest.container.run import Run
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.core import children
-from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
 KILL_DEADLINE_S = 2.0
@@ -252,10 +252,8 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
     if pid == 0:
         _hand_over(run_id, mounts, writable, since_ns)
     os.close(writable)
-    try:
+    with held(readable):
         return _await_housekeeper(pid, readable)
-    finally:
-        os.close(readable)
 
 
 def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None) -> None:

@@ -29,6 +29,7 @@ from fumehood.guest.container.walk import (
     open_plain,
     status_of,
 )
+from fumehood.guest.core.pipes import held
 
 FORMAT = b"fumehood.survey.1\n"
 """Version of the manifest. Changing it changes every hash, so earlier approvals must be asked for
@@ -264,11 +265,9 @@ class Survey:
         except OSError:
             return None
         digest = hashlib.sha256()
-        try:
+        with held(descriptor):
             while chunk := os.read(descriptor, CHUNK_BYTES):
                 digest.update(chunk)
-        finally:
-            os.close(descriptor)
         return digest
 
 
@@ -296,12 +295,10 @@ def _opened(name: str, directory: int, path: str) -> Iterator[int]:
         inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     except OSError:
         raise Refused("unseen", f"{path} cannot be read.") from None
-    try:
+    with held(inner):
         if not os.access(".", os.X_OK, dir_fd=inner):
             raise Refused("unseen", f"{path} cannot be looked into.")
         yield inner
-    finally:
-        os.close(inner)
 
 
 def _is_within(path: str, tops: set[str]) -> bool:

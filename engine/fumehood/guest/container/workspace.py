@@ -23,6 +23,7 @@ from fumehood.guest.container.walk import (
     empty,
     is_nameable,
 )
+from fumehood.guest.core.pipes import held
 from fumehood.guest.languages.figures import DIRECTORY
 
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
@@ -254,8 +255,5 @@ def _is_closed(found: os.stat_result) -> bool:
 
 
 def _empty(path: str) -> None:
-    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with held(os.open(path, os.O_RDONLY | os.O_DIRECTORY)) as top:
         empty(top)
-    finally:
-        os.close(top)

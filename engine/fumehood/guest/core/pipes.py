@@ -11,6 +11,8 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fumehood.protocol import framing
@@ -60,6 +62,15 @@ def receive(
         elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             sender = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])
     return data, list(descriptors), sender
+
+
+@contextmanager
+def held(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
