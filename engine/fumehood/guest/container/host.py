@@ -236,7 +236,7 @@ class Reporter:
         ended_by, claim = ending_of(
             run, exit_code, signal_number, out_of_memory=out_of_memory, cpu_ms=cpu_ms
         )
-        hit = run.limits_hit | claimed_limits(run.claim)
+        hit = run.limits_hit | claimed_limits(run)
         if out_of_memory and ended_by != "memory":
             hit.add("memory")
         if self._meter.has_refused_processes(run):

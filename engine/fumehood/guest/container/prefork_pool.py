@@ -179,16 +179,9 @@ class PreforkPool:
 
     def _on_child_end(self, ended: Notice) -> None:
         """Handle the end of a child. One that was not taken yet should have waited."""
-        child = self._coming.pop(ended.pid, None)
-        if child is None:
-            child = next((spare for spare in self._ready if spare.pid == ended.pid), None)
-            if child is None:
-                self._on_end(ended)
-                return
-            self._ready.remove(child)
-        self._unwatch(child)
-        child.close()
-        raise PreforkFailed("a child died before it was used")
+        if ended.pid in self.pids:
+            raise PreforkFailed("a child died before it was used")
+        self._on_end(ended)
 
     def _on_ready_message(self, child: Child) -> None:
         try:

@@ -118,15 +118,13 @@ def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
     Returns its descriptor and its name, which a program could not have foreseen and taken.
     """
     name = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
-    descriptor = os.open(name, NEW_FLAGS, mode, dir_fd=directory)
-    try:
-        yield descriptor, name
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)
-        raise
-    finally:
-        os.close(descriptor)
+    with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
+        try:
+            yield descriptor, name
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+            raise
 
 
 def empty(directory: int) -> None:

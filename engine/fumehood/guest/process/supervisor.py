@@ -294,9 +294,7 @@ class Supervisor:
                 self._check_out(self._ready.popleft(), first)
             else:
                 self._start(self._ready.popleft(), first)
-        coming = len(self._ordered) + sum(
-            not child.sealed and not child.doomed for child in self._children.values()
-        )
+        coming = len(self._ordered) + sum(not child.sealed for child in self._children.values())
         wanted = self._spares + len(self._waiting)
         for _ in range(wanted - len(self._ready) - coming):
             self._order_child()
@@ -453,11 +451,9 @@ class Supervisor:
         try:
             _count(child, len(chunk))
             messages = child.decoder.feed(chunk)
-        except framing.FrameTooLarge:
-            self._stop(child, "output")
-            return
-        except framing.FrameError:
-            self._stop(child, "sandbox_lost")
+        except framing.FrameError as fault:
+            is_large = isinstance(fault, framing.FrameTooLarge)
+            self._stop(child, "output" if is_large else "sandbox_lost")
             return
         for message in messages:
             if not child.sealed:
@@ -551,13 +547,12 @@ class Supervisor:
         """Release the resources of a dead child, and report the run that died with it."""
         child.reaped = True
         self._read_last_messages(child)
+        if not child.sealed:
+            self._fail(DIED_UNSEALED)
         del self._children[child.pid]
         run, child.run = child.run, None
-        doomed = child.doomed
         self._doom(child)
         self._close_pipes(child)
-        if not child.sealed and not doomed:
-            self._fail(DIED_UNSEALED)
         if run is not None:
             self._report_death(run, ended.status, _used_ms(run, ended.cpu_ns))
         elif child.checkout is not None:
@@ -596,17 +591,16 @@ class Supervisor:
 
     def _until_next_timer(self) -> float | None:
         now = time.monotonic()
-        times = [moment for child in self._children.values() for moment in self._timers(child, now)]
+        times = []
+        for child in self._children.values():
+            run = child.run
+            if run is None or child.doomed:
+                continue
+            times.append(run.deadline)
+            if run.limits.cpu_s < run.limits.wall_s:
+                left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
+                times.append(now + max(left_s, 0.001))
         return max(0.0, min(times) - now) if times else None
-
-    def _timers(self, child: Child, now: float) -> list[float]:
-        run = child.run
-        if run is None or child.doomed:
-            return []
-        if run.limits.cpu_s < run.limits.wall_s:
-            left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
-            return [run.deadline, now + max(left_s, 0.001)]
-        return [run.deadline]
 
     def _expire(self, now: float) -> None:
         for child in list(self._children.values()):
