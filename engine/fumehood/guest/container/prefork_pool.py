@@ -323,12 +323,8 @@ class Standby:
         child = self._take()
         if child is None:
             return
-        try:
-            self._limit(child, cpu_s)
-            os.write(child.request_fd, REQUEST)
-        except OSError:  # it is dead already
-            child.close()
-            return
+        self._limit(child, cpu_s)
+        os.write(child.request_fd, REQUEST)
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:

@@ -362,16 +362,11 @@ class Supervisor:
             return False
         if self._is_chained(run):
             self._reporter.zygote_pid = pool.zygote_pid
-        try:
-            is_node = run.program == "javascript"
-            self._limit(
-                child,
-                None if self._is_chained(run) else cpu_s,  # whose later calls may have more
-                None if is_node else run.limits.memory_bytes,
-            )
-        except OSError:
-            self._stop(run, "sandbox_lost")
-            return False
+        self._limit(
+            child,
+            None if self._is_chained(run) else cpu_s,  # whose later calls may have more
+            None if run.program == "javascript" else run.limits.memory_bytes,
+        )
         run.request[:0] = b"G"
         return True
 

@@ -54,10 +54,7 @@ class Figures:
                 raise
             except BaseException as fault:  # what a figure does when drawn is the program's
                 self._leave_out(manager.num, f"could not be drawn: {type(fault).__name__}: {fault}")
-        try:
-            helpers.Gcf.destroy_all()
-        except Exception as fault:
-            self._leave_out(None, f"could not be closed: {type(fault).__name__}")
+        helpers.Gcf.destroy_all()
 
     def _take_one(self, figure: Any, number: object) -> None:
         if self._taken >= MAX_FIGURES:
