@@ -274,19 +274,13 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait for its end, at which its pipe closes."""
-    give_up = time.monotonic() + HOUSEKEEPER_DEADLINE_S
-    report = b""
-    while len(report) < LEFT_OUT_BYTES:
-        ready, _, _ = select.select([readable], [], [], max(0.0, give_up - time.monotonic()))
-        if not ready:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return Housekeeper(1, "the workspace could not be read in time")
-        chunk = os.read(readable, LEFT_OUT_BYTES)
-        if not chunk:
-            break
-        report += chunk
+    """Wait for its report, which it writes at once, or its end, at which its pipe closes."""
+    ready, _, _ = select.select([readable], [], [], HOUSEKEEPER_DEADLINE_S)
+    if not ready:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return Housekeeper(1, "the workspace could not be read in time")
+    report = os.read(readable, LEFT_OUT_BYTES)
     os.waitpid(pid, 0)
     if len(report) < LEFT_OUT_BYTES:
         return Housekeeper(1, "the workspace could not be emptied")

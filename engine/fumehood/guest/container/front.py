@@ -57,7 +57,8 @@ def front(config: dict[str, Any]) -> NoReturn:
 
     selector.register(0, selectors.EVENT_READ, on_host)
     selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 1 << 10))
-    while not _has_ended(program.pid):
+    # It also reaps the program's children, which are the first process's.
+    while not any(ended.pid == program.pid for ended in children.reap()):
         _serve(selector, None)
     ends_at = time.monotonic() + LAST_WORDS_S
     while (left_s := ends_at - time.monotonic()) > 0 and _serve(selector, min(left_s, 0.05)):
@@ -80,8 +81,3 @@ def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
     for key, _ in events:
         key.data()
     return bool(events)
-
-
-def _has_ended(program: int) -> bool:
-    """Whether the program has ended. Also reaps its children, which are the first process's."""
-    return any(ended.pid == program for ended in children.reap())

@@ -130,9 +130,9 @@ def _fonts_of_image() -> Iterator[None]:
 
 def catch_show(figures: Callable[[], Figures]) -> None:
     """Make `pyplot.show()` take all open figures, like in a notebook."""
-    late = late_modules()
-    if late is not None:
-        late.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
+    for finder in sys.meta_path:
+        if isinstance(finder, LateModules):
+            finder.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
     _catch_show(figures)
 
 
@@ -180,8 +180,3 @@ class LateModules:
 
         loader.exec_module = load_within  # type: ignore[method-assign]
         return spec
-
-
-def late_modules() -> LateModules | None:
-    """The finder of this process, or None if everything is preloaded."""
-    return next((finder for finder in sys.meta_path if isinstance(finder, LateModules)), None)
