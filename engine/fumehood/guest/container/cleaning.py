@@ -121,10 +121,12 @@ class Cleaner:
         if more == (relays or 0) or not looks:
             return more == (relays or 0)
         if spared:
-            more -= processes.dead_children(spared)
-        if relays is not None:
-            return more == processes.visitors(own)
-        return more == 0
+            more -= sum(processes.is_dead_child(pid, spared) for pid in processes.all_pids())
+        if relays is None:
+            return more == 0
+        guests = [pid for pid in processes.all_pids() if not processes.is_stranger(pid)]
+        # Docker has begun the others.
+        return more == sum(processes.threads_of(pid) for pid in guests if pid not in own)
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""
@@ -218,10 +220,8 @@ class Cleaner:
             return housekeeper.fault
         if not self.is_left_alone():
             return "a process of the program is left"
-        if not run.keep:
-            are_clean = self._mounts.are_clean()
-            if are_clean is False or (are_clean is None and not self._mounts.are_empty()):
-                return "a file of the program is left"
+        if not run.keep and not self._mounts.are_clean():
+            return "a file of the program is left"
         if not self._mounts.are_the_same():
             return "a mount has changed"
         if message_queues():
@@ -238,9 +238,7 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
 
     With `since_ns`, only files changed since then are handed over, and all stay in place.
     """
-    if since_ns is None and (
-        mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty())
-    ):
+    if since_ns is None and mounts.are_clean():
         return NOTHING_DONE
     readable, writable = os.pipe()
     try:

@@ -486,7 +486,7 @@ class Supervisor:
         if run is not None and run.child is not None and self._meter.is_out_of_memory(run):
             run.killed_for = run.killed_for or "memory"
             run.is_over = True
-            processes.kill_all()
+            self._trees.kill_all()
             self._read_last_messages(run)
             self._reporter.ended(run, 0, None)
             self._host.send({"op": "reset", "id": run.id, "clean": False, "why": why[:200]})

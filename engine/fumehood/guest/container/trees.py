@@ -96,7 +96,7 @@ class Trees:
         return self._look(spared)[0]
 
     def kill_all(self, spared: Collection[int] = ()) -> int:
-        """As `processes.kill_all`, but spare those below a keeper."""
+        """Send SIGKILL to each of them once. Returns their number."""
         return processes.kill(self.strangers(spared))
 
     def kill_living(self, spared: Collection[int]) -> int:

@@ -64,15 +64,13 @@ class Mounts:
         self._watched = open("/proc/self/mounts", "rb")  # noqa: SIM115  # kept as long as this is
         self._changes.register(self._watched, select.POLLPRI)
 
-    def are_clean(self) -> bool | None:
-        """Whether the inode counts are unchanged, or None if the file system does not count."""
+    def are_clean(self) -> bool:
+        """Whether the counts of inodes are unchanged; if the file system does not count, whether
+        nothing is listed. The mounts are root's and readable by all.
+        """
         if not self._count_inodes:
-            return None
+            return not any(os.listdir(path) for path in self.emptied)
         return all(_usage(path) == usage for path, usage in self._clean.items())
-
-    def are_empty(self) -> bool:
-        """Whether the mounts are empty, by listing them; they are root's and readable by all."""
-        return not any(os.listdir(path) for path in self.emptied)
 
     def are_full(self) -> bool:
         """Whether one of them has no space or no inode left."""
