@@ -95,10 +95,9 @@ another message.
 """
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit of one frame of a program in a container; the largest is the final claim."""
-
-MAX_REPORT_BYTES = 512 * 1024
-"""Total size of one run's reports as sent by the child. More counts as too much output."""
+"""Size limit of one frame of a program in a container, of which the largest is the final claim; and
+of all reports of one run in the jail. More of them counts as too much output.
+"""
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:

@@ -619,7 +619,7 @@ def _count(child: Child, received_bytes: int) -> None:
         return
     child.run.received_bytes += received_bytes
     # Parts are sent while they are made, and once more in the result.
-    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + pipes.MAX_REPORT_BYTES
+    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + pipes.MAX_CLAIM_BYTES
     if child.run.received_bytes > most:
         raise framing.FrameTooLarge(f"a run wrote more than {most} bytes in all")
 
