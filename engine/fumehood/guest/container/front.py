@@ -16,9 +16,10 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from fumehood.guest.container.host import CHUNK_BYTES, Host
+from fumehood.guest.container.host import Host
 from fumehood.guest.container.relay import Relay
 from fumehood.guest.core import children
+from fumehood.guest.core.pipes import CHUNK_BYTES
 from fumehood.protocol import framing
 
 LAST_WORDS_S = 1.0

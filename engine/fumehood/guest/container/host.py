@@ -29,10 +29,9 @@ from fumehood.guest.container.run import (
 from fumehood.guest.core import pipes
 from fumehood.guest.core.children import decode_status
 from fumehood.guest.core.limits import Limits
-from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.protocol import framing
 
-CHUNK_BYTES = 1 << 16
 PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
 

@@ -24,7 +24,7 @@ from fumehood.guest.container import processes
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
 from fumehood.guest.core import kernel
-from fumehood.guest.core.pipes import MAX_REPLY_DEPTH
+from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_REPLY_DEPTH
 from fumehood.protocol import framing
 
 if TYPE_CHECKING:
@@ -246,7 +246,6 @@ class PreforkPools:
         return all(pool.is_settled for pool in self._all)
 
 
-CHUNK_BYTES = 1 << 16
 FRAME_CHARACTERS = 32 * 1024
 
 

@@ -55,8 +55,8 @@ from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
 from fumehood.guest.core.children import peak_bytes
-from fumehood.guest.core.limits import address_space_bytes
-from fumehood.guest.core.pipes import MAX_CLAIM_BYTES
+from fumehood.guest.core.limits import CPU_BACKSTOP_S, address_space_bytes
+from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_CLAIM_BYTES
 from fumehood.protocol import framing
 
 MAX_REPLY_BYTES = 600 << 20
@@ -70,10 +70,8 @@ MAX_UNREAD_BYTES = 16 << 20
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
 
-CHUNK_BYTES = 1 << 16
 OUTPUT_PAUSE_S = 0.02
 """Seconds that printed text may wait for more before it is forwarded."""
-CPU_BACKSTOP_S = 1
 MEMORY_LOOK_S = 0.1
 """Seconds between checks whether the kernel killed a process of the program for memory; unless it
 was the first one, there is no other sign.

@@ -47,7 +47,7 @@ from fumehood.guest.core.children import (
     peak_bytes,
 )
 from fumehood.guest.core.limits import Limits
-from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
@@ -57,7 +57,6 @@ REPLY_OVERHEAD_BYTES = 4096
 CHECKOUT = struct.Struct("!qi")
 """The checkout's id and the child's process id, sent with the two descriptors."""
 
-CHUNK_BYTES = 1 << 16
 DIED_UNSEALED = "a child died before it was sealed"
 ZYGOTE_GONE = "the zygote is gone"
 
