@@ -145,6 +145,8 @@ class Host:
 
     def _run(self, message: dict[str, Any]) -> Run:
         """A run, whose request is passed to the child without parsing it."""
+        if message["program"] == "probe":
+            raise ValueError("a probe is not a program for calls")
         if message["arguments"] is None:
             arguments = "".join(self._parts).encode("ascii")
             start = framing.encode({"program": message["program"], "keep": message["keep"]})

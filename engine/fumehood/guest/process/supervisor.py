@@ -15,8 +15,8 @@ dies after its answer. The pipes of a checked-out child go to the host, which ta
 its time; here it is only limited, killed on demand, and reaped.
 
 At start each defence is attacked once, by probes in ordinary children (`run_probe` in `zygote`).
-They are runs with negative ids. No outside request can name them, because the host builds requests.
-Only defences that held are published.
+They are runs with negative ids. No outside request can name them: the host builds requests, and one
+for a probe is refused. Only defences that held are published.
 
 Invariants: no child decides how its run ended; an ending is reported only once the child can do
 nothing more; when the channel closes, every process here ends. Single-threaded, one selector: no
@@ -34,6 +34,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -246,6 +247,8 @@ class Supervisor:
         try:
             for message in self._host.feed(chunk):
                 if message["op"] == "run":
+                    if message["program"] == "probe":
+                        raise framing.FrameError("a probe is not a program for calls")
                     run = Run(
                         id=message["id"],
                         program=message["program"],
@@ -264,14 +267,24 @@ class Supervisor:
 
     def _end(self) -> NoReturn:
         # The parent-death signals do the rest, also where this line is never reached.
-        for child in list(self._children.values()):
-            self._kill(child)
+        self._kill_all()
         os._exit(0)
 
     def _fail(self, why: str) -> NoReturn:
-        """End this guest and report the reason to the host, which starts a new guest."""
+        """Report to the host why this guest is useless, and wait until the host ends it and starts
+        a new one.
+        """
+        self._kill_all()
         self._announce({}, why)
+        os.set_blocking(0, True)
+        with suppress(OSError):
+            while os.read(0, CHUNK_BYTES):
+                pass
         self._end()
+
+    def _kill_all(self) -> None:
+        for child in list(self._children.values()):
+            self._kill(child)
 
     def _announce(self, enforces: dict[str, bool], *faults: str) -> None:
         self._tell_host({"op": "ready", "enforces": enforces, "faults": faults})
