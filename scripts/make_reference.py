@@ -27,9 +27,8 @@ from fumehood.core.errors import (
     EngineError,
     Fault,
 )
-from fumehood.guest.interpreter import names, node_table, sizes
+from fumehood.guest.interpreter import sizes, tables
 from fumehood.guest.interpreter.programs import guards, modules, nodes, output
-from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
 from fumehood.protocol import strict_json
@@ -219,8 +218,8 @@ def _yes(value: bool) -> str:
 
 
 def _names() -> str:
-    functions = _wrapped(f"`{name}`" for name in sorted(names.FUNCTIONS))
-    constants = ", ".join(f"`{name}`" for name in names.CONSTANTS)
+    functions = _wrapped(f"`{name}`" for name in sorted(tables.FUNCTIONS))
+    constants = ", ".join(f"`{name}`" for name in tables.CONSTANTS)
     return f"Functions:\n{functions}\n\nConstants: {constants}; and `True` and `False`."
 
 
@@ -229,7 +228,7 @@ def _limits() -> str:
     places = properties["precision"]
     rows = [
         ["text of the expression", f"{properties['expression']['maxLength']:,} characters"],
-        ["nesting", f"{node_table.MAX_DEPTH:,} levels of the syntax tree"],
+        ["nesting", f"{tables.MAX_DEPTH:,} levels of the syntax tree"],
         ["integer", f"{strict_json.MAX_INTEGER_DIGITS:,} decimal digits"],
         ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
@@ -250,11 +249,9 @@ def _newer(module: str) -> frozenset[str]:
 
 
 def _program_names() -> str:
-    functions = _wrapped(
-        f"`{name}`" for name in sorted({*program_names.FUNCTIONS, *program_names.MADE_FOR_EACH})
-    )
-    exceptions = _wrapped(f"`{name}`" for name in program_names.EXCEPTIONS)
-    constants = ", ".join(f"`{name}`" for name in program_names.CONSTANTS)
+    functions = _wrapped(f"`{name}`" for name in sorted({*nodes.FUNCTIONS, *nodes.MADE_FOR_EACH}))
+    exceptions = _wrapped(f"`{name}`" for name in nodes.EXCEPTIONS)
+    constants = ", ".join(f"`{name}`" for name in nodes.CONSTANTS)
     return f"Functions:\n{functions}\n\nExceptions:\n{exceptions}\n\nConstants: {constants}."
 
 

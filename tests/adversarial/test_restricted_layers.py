@@ -16,7 +16,7 @@ from RestrictedPython import compile_restricted_exec, safe_builtins
 
 from adversarial.test_interpreter_wall import REFUSED, WORKED, _ends
 from fumehood.guest.interpreter import restricted
-from fumehood.guest.interpreter.programs import names, nodes
+from fumehood.guest.interpreter.programs import nodes
 from fumehood.guest.interpreter.programs.nodes import Refused, compile_program
 
 BEYOND_SYNTAX = {
@@ -108,5 +108,5 @@ def test_control_same_escape_works_without_the_wall(code: str) -> None:
 
 @pytest.mark.row("S2")
 def test_program_builtins_match_the_table() -> None:
-    extra = set(names.BUILT_INS) - set(names.STATIC)
+    extra = set(nodes.BUILT_INS) - set(nodes.STATIC)
     assert extra == {"__import__", "__build_class__"}

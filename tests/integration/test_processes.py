@@ -28,7 +28,6 @@ from support.processes_beside import (
     until_ended,
     until_printed,
 )
-from support.weakened import weak_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
 
@@ -263,20 +262,6 @@ async def test_process_whose_keeper_is_killed_is_lost_with_all_below_it(box: One
     assert (await until_ended(box, "b"))["lost"] is True
     assert count_of(box, "sleep 1002") == 0
     assert value_of(await box.python("1")) == 1
-
-
-async def test_process_whose_keeper_does_not_answer_is_ended(python_image: Image) -> None:
-    impatient = "from fumehood.guest.container import registered\nregistered.PATIENCE_S = 0.5\n"
-    async with one_container(python_image, command=weak_container(impatient)) as box:
-        box.container.keep(1, 60)
-        await start(box, "a", "sleep 1001 & exec sleep 1000")
-        in_container(box, f"kill -STOP {keeper_of(box, 'sleep 1000')}")
-        assert value_of(await box.python("1")) == 1
-        with pytest.raises(SandboxUnavailable, match="killed"):
-            await ask(box, "stop", "a", grace_s=0)
-        assert (await state_of(box, "a"))["lost"] is True
-        assert count_of(box, "sleep 100") == 0
-        assert box.ended is None
 
 
 async def test_cpu_time_of_a_process_is_not_that_of_a_call(box: OneContainer) -> None:

@@ -20,12 +20,12 @@ honest = SelfCheck.result
 SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, after)[0], True), [])
 """
 CONTENT_IN_PROCESS = """
-from fumehood.guest.process import run
+from fumehood.guest.process import supervisor
 
 for rows in ('INTERPRETER', 'JAIL'):
-    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(run, rows))
-    setattr(run, rows, told)
-from fumehood.guest.process import supervisor
+    table = getattr(supervisor, rows)
+    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in table)
+    setattr(supervisor, rows, told)
 """
 WITHOUT_FILTER = """
 from fumehood.guest.core import seccomp
@@ -47,9 +47,9 @@ landlock.restrict_to = lambda readable: None
 """
 WITHOUT_RESET = """
 from fumehood.guest.container import cleaning, workspace
-assert cleaning.keep_house and workspace.Mounts.are_clean and workspace.Mounts.are_empty
+assert cleaning.keep_house and workspace.Mounts.are_clean
 cleaning.keep_house = lambda *arguments, **named: cleaning.NOTHING_DONE
-workspace.Mounts.are_clean = workspace.Mounts.are_empty = lambda self: True
+workspace.Mounts.are_clean = lambda self: True
 """
 WITHOUT_ANCESTRY = """
 from fumehood.guest.container import trees
@@ -60,8 +60,8 @@ trees.Trees._is_below = lambda self, pid, keepers, kept: True
 
 WITHOUT_LANGUAGE_RULES = """
 from fumehood.guest.interpreter import restricted
-assert restricted.nodes.check and restricted.names.check
-restricted.nodes.check = restricted.names.check = lambda tree: None
+assert restricted.nodes.check and restricted.nodes.check_names
+restricted.nodes.check = restricted.nodes.check_names = lambda tree: None
 """
 
 

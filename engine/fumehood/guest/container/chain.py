@@ -56,7 +56,8 @@ class Chain:
         self._orders.setblocking(False)
         self._wake, self.wake_end = socket.socketpair()
         self._wake.setblocking(False)
-        self._first: int | None = None
+        self.first: int | None = None
+        """The process that holds the variables."""
         self._behind: int | None = None
         self._aside: dict[str, int] = {}
         """Token of a trial → the process with its variables."""
@@ -67,32 +68,27 @@ class Chain:
         """Whether they were ended between two calls and no call was notified yet."""
 
     @property
-    def first(self) -> int | None:
-        """The process that holds the variables, or None."""
-        return self._first
-
-    @property
     def pids(self) -> set[int]:
         """Ids of the processes that survive the cleaning."""
         return {*self._waiting, *self._aside.values()}
 
     @property
     def _waiting(self) -> set[int]:
-        return {pid for pid in (self._first, self._behind) if pid is not None}
+        return {pid for pid in (self.first, self._behind) if pid is not None}
 
     def begin(self, *descriptors: int) -> int | None:
         """Pass a call to the first process. Returns its id, or None without a chain."""
         self._used_ns.clear()
-        if self._first is None:  # the new chain must not read what the killed one left unread
+        if self.first is None:  # the new chain must not read what the killed one left unread
             self._take_back()
             self._take_back_wake()
             return None
         try:
             self._order(TAKE, descriptors)
-            os.kill(self._first, signal.SIGCONT)
+            os.kill(self.first, signal.SIGCONT)
         except OSError:  # a program has shut the way: with the first, the one behind is of no use
-            self._first = self._behind = None
-        return self._first
+            self.first = self._behind = None
+        return self.first
 
     def settle(self, stayed: int | None) -> str:
         """Settle the chain after a call: stop the survivors, end the others.
@@ -103,14 +99,14 @@ class Chain:
         """
         before = self._behind
         if stayed is not None:
-            self._first, self._behind = stayed, self._received(stayed)[0]
+            self.first, self._behind = stayed, self._received(stayed)[0]
             if self._goes_on(spared=before):
                 self.drop()  # trials began with other variables
                 return "kept"
-        self._first, self._behind = before, None
+        self.first, self._behind = before, None
         if before is not None and self._is_woken(before):
             return "rolled_back"
-        self._first = self._behind = None
+        self.first = self._behind = None
         self._end_the_others()
         return "rolled_back" if before is None and stayed is None else "reset"
 
@@ -119,7 +115,7 @@ class Chain:
         variables from before it. Returns `kept` if it is there, `rolled_back` if not, or `reset` if
         those from before are lost.
         """
-        before, self._first, self._behind = self._behind, None, None
+        before, self.first, self._behind = self._behind, None, None
         is_kept = stayed is not None and processes.threads_of(stayed) == 1
         if stayed is not None and is_kept:
             self._aside[token] = stayed
@@ -128,7 +124,7 @@ class Chain:
         if before is None:
             self._end_the_others()
         elif not self._is_woken(before):
-            self._first = self._behind = None
+            self.first = self._behind = None
             self._end_the_others()
             return "reset"
         return "kept" if is_kept else "rolled_back"
@@ -139,12 +135,12 @@ class Chain:
         if aside is None or not processes.is_alive(aside):
             return False
         self._aside.clear()
-        self._first, self._behind = aside, None
+        self.first, self._behind = aside, None
         self._take_back()
         self._take_back_wake()
         if self._goes_on(spared=None):
             return True
-        self._first = self._behind = None
+        self.first = self._behind = None
         self._end_the_others()
         return False
 
@@ -164,7 +160,7 @@ class Chain:
         if len(self._waiting) == 2 and all(processes.is_alive(pid) for pid in self._waiting):
             self._stop()
             return True
-        self._first = self._behind = None
+        self.first = self._behind = None
         return False
 
     def are_asleep(self) -> bool:
@@ -174,7 +170,9 @@ class Chain:
         process may not have stopped yet: it is stopped again, and counts as awake if it is seen
         awake twice.
         """
-        awake = {pid for pid in self.pids if _is_awake(pid)}
+        awake = {
+            pid for pid in self.pids if not processes.is_stopped(pid) and processes.is_alive(pid)
+        }
         was_awake, self._seen_awake = self._seen_awake, awake
         for pid in self.pids:
             used_ns = kernel.process_cpu_ns(pid) or 0
@@ -187,7 +185,7 @@ class Chain:
         """Kill the waiting processes, and their variables with them. `tell_end` reports it to the
         next call.
         """
-        ended, self._first, self._behind = self.pids, None, None
+        ended, self.first, self._behind = self.pids, None, None
         self._aside.clear()
         self._used_ns.clear()
         self._are_ended = True
@@ -217,7 +215,7 @@ class Chain:
         """
         self._stop()
         self._end_the_others(spared)
-        first = self._first
+        first = self.first
         if first is None or not processes.is_alive(first):
             return False
         if self._behind is None:
@@ -226,13 +224,13 @@ class Chain:
             return False
         if processes.threads_of(first) == 1:
             return True
-        self._first, self._behind = self._behind, None
+        self.first, self._behind = self._behind, None
         self._end_the_others(spared)
-        return self._is_woken(self._first, spared)
+        return self._is_woken(self.first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
         """Whether the copy became the first process, with a copy of its own behind it."""
-        self._first, self._behind = pid, None
+        self.first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()
         self._take_back_wake()
@@ -327,7 +325,3 @@ class Chain:
         while self._kill(kept) and time.monotonic() < give_up:
             self._reap()
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
-
-
-def _is_awake(pid: int) -> bool:
-    return not processes.is_stopped(pid) and processes.is_alive(pid)

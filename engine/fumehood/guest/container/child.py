@@ -140,7 +140,6 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     }
     _forget_the_guest(config["import_paths"])
     _open_streams()
-    _rehearse()
     os.umask(0o022)
     for which, value in limits_of(config):
         resource.setrlimit(which, (value, value))
@@ -183,37 +182,26 @@ def _take_places() -> None:
     os.closerange(OUT_FD, 1024)
 
 
-def _above_standard(descriptor: int) -> int:
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64)
-
-
 def _open_streams() -> None:
-    """Create the standard stream objects in the zygote. Each child later puts its own pipes below
-    them.
+    """Create the standard stream objects in the zygote, and run the warm-up program on null
+    devices. Each child later puts its own pipes below the streams.
     """
-    kept = _above_standard(2)
-    null = os.open("/dev/null", os.O_RDWR)
+    kept = fcntl.fcntl(2, fcntl.F_DUPFD, 64)
+    null = os.open("/dev/null", os.O_RDWR)  # often 0 itself
     os.dup2(null, 0)
     readable, writable = os.pipe()
     for number in (1, 2):
         os.dup2(writable, number)
     python.open_standard_streams()
-    os.dup2(null, 1)
-    os.dup2(kept, 2)
-    for descriptor in (kept, readable, writable):
-        os.close(descriptor)
-
-
-def _rehearse() -> None:
-    """Run the warm-up program on null devices."""
-    kept = _above_standard(2)
-    os.dup2(0, 2)
+    for number in (1, 2):
+        os.dup2(null, number)
     try:
         for _ in range(REHEARSALS):
             python.warm_up()
     finally:
         os.dup2(kept, 2)
-        os.close(kept)
+    for descriptor in (kept, readable, writable):
+        os.close(descriptor)
 
 
 def _get_ready() -> None:

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from fumehood.guest.container.run import Run
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.core import children
-from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
 KILL_DEADLINE_S = 2.0
@@ -82,52 +82,38 @@ class Cleaner:
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts exactly the processes that should exist now.
+        """Whether the kernel counts exactly the processes that should exist now: the guest's, a
+        session's waiting ones, and registered ones.
 
         In a session, a relay of the next host may have come that is not held yet.
         """
-        return self._is_count_right(self._chain.pids)
-
-    def kill_briefly(self, spared: Collection[int]) -> int:
-        """Kill all programs' processes but these and registered ones. Returns how many there were.
-
-        Registered ones that come and go would be counted for ever, so one that is gone is not.
-        """
-        if not self._registered.pids:
-            return processes.kill_all(spared)
-        return 0 if self._is_count_right(spared) else self._trees.living(spared)
-
-    def _is_count_right(self, spared: Collection[int]) -> bool:
-        """Whether the kernel counts exactly the guest, these processes, and registered ones."""
         if not self._is_counted:
             return False
         if not self._registered.pids:
-            return self._fits(self._counters.read("processes"), spared, 0)
+            return self._fits(self._counters.read("processes"), 0)
         # The second time with those that have come since the last look. If their number changes
         # meanwhile, the count is no evidence without a look.
         for looks in (False, True):
-            fits, is_certain = self._count(spared, looks=looks)
+            fits, is_certain = self._count(looks=looks)
             if fits and is_certain:
                 return True
-            if self._trees.strangers(spared):
+            if self._trees.strangers(self._chain.pids):
                 return False
             if fits:
                 return True
         return False
 
-    def _count(self, spared: Collection[int], *, looks: bool) -> tuple[bool, bool]:
+    def _count(self, *, looks: bool) -> tuple[bool, bool]:
         """Whether the kernel's count fits, and whether it is certain that it did at one moment."""
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
-        return self._fits(counted, spared, threads, looks=looks), is_certain
+        return self._fits(counted, threads, looks=looks), is_certain
 
-    def _fits(
-        self, counted: int | None, spared: Collection[int], registered: int, *, looks: bool = True
-    ) -> bool:
-        """Whether the kernel's count is that of the guest, of these processes, and of so many
-        threads of registered ones. `looks` is whether to look for others that may be there.
+    def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
+        """Whether the kernel's count is that of the guest, of a session's waiting processes, and of
+        so many threads of registered ones. `looks` is whether to look for others that may be there.
         """
-        relays = self._relays()
+        relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
             return False
         own = {os.getpid(), *self._pools.zygote_pids, *self._pools.pids, *self._registered.pids}
@@ -135,10 +121,12 @@ class Cleaner:
         if more == (relays or 0) or not looks:
             return more == (relays or 0)
         if spared:
-            more -= processes.dead_children(spared)
-        if relays is not None:
-            return more == processes.visitors(own)
-        return more == 0
+            more -= sum(processes.is_dead_child(pid, spared) for pid in processes.all_pids())
+        if relays is None:
+            return more == 0
+        guests = [pid for pid in processes.all_pids() if not processes.is_stranger(pid)]
+        # Docker has begun the others.
+        return more == sum(processes.threads_of(pid) for pid in guests if pid not in own)
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""
@@ -157,7 +145,7 @@ class Cleaner:
         """
         if not (self._is_counted and self._registered.get_orphans):
             return self._kill_uncounted()
-        if all(self._count(self._chain.pids, looks=False)) or self._kill_the_rest(CALM_S):
+        if all(self._count(looks=False)) or self._kill_the_rest(CALM_S):
             return True
         with self._trees.frozen(self._chain.pids) as freeze:
             return self._kill_the_rest(KILL_DEADLINE_S, freeze)
@@ -191,7 +179,10 @@ class Cleaner:
         self, patience_s: float, before_look: Callable[[], None] = lambda: None
     ) -> bool:
         give_up = time.monotonic() + patience_s
-        while self._kill_once(before_look) or self._is_one_unseen():
+        while True:
+            before_look()
+            if not self._trees.kill_all(self._chain.pids) and not self._is_one_unseen():
+                break
             self._reap()
             self._pools.receive()  # where memory ran out, a spare child may be dead, too
             if time.monotonic() > give_up:
@@ -200,27 +191,12 @@ class Cleaner:
         self._reap()
         return True
 
-    def _kill_once(self, before_look: Callable[[], None]) -> int:
-        before_look()
-        return self._trees.kill_all(self._chain.pids)
-
     def is_left_alone(self) -> bool:
         """Whether only the guest, a session's waiting processes and registered ones exist."""
         if self.is_alone() or not self._trees.strangers(self._chain.pids):
             return True
-        if not self._registered.pids:
-            return False
-        if not (self._is_counted and self._registered.get_orphans):  # it may be one of theirs
-            return self._kill_uncounted()
-        # One that vanished during the look may be a registered one.
-        give_up = time.monotonic() + KILL_DEADLINE_S
-        with self._trees.frozen(self._chain.pids) as freeze:
-            while time.monotonic() < give_up:
-                freeze()
-                if not self._trees.strangers(self._chain.pids):
-                    return True
-                time.sleep(0.0005)
-        return False
+        # Otherwise one that vanished during the look may be a registered one.
+        return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
         """Hand over the files of a run whose processes are gone, and put the mounts in order."""
@@ -244,10 +220,8 @@ class Cleaner:
             return housekeeper.fault
         if not self.is_left_alone():
             return "a process of the program is left"
-        if not run.keep:
-            are_clean = self._mounts.are_clean()
-            if are_clean is False or (are_clean is None and not self._mounts.are_empty()):
-                return "a file of the program is left"
+        if not run.keep and not self._mounts.are_clean():
+            return "a file of the program is left"
         if not self._mounts.are_the_same():
             return "a mount has changed"
         if message_queues():
@@ -264,9 +238,7 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
 
     With `since_ns`, only files changed since then are handed over, and all stay in place.
     """
-    if since_ns is None and (
-        mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty())
-    ):
+    if since_ns is None and mounts.are_clean():
         return NOTHING_DONE
     readable, writable = os.pipe()
     try:
@@ -278,10 +250,8 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
     if pid == 0:
         _hand_over(run_id, mounts, writable, since_ns)
     os.close(writable)
-    try:
+    with held(readable):
         return _await_housekeeper(pid, readable)
-    finally:
-        os.close(readable)
 
 
 def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None) -> None:
@@ -302,19 +272,13 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait for its end, at which its pipe closes."""
-    give_up = time.monotonic() + HOUSEKEEPER_DEADLINE_S
-    report = b""
-    while len(report) < LEFT_OUT_BYTES:
-        ready, _, _ = select.select([readable], [], [], max(0.0, give_up - time.monotonic()))
-        if not ready:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return Housekeeper(1, "the workspace could not be read in time")
-        chunk = os.read(readable, LEFT_OUT_BYTES)
-        if not chunk:
-            break
-        report += chunk
+    """Wait for its report, which it writes at once, or its end, at which its pipe closes."""
+    ready, _, _ = select.select([readable], [], [], HOUSEKEEPER_DEADLINE_S)
+    if not ready:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return Housekeeper(1, "the workspace could not be read in time")
+    report = os.read(readable, LEFT_OUT_BYTES)
     os.waitpid(pid, 0)
     if len(report) < LEFT_OUT_BYTES:
         return Housekeeper(1, "the workspace could not be emptied")

@@ -40,7 +40,7 @@ from fumehood.guest.container.walk import (
     parent_of,
     status_of,
 )
-from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.pipes import held, write_all
 
 if TYPE_CHECKING:
     import tarfile
@@ -203,15 +203,10 @@ def _fill(arguments: Result) -> Result:
     for path, offset, can_run, content_base64 in arguments["parts"]:
         content = base64.b64decode(content_base64)
         with parent_of(path, make=True) as (directory, name):
-            if offset == 0:
-                descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
-            else:
-                descriptor = open_plain(name, directory, path, os.O_WRONLY | os.O_APPEND)
-        try:
+            descriptor = _open_piece(name, directory, path, offset)
+        with held(descriptor):
             os.fchmod(descriptor, 0o755 if can_run else 0o644)
             write_all(descriptor, content)
-        finally:
-            os.close(descriptor)
         size += len(content)
     return {"size": size}
 
@@ -235,15 +230,20 @@ def _take(arguments: Result) -> Result:
             if length == -2:
                 os.symlink(target, name, dir_fd=directory)
                 continue
-            descriptor = os.open(name, NEW_FLAGS, 0o755 if can_run else 0o644, dir_fd=directory)
-            try:
+            mode = 0o755 if can_run else 0o644
+            with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
                 for piece in fed_pieces(length):
                     write_all(descriptor, piece)
                 os.utime(descriptor, ns=(modified_us * 1000, modified_us * 1000))
-            finally:
-                os.close(descriptor)
             size += length
     return {"files": count, "size": size}
+
+
+def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
+    """Open a file to write its next piece; for the first one, a new file."""
+    if offset == 0:
+        return os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
+    return open_plain(name, directory, path, os.O_WRONLY | os.O_APPEND)
 
 
 class _LastDirectory:
@@ -316,10 +316,8 @@ def _below(
             except OSError:
                 unseen.append(f"{prefix}{name}/")
                 continue
-            try:
+            with held(inner):
                 yield from _below(inner, f"{prefix}{name}/", depth - 1, unseen, skip)
-            finally:
-                os.close(inner)
 
 
 def _entry(path: str, status: os.stat_result) -> Result:
@@ -336,7 +334,7 @@ def _read(arguments: Result) -> Result:
     path, offset = arguments["path"], int(arguments["offset"])
     with parent_of(path) as (directory, name):
         descriptor = open_plain(name, directory, path)
-    try:
+    with held(descriptor):
         status = os.fstat(descriptor)
         length = int(arguments["length"])
         content = bytearray()
@@ -344,8 +342,6 @@ def _read(arguments: Result) -> Result:
             chunk := os.pread(descriptor, length - len(content), offset + len(content))
         ):
             content += chunk
-    finally:
-        os.close(descriptor)
     return {
         "content_base64": base64.b64encode(content).decode("ascii"),
         "size": status.st_size,
@@ -412,14 +408,13 @@ def _append(directory: int, name: str, path: str, content: bytes) -> Result:
         if refusal.kind != "not_found":
             raise
         descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
-    before = os.fstat(descriptor).st_size
-    try:
-        write_all(descriptor, content)
-    except OSError:
-        os.ftruncate(descriptor, before)
-        raise
-    finally:
-        os.close(descriptor)
+    with held(descriptor):
+        before = os.fstat(descriptor).st_size
+        try:
+            write_all(descriptor, content)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
     return {"size": before + len(content)}
 
 
@@ -427,17 +422,10 @@ def _put(arguments: Result) -> Result:
     """Append to an upload, which is a hidden file at the top until it is complete."""
     name, offset = _upload(arguments), int(arguments["offset"])
     content = base64.b64decode(arguments["content_base64"])
-    with directory_at("") as top:
-        if offset == 0:
-            descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=top)
-        else:
-            descriptor = open_plain(name, top, "upload", os.O_WRONLY | os.O_APPEND)
-        try:
-            if os.fstat(descriptor).st_size != offset:
-                raise Refused("changed", "The upload was changed by a program of the session.")
-            write_all(descriptor, content)
-        finally:
-            os.close(descriptor)
+    with directory_at("") as top, held(_open_piece(name, top, "upload", offset)) as descriptor:
+        if os.fstat(descriptor).st_size != offset:
+            raise Refused("changed", "The upload was changed by a program of the session.")
+        write_all(descriptor, content)
     return {"size": offset + len(content)}
 
 
@@ -579,11 +567,8 @@ def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
         return
     if recursive:
         os.chmod(name, 0o700, dir_fd=directory)
-        inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
-        try:
+        with held(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as inner:
             empty(inner)
-        finally:
-            os.close(inner)
     try:
         os.rmdir(name, dir_fd=directory)
     except OSError as error:

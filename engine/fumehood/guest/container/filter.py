@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from fumehood.guest.core import kernel, seccomp
-from fumehood.guest.core.syscalls import HIGHEST_KNOWN, architecture_of
+from fumehood.guest.core.syscalls import HIGHEST_KNOWN
 
 ENOSYS = 38
 
@@ -99,49 +99,6 @@ def build_container_filter(machine: str | None = None) -> bytes:
     Raises:
         OSError: this machine's architecture is not supported.
     """
-    architecture, numbers = architecture_of(machine)
-    program = seccomp.begin(architecture)
-    for name, body in DECIDED.items():
-        program += seccomp.for_call(numbers, name, body)
-    allowed = ranges(sorted(numbers[name] for name in ALLOWED if name in numbers))
-    return seccomp.pack([*program, *_search([*allowed, None])])
-
-
-def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Group ascending numbers into ranges of neighbours: (first, last)."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
-
-
-def _search(runs: Sequence[tuple[int, int] | None]) -> list[seccomp.Instruction]:
-    """Instructions for a binary search for a number's range. None stands for everything above the
-    last range.
-
-    A linear chain would take hundreds of comparisons for the last calls.
-    """
-    if len(runs) == 1:
-        only = runs[0]
-        if only is None:
-            return [
-                seccomp.jump_greater(HIGHEST_KNOWN, 0, 1),
-                seccomp.refuse(ENOSYS),
-                seccomp.refuse(),
-            ]
-        first, last = only
-        return [
-            seccomp.jump_at_least(first, 0, 2),
-            seccomp.jump_greater(last, 1, 0),
-            seccomp.allow(),
-            seccomp.refuse(),
-        ]
-    middle = len(runs) // 2
-    lower = _search(runs[:middle])
-    bound = runs[middle - 1]
-    assert bound is not None
-    # A conditional jump reaches 255 instructions; the halves of half the table are shorter.
-    return [seccomp.jump_greater(bound[1], len(lower), 0), *lower, *_search(runs[middle:])]
+    rules = {**DECIDED, **{name: [seccomp.allow()] for name in ALLOWED}}
+    newer = seccomp.refuse_greater(HIGHEST_KNOWN, ENOSYS)
+    return seccomp.build(machine, rules, *newer, seccomp.refuse())

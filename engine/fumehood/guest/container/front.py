@@ -16,8 +16,10 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from fumehood.guest.container.host import CHUNK_BYTES, Host
+from fumehood.guest.container.host import Host
 from fumehood.guest.container.relay import Relay
+from fumehood.guest.core import children
+from fumehood.guest.core.pipes import CHUNK_BYTES
 from fumehood.protocol import framing
 
 LAST_WORDS_S = 1.0
@@ -56,7 +58,8 @@ def front(config: dict[str, Any]) -> NoReturn:
 
     selector.register(0, selectors.EVENT_READ, on_host)
     selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 1 << 10))
-    while not _has_ended(program.pid):
+    # It also reaps the program's children, which are the first process's.
+    while not any(ended.pid == program.pid for ended in children.reap()):
         _serve(selector, None)
     ends_at = time.monotonic() + LAST_WORDS_S
     while (left_s := ends_at - time.monotonic()) > 0 and _serve(selector, min(left_s, 0.05)):
@@ -79,14 +82,3 @@ def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
     for key, _ in events:
         key.data()
     return bool(events)
-
-
-def _has_ended(program: int) -> bool:
-    """Whether the program has ended. Reaps its children, too, which are the first process's."""
-    try:
-        while pid := os.waitpid(-1, os.WNOHANG)[0]:
-            if pid == program:
-                return True
-    except ChildProcessError:
-        return True
-    return False

@@ -21,8 +21,6 @@ from fumehood.guest.container.prefork_pool import Stream
 from fumehood.guest.container.run import (
     Answer,
     Keep,
-    Pause,
-    ProcessRequest,
     Run,
     claimed_exit,
     claimed_limits,
@@ -31,15 +29,15 @@ from fumehood.guest.container.run import (
 from fumehood.guest.core import pipes
 from fumehood.guest.core.children import decode_status
 from fumehood.guest.core.limits import Limits
-from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.protocol import framing
 
-CHUNK_BYTES = 1 << 16
 PATIENCE_S = 10.0
 """How long the host may leave a frame unread, in seconds."""
 
 
-Request = Run | Answer | Pause | Keep | ProcessRequest | framing.ConnectionFrame | int
+Request = Run | Answer | framing.ConnectionFrame | dict[str, Any]
+"""The host's frames; a dictionary with `op` is about a run, the session or its processes."""
 
 
 class Host:
@@ -75,7 +73,7 @@ class Host:
         self._parts, self._waiting = [], b""
 
     def read(self) -> list[Request]:
-        """Received requests: runs to start, ids of runs to cancel, and messages for a run."""
+        """The requests received now."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -134,16 +132,10 @@ class Host:
                 self._parts.append(message["text"])
             case "run":
                 requests.append(self._run(message))
-            case "cancel":
-                requests.append(int(message["id"]))
             case "answer":
                 requests.append(self._answer(message))
-            case "keep":
-                requests.append(Keep(int(message["epoch"]), float(message["wait_s"])))
-            case "process":
-                requests.append(ProcessRequest(int(message["id"]), message["do"], message))
-            case "pause":
-                requests.append(Pause(int(message["id"]), message["paused"] is True))
+            case _:
+                requests.append(message)
 
     def _answer(self, message: dict[str, Any]) -> Answer:
         """An answer to a tool call, passed to the child without parsing it."""
@@ -177,12 +169,8 @@ class Host:
             has_tools=message["tools"] is True,
             quiet=message.get("quiet") is True,
             trust=message.get("trust"),
-            trial=_trial(message.get("trial")),
+            trial=message.get("trial"),
         )
-
-
-def _trial(told: Any) -> tuple[str, str] | None:
-    return None if told is None else (str(told[0]), str(told[1]))
 
 
 def end() -> NoReturn:
@@ -249,7 +237,7 @@ class Reporter:
         ended_by, claim = ending_of(
             run, exit_code, signal_number, out_of_memory=out_of_memory, cpu_ms=cpu_ms
         )
-        hit = run.limits_hit | claimed_limits(run.claim)
+        hit = run.limits_hit | claimed_limits(run)
         if out_of_memory and ended_by != "memory":
             hit.add("memory")
         if self._meter.has_refused_processes(run):

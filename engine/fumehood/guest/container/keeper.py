@@ -14,6 +14,7 @@ keeps no more than `RING_BYTES` of output and `MAX_WAITING_BYTES` of input.
 from __future__ import annotations
 
 import base64
+import codecs
 import functools
 import gc
 import math
@@ -22,17 +23,16 @@ import resource
 import selectors
 import signal
 import socket
+import struct
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fumehood.guest.container import trees
 from fumehood.guest.container.child import ENVIRONMENT, NICENESS, read_image
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.processes import REQUEST_FAILED, USER_ID, become_user
 from fumehood.guest.container.request import SetUpFailed, surround
-from fumehood.guest.container.ring import RING_BYTES, Ring
 from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.core import children, kernel, seccomp
 from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
@@ -44,9 +44,6 @@ MAX_WAITING_BYTES = 1 << 20
 
 KEEPER_NICENESS = NICENESS + 5
 """Scheduling priority of keepers: below that of programs, because output may come without end."""
-
-MAX_FAULT_BYTES = 4096
-END_PATIENCE_S = 1.0
 
 FAILED = b"F"
 """First byte of the report of a child that could not become its program."""
@@ -134,8 +131,7 @@ class Keeper:
             for key, _ in self._selector.select(left_s):
                 key.data()
             if time.monotonic() >= self._kill_at:
-                while not trees.end_below(os.getpid(), END_PATIENCE_S, self._reap):
-                    pass
+                trees.end_below(os.getpid(), self._reap)
         self._read_the_rest()
         self._tell({"over": True})
 
@@ -154,7 +150,7 @@ class Keeper:
             os.close(descriptor)
         for descriptor in (self._input, self._output):
             os.set_blocking(descriptor, False)
-        report = os.read(report_read, MAX_FAULT_BYTES)  # ends as the program begins
+        report = os.read(report_read, CHUNK_BYTES)  # ends as the program begins
         os.close(report_read)
         return report[1:].decode("utf-8", "replace") if report.startswith(FAILED) else None
 
@@ -265,16 +261,18 @@ def _become_program(
         _seal(config, stdin, stdout, report)
         surround({"env": request.get("env"), "working_directory": request.get("working_directory")})
         if request.get("argv"):
-            _become_first_of(request["argv"])
+            shell.execute(request["argv"][0], request["argv"])
         shell.execute(shell.BASH, *shell.arguments_of_bash(request["command"]))
     except SetUpFailed as fault:
         why = f"{str(fault)[:1].upper()}{str(fault)[1:]}."
+    except FileNotFoundError:
+        why = "It cannot be started: there is no such program."
     except OSError as error:
         why = f"It cannot be started: {error.strerror}."
     except BaseException as fault:
         why = f"It cannot be started: {type(fault).__name__}."
     with suppress(OSError):
-        write_all(report, FAILED + why.encode("utf-8", "replace")[: MAX_FAULT_BYTES - 1])
+        write_all(report, FAILED + why.encode("utf-8", "replace"))
     os._exit(REQUEST_FAILED)
 
 
@@ -302,19 +300,81 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
     become_user()
 
 
-def _become_first_of(argv: Sequence[str]) -> NoReturn:
-    """Become a program with its arguments, from the first directory of PATH that has it.
+RING_BYTES = 1 << 20
+"""Bytes of output that are kept."""
 
-    Raises OSError: there is none, or it cannot be executed.
+_POSITION = struct.Struct("!Q")
+_WRITTEN, _ANNOUNCED = RING_BYTES, RING_BYTES + _POSITION.size
+"""Places of the number of bytes that were written, and of those that are being written."""
+
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""The bytes of a UTF-8 character after its first."""
+
+
+class Piece(NamedTuple):
+    """A part of the output. `skipped` bytes before it are not there any more, and `offset` is
+    where the next part begins.
     """
-    name = argv[0]
-    places = [""] if "/" in name else os.get_exec_path()
-    fault: OSError = FileNotFoundError(2, "There is no such program")
-    for place in places:
-        try:
-            shell.execute(os.path.join(place, name), list(argv))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            fault = error
-    raise fault
+
+    text: str
+    offset: int
+    skipped: int
+    is_last: bool
+
+
+class Ring:
+    """The end of an output of any length: the last megabyte that a registered process printed.
+
+    The keeper writes it and the supervisor reads it, without a message between them: it is an
+    anonymous file that both have open. Invariant: what was overwritten during a read is not part of
+    the answer.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("output", os.MFD_CLOEXEC)
+        self._count = 0
+
+    def append(self, data: bytes) -> None:
+        """Add bytes, fewer than `RING_BYTES`. Used by the keeper."""
+        start = self._count % RING_BYTES
+        self._count += len(data)
+        self._set(_ANNOUNCED)
+        room = RING_BYTES - start
+        os.pwrite(self.descriptor, data[:room], start)
+        if len(data) > room:
+            os.pwrite(self.descriptor, data[room:], 0)
+        self._set(_WRITTEN)
+
+    def read(self, after: int, most_bytes: int, *, is_over: bool) -> Piece:
+        """Return the text from a byte on, or from the first that is still there. `is_over` says
+        that nothing will be appended. A character is never cut in two.
+        """
+        end = self._get(_WRITTEN)
+        start = min(max(after, end - RING_BYTES, 0), end)
+        data = self._copy(start, min(end - start, most_bytes))
+        lost = min(max(0, self._get(_ANNOUNCED) - RING_BYTES - start), len(data))
+        if start + lost > after:  # the first character may have begun before
+            rest = data[lost : lost + 3]
+            lost += len(rest) - len(rest.lstrip(_CONTINUATION))
+        data = data[lost:]
+        start += lost
+        is_last = is_over and start + len(data) == end
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data, final=is_last)
+        offset = start + len(data) - len(decoder.getstate()[0])
+        return Piece(text, offset, max(0, start - after), is_last)
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self.descriptor)
+
+    def _copy(self, start: int, count: int) -> bytes:
+        place = start % RING_BYTES
+        first = os.pread(self.descriptor, min(count, RING_BYTES - place), place)
+        return first + os.pread(self.descriptor, count - len(first), 0)
+
+    def _set(self, place: int) -> None:
+        os.pwrite(self.descriptor, _POSITION.pack(self._count), place)
+
+    def _get(self, place: int) -> int:
+        return int.from_bytes(os.pread(self.descriptor, _POSITION.size, place), "big")

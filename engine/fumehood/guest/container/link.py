@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.core import kernel
+from fumehood.guest.core import children, kernel
 from fumehood.guest.core.kernel import volunteer_for_oom
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive, tell
 
@@ -51,7 +51,8 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    _reap()
+    for _ in children.reap():  # those that ended before; the kernel still counts them
+        pass
     if not _make_copy():
         tell({**claim, "stays": True, "exit_code": exit_code})
     _await_call()
@@ -142,15 +143,6 @@ def _say(message: bytes) -> None:
     orders = socket.socket(fileno=ORDERS_FD)
     orders.sendall(message)
     orders.detach()  # the descriptor is this process's as long as it lives
-
-
-def _reap() -> None:
-    """Reap processes that ended before `SIGCHLD` was ignored; the kernel still counts them."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def _forget_the_peak() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,13 +22,8 @@ UNLIMITED = 1 << 60
 """cgroup version 1 reports no limit as a huge number; anything above this counts as no limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The files that may hold a counter, its key (None for the whole file), and its unit."""
-
-    files: tuple[str, ...]
-    key: str | None = None
-    unit: int = 1
+_Source = tuple[str, str | None, int]
+"""A file that may hold a counter, its key there (None for the whole file), and its unit."""
 
 
 Counter = Literal[
@@ -43,18 +37,19 @@ out; peak memory; refused starts of processes; processes and threads now; the tw
 _SOURCES: Mapping[Counter, tuple[_Source, ...]] = MappingProxyType(
     {
         "cpu_ns": (
-            _Source(("cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")),
-            _Source(("cpu.stat",), "usage_usec", 1000),
+            ("cpuacct/cpuacct.usage", None, 1),
+            ("cpu,cpuacct/cpuacct.usage", None, 1),
+            ("cpu.stat", "usage_usec", 1000),
         ),
         "oom_kills": (
-            _Source(("memory/memory.oom_control",), "oom_kill"),
-            _Source(("memory.events",), "oom_kill"),
+            ("memory/memory.oom_control", "oom_kill", 1),
+            ("memory.events", "oom_kill", 1),
         ),
-        "peak_bytes": (_Source(("memory/memory.max_usage_in_bytes", "memory.peak")),),
-        "refused_processes": (_Source(("pids/pids.events", "pids.events"), "max"),),
-        "processes": (_Source(("pids/pids.current", "pids.current")),),
-        "memory_limit": (_Source(("memory/memory.limit_in_bytes", "memory.max")),),
-        "process_limit": (_Source(("pids/pids.max", "pids.max")),),
+        "peak_bytes": (("memory/memory.max_usage_in_bytes", None, 1), ("memory.peak", None, 1)),
+        "refused_processes": (("pids/pids.events", "max", 1), ("pids.events", "max", 1)),
+        "processes": (("pids/pids.current", None, 1), ("pids.current", None, 1)),
+        "memory_limit": (("memory/memory.limit_in_bytes", None, 1), ("memory.max", None, 1)),
+        "process_limit": (("pids/pids.max", None, 1), ("pids.max", None, 1)),
     }
 )
 
@@ -74,14 +69,13 @@ class Counters:
 
     def _open(self, sources: Sequence[_Source]) -> tuple[int, _Source] | None:
         for source in sources:
-            for file in source.files:
-                try:
-                    opened = os.open(f"{self._root}/{file}", os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
-                    continue
-                if _read((opened, source)) is not None:
-                    return opened, source
-                os.close(opened)
+            try:
+                opened = os.open(f"{self._root}/{source[0]}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            if _read((opened, source)) is not None:
+                return opened, source
+            os.close(opened)
         return None
 
     def _limit(self, name: Counter) -> int | None:
@@ -176,15 +170,15 @@ class Meter:
 def _read(opened: tuple[int, _Source] | None) -> int | None:
     if opened is None:
         return None
-    descriptor, source = opened
+    descriptor, (_, wanted, unit) = opened
     try:
         text = os.pread(descriptor, 4096, 0).decode("ascii")
-        if source.key is None:
-            return int(text) * source.unit
+        if wanted is None:
+            return int(text) * unit
         for line in text.splitlines():
             key, _, value = line.partition(" ")
-            if key == source.key:
-                return int(value) * source.unit
+            if key == wanted:
+                return int(value) * unit
     except (OSError, ValueError):  # `max` is no number: there is no limit
         pass
     return None

@@ -24,7 +24,7 @@ from fumehood.guest.container import processes
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
 from fumehood.guest.core import kernel
-from fumehood.guest.core.pipes import MAX_REPLY_DEPTH
+from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_REPLY_DEPTH
 from fumehood.protocol import framing
 
 if TYPE_CHECKING:
@@ -156,13 +156,14 @@ class PreforkPool:
         """Handle the notices of the zygote. Raises PreforkFailed."""
         while True:
             try:
-                notice = Notice.unpack(self._orders.recv(NOTICE_BYTES))
+                data = self._orders.recv(NOTICE_BYTES)
             except BlockingIOError:
                 return
             except ConnectionError:  # it died with an order unread
-                raise PreforkFailed("the zygote is gone") from None
-            except ValueError as fault:
-                raise PreforkFailed(str(fault)) from None
+                data = b""
+            if len(data) != NOTICE_BYTES:
+                raise PreforkFailed("the zygote is gone")
+            notice = Notice.unpack(data)
             if notice.has_ended:
                 self._on_child_end(notice)
             else:
@@ -178,16 +179,9 @@ class PreforkPool:
 
     def _on_child_end(self, ended: Notice) -> None:
         """Handle the end of a child. One that was not taken yet should have waited."""
-        child = self._coming.pop(ended.pid, None)
-        if child is None:
-            child = next((spare for spare in self._ready if spare.pid == ended.pid), None)
-            if child is None:
-                self._on_end(ended)
-                return
-            self._ready.remove(child)
-        self._unwatch(child)
-        child.close()
-        raise PreforkFailed("a child died before it was used")
+        if ended.pid in self.pids:
+            raise PreforkFailed("a child died before it was used")
+        self._on_end(ended)
 
     def _on_ready_message(self, child: Child) -> None:
         try:
@@ -252,7 +246,6 @@ class PreforkPools:
         return all(pool.is_settled for pool in self._all)
 
 
-CHUNK_BYTES = 1 << 16
 FRAME_CHARACTERS = 32 * 1024
 
 
@@ -281,11 +274,6 @@ class Stream:
         self.is_over = self.received_bytes > limit_bytes
         self._text += self._decoder.decode(chunk[:room])
         return True
-
-    def drain(self, limit_bytes: int) -> None:
-        """Read what a dead program left in the pipe."""
-        while not self.is_over and self.read(limit_bytes):
-            pass
 
     def take(self, *, last: bool = False) -> list[str]:
         """New text, in pieces that fit a frame. An incomplete character is held back."""
@@ -334,12 +322,8 @@ class Standby:
         child = self._take()
         if child is None:
             return
-        try:
-            self._limit(child, cpu_s)
-            os.write(child.request_fd, REQUEST)
-        except OSError:  # it is dead already
-            child.close()
-            return
+        self._limit(child, cpu_s)
+        os.write(child.request_fd, REQUEST)
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:

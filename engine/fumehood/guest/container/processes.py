@@ -35,21 +35,6 @@ def strangers(spared: Collection[int] = ()) -> list[int]:
     return [pid for pid in found if not is_dead_child(pid, spared)] if spared else found
 
 
-def dead_children(parents: Collection[int]) -> int:
-    """Number of processes that have ended and wait for one of these parents to reap them."""
-    return sum(is_dead_child(pid, parents) for pid in all_pids())
-
-
-def visitors(own: Collection[int]) -> int:
-    """Number of threads of root's processes that are not these: Docker began them."""
-    return sum(threads_of(pid) for pid in all_pids() if pid not in own and not is_stranger(pid))
-
-
-def kill_all(spared: Collection[int] = ()) -> int:
-    """Send SIGKILL to each of them once. Returns their number."""
-    return kill(strangers(spared))
-
-
 def kill(pids: Collection[int]) -> int:
     """Send SIGKILL to processes. Returns their number, including those that are gone already."""
     for pid in pids:
@@ -68,7 +53,9 @@ def all_pids() -> list[int]:
 def is_alive(pid: int) -> bool:
     """Whether a process is alive, even if stopped. One that was killed or is exiting is not."""
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
-    return not is_killed and not _is_exiting(pid) and not has_ended(pid)
+    # Neither is a signal pending while the kernel ends it, nor is it a zombie yet.
+    is_exiting = int(_stat(pid)[6]) & EXITING
+    return not is_killed and not is_exiting and not has_ended(pid)
 
 
 def has_ended(pid: int) -> bool:
@@ -118,11 +105,6 @@ def waited_cpu_ns(pid: int) -> int:
 def has_terminal(pid: int) -> bool:
     """Whether a process has a controlling terminal: at its end the kernel sends SIGCONT."""
     return _stat(pid)[4] != b"0"
-
-
-def _is_exiting(pid: int) -> bool:
-    """Whether the kernel is ending it: no signal is pending, and it is not a zombie yet."""
-    return bool(int(_stat(pid)[6]) & EXITING)
 
 
 def _stat(pid: int) -> list[bytes]:

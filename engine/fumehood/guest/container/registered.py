@@ -1,9 +1,8 @@
 """Registered processes as the supervisor sees them: their keepers, and what the host asks of them.
 
 Guest side. The supervisor forks a keeper for each, passes requests on, and never waits: an answer
-comes later, or the keeper is given up. Invariants: each request gets one answer, from whoever asked
-for nothing else; at most `MAX_PROCESSES` run, and as many ended ones are kept; a keeper that does
-not answer ends with all that is below it.
+comes later, or the host gives up. Invariants: each request gets at most one answer; at most
+`MAX_PROCESSES` run, and as many ended ones are kept.
 """
 
 from __future__ import annotations
@@ -17,23 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fumehood.guest.container import trees
 from fumehood.guest.container.host import Host
-from fumehood.guest.container.keeper import run_keeper, the_filter
-from fumehood.guest.container.ring import Ring
-from fumehood.guest.container.run import ProcessRequest
+from fumehood.guest.container.keeper import Ring, run_keeper, the_filter
 from fumehood.guest.container.walk import Refused
 from fumehood.guest.core.pipes import CHUNK_BYTES
 from fumehood.protocol import framing
 from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
-
-LOOK_S = 0.25
-"""Seconds between looks for keepers that do not answer."""
-
-PATIENCE_S = 5.0
-"""Time that a keeper has for an answer. Only looks count, because a frozen container has none. A
-program that takes all processors leaves little to keepers, so it is not shorter.
-"""
 
 
 @dataclass(eq=False)
@@ -49,17 +37,12 @@ class _Process:
     signal: int | None = None
     is_lost: bool = False
     """Whether its keeper was killed, and it with that."""
-    waiting: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Request id → what it asks for, and the seconds left for its answer."""
+    waiting: dict[int, str] = field(default_factory=dict)
+    """Request id → what it asks for."""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(framing.MAX_REQUEST_BYTES)
     )
     unsent: bytearray = field(default_factory=bytearray)
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it runs, or ran."""
-        return self.state != "starting"
 
     def shown(self) -> dict[str, Any]:
         """What the host gets of it."""
@@ -88,7 +71,6 @@ class Registered:
         """By name, in the order of their starts."""
         self._keepers: dict[int, _Process] = {}
         """Keepers that exist, by process id."""
-        self._look_at = 0.0
         self._told = 0
         self.has_lost = False
         """Whether something of a tree may be left that has no keeper: that was killed, or gets no
@@ -109,14 +91,14 @@ class Registered:
         """The number of processes that have not ended."""
         return sum(one.state == "running" for one in self._all.values())
 
-    def on_request(self, request: ProcessRequest) -> None:
+    def on_request(self, request: dict[str, Any]) -> None:
         """Handle a request of the host, and answer it now or later."""
         try:
             answer = self._handle(request)
         except Refused as refused:
             answer = _fault(refused.kind, str(refused))
         if answer is not None:
-            self._answer(request.id, answer)
+            self._answer(request["id"], answer)
 
     def on_reaped(self, pid: int) -> bool:
         """Handle the end of a process that was reaped. Returns whether it was a keeper."""
@@ -151,44 +133,25 @@ class Registered:
         self._told = self.running
         self._host.send({"op": "processes", "running": self._told})
 
-    @property
-    def next_look(self) -> float | None:
-        """When `look` is due, or None."""
-        return self._look_at if any(one.waiting for one in self._keepers.values()) else None
-
-    def look(self, now: float) -> None:
-        """Give up keepers that do not answer."""
-        if self.next_look is None or now < self._look_at:
-            return
-        self._look_at = now + LOOK_S
-        for process in list(self._keepers.values()):
-            for number, (do, left_s) in process.waiting.items():
-                process.waiting[number] = do, left_s - LOOK_S
-                if left_s <= 0:
-                    process.is_lost = True
-                    trees.kill_below(process.keeper_pid)
-                    os.kill(process.keeper_pid, signal.SIGKILL)
-                    break
-
     # -- requests --------------------------------------------------------------------------
 
-    def _handle(self, request: ProcessRequest) -> dict[str, Any] | None:
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Return the answer, or None if it comes later. Raises Refused."""
-        arguments = request.arguments
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
-        if request.do == "list":
-            return {"processes": [one.shown() for one in self._all.values() if one.is_begun]}
-        if request.do == "start":
+        if request["do"] == "list":
+            begun = [one for one in self._all.values() if one.state != "starting"]
+            return {"processes": [one.shown() for one in begun]}
+        if request["do"] == "start":
             self._start(request)
             return None
-        process = self._all.get(arguments["name"])
+        process = self._all.get(request["name"])
         if process is None:
-            shown = ascii(arguments["name"])
+            shown = ascii(request["name"])
             raise Refused("not_found", f"No process of this session is called {shown}.")
-        if request.do == "read":
+        if request["do"] == "read":
             piece = process.ring.read(
-                arguments["after"], OUTPUT_PIECE_BYTES, is_over=process.state == "ended"
+                request["after"], OUTPUT_PIECE_BYTES, is_over=process.state == "ended"
             )
             return {
                 "output": {
@@ -196,20 +159,19 @@ class Registered:
                     "ended": piece.is_last,
                 }
             }  # fmt: skip
-        if request.do == "stop":
+        if request["do"] == "stop":
             if process.state == "ended":
                 return {"process": process.shown()}
-            grace_s = arguments["grace_s"]
-            self._order(process, request, {"grace_s": grace_s}, PATIENCE_S + grace_s)
+            self._order(process, request, {"grace_s": request["grace_s"]})
             return None
         if process.state == "ended":
             raise Refused("invalid", "The process has ended.")
-        order = {"data": arguments["data"], "close": arguments["close"]}
-        self._order(process, request, order, PATIENCE_S)
+        order = {"data": request["data"], "close": request["close"]}
+        self._order(process, request, order)
         return None
 
-    def _start(self, request: ProcessRequest) -> None:
-        name = request.arguments["name"]
+    def _start(self, request: dict[str, Any]) -> None:
+        name = request["name"]
         before = self._all.get(name)
         if before is not None and before.state != "ended":
             raise Refused("invalid", f"{name} runs already. Stop it first, or give another name.")
@@ -227,26 +189,19 @@ class Registered:
                 one.close()
             raise Refused("unavailable", f"It cannot be started: {error.strerror}.") from None
         if pid == 0:
-            run_keeper(theirs, ring, config, request.arguments)
+            run_keeper(theirs, ring, config, request)
         theirs.close()
         ours.setblocking(False)
         self._forget(name)
         process = _Process(name, pid, ours, ring, time.time())
         self._all[name] = self._keepers[pid] = process
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._on_event(process))
-        self._expect(process, request.id, "start", PATIENCE_S)
+        process.waiting[request["id"]] = "start"
 
-    def _order(
-        self, process: _Process, request: ProcessRequest, order: dict[str, Any], patience_s: float
-    ) -> None:
-        process.unsent += framing.encode({"id": request.id, "do": request.do, **order})
-        self._expect(process, request.id, request.do, patience_s)
+    def _order(self, process: _Process, request: dict[str, Any], order: dict[str, Any]) -> None:
+        process.unsent += framing.encode({"id": request["id"], "do": request["do"], **order})
+        process.waiting[request["id"]] = request["do"]
         self._send(process)
-
-    def _expect(self, process: _Process, number: int, do: str, patience_s: float) -> None:
-        if self.next_look is None:
-            self._look_at = time.monotonic() + LOOK_S
-        process.waiting[number] = do, patience_s
 
     def _answer(self, number: int, answer: dict[str, Any]) -> None:
         self._told = self.running
@@ -325,7 +280,7 @@ class Registered:
 
     def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:
         """Answer all requests of a kind that wait for a process."""
-        for number in [one for one, (kind, _) in process.waiting.items() if kind == do]:
+        for number in [one for one, kind in process.waiting.items() if kind == do]:
             del process.waiting[number]
             self._answer(number, answer)
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from fumehood.guest.container.walk import WORKSPACE, Refused, directory_at, new_file
-from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, write_all
+from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, held, write_all
 from fumehood.protocol import framing
 
 
@@ -135,13 +135,13 @@ def _write_new(path: str, content: bytes) -> None:
     """Write a file beside its target and rename it, so that a link or pipe that an earlier run left
     under this name is replaced and never written through.
     """
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with new_file(directory) as (target, beside):  # the whole path may be too long
-            write_all(target, content)
-            os.rename(beside, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
-    finally:
-        os.close(directory)
+    above, name = os.path.split(path)
+    with (
+        held(os.open(above, os.O_RDONLY | os.O_DIRECTORY)) as directory,
+        new_file(directory) as (target, beside),  # the whole path may be too long
+    ):
+        write_all(target, content)
+        os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def _read_exactly(count: int) -> bytes:

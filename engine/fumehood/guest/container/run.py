@@ -45,14 +45,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Pause:
-    """The program of a run starts or stops waiting for a human."""
-
-    id: int
-    is_paused: bool
-
-
-@dataclass(frozen=True)
 class Keep:
     """The container is now a session's. `wait_s` is how long it waits for another engine when this
     one is gone; `epoch` is this one's.
@@ -60,15 +52,6 @@ class Keep:
 
     epoch: int
     wait_s: float
-
-
-@dataclass(frozen=True)
-class ProcessRequest:
-    """The host asks something of the registered processes, or of one."""
-
-    id: int
-    do: str
-    arguments: dict[str, Any]
 
 
 @dataclass
@@ -142,7 +125,7 @@ def ending_of(
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
     """How a run ended, and the part of its claim that is forwarded."""
-    claimed = _claimed_kind(run.claim)
+    claimed = _error_of(run).get("kind")
     if run.killed_for is not None:
         return run.killed_for, None
     if out_of_memory:
@@ -150,12 +133,12 @@ def ending_of(
     if signal_number is not None:
         return _ending_of_signal(run, signal_number, cpu_ms), None
     if exit_code == 0:
-        result = run.claim.get("result") if run.claim is not None else None
+        result = (run.claim or {}).get("result")
         return "ok", {"result": result} if isinstance(result, dict) else None
     if claimed == "exception" or (claimed == "invalid" and exit_code == REQUEST_FAILED):
-        return "exception", _told(run.claim)
+        return "exception", _told(run)
     if claimed == "memory":
-        return "memory", _told(run.claim)
+        return "memory", _told(run)
     if exit_code == SEAL_FAILED and not run.has_begun and run.claim is not None:
         return "sandbox_lost", None
     return "exit", None
@@ -163,20 +146,18 @@ def ending_of(
 
 def stays(run: Run) -> bool:
     """Whether a session's program claims that it is done and stays alive."""
-    claim = run.claim
-    return run.keep and claim is not None and claim.get("stays") is True
+    return run.keep and (run.claim or {}).get("stays") is True
 
 
 def claimed_exit(run: Run) -> int:
     """The exit code that a living process claims; 1 if it is invalid."""
-    code = run.claim.get("exit_code") if run.claim is not None else None
+    code = (run.claim or {}).get("exit_code")
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
-def claimed_limits(claim: dict[str, Any] | None) -> set[str]:
+def claimed_limits(run: Run) -> set[str]:
     """Limits that an uncaught exception names."""
-    error = claim.get("error") if claim is not None else None
-    number = error.get("errno") if isinstance(error, dict) else None
+    number = _error_of(run).get("errno")
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None
     return set() if name is None else {name}
 
@@ -189,12 +170,12 @@ def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
     return "cpu_time" if number == signal.SIGXCPU and is_spent else "signal"
 
 
-def _told(claim: dict[str, Any] | None) -> dict[str, Any]:
+def _told(run: Run) -> dict[str, Any]:
     """The part of a failure that is forwarded: the host reads exactly these three fields."""
-    error = claim["error"] if claim is not None else {}
-    return {"error": {key: error.get(key) for key in ("kind", "message", "exception")}}
+    return {"error": {key: _error_of(run).get(key) for key in ("kind", "message", "exception")}}
 
 
-def _claimed_kind(claim: dict[str, Any] | None) -> Any:
-    error = claim.get("error") if claim is not None else None
-    return error.get("kind") if isinstance(error, dict) else None
+def _error_of(run: Run) -> dict[str, Any]:
+    """The claimed failure, empty if there is none."""
+    error = (run.claim or {}).get("error")
+    return error if isinstance(error, dict) else {}

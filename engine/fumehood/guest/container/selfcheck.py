@@ -48,9 +48,7 @@ class SelfCheck:
 
     def look_at(self, pid: int, claim: dict[str, Any]) -> None:
         """Inspect the probe from outside, after it has tried its attacks."""
-        probed = claim.get("probe")
-        if isinstance(probed, dict):
-            self._held = {name: probed.get(name) is True for name in ATTACKS}
+        self._held = claim.get("probe", {})
         self._sealed = _is_sealed(pid)
         self._limits = claim.get("limits", {})
 
@@ -118,18 +116,12 @@ def _is_sealed(pid: int) -> bool:
 
 
 def _root_is_read_only() -> bool:
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-            options = [line.split()[3] for line in mounts if line.split()[1] == "/"]
-    except (OSError, IndexError):
-        return False
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        options = [line.split()[3] for line in mounts if line.split()[1] == "/"]
     return bool(options) and "ro" in options[-1].split(",")
 
 
 def _has_only_loopback() -> bool:
-    try:
-        with open("/proc/net/dev", encoding="ascii", errors="replace") as devices:
-            names = [line.split(":")[0].strip() for line in devices if ":" in line]
-    except OSError:
-        return False
+    with open("/proc/net/dev", encoding="ascii", errors="replace") as devices:
+        names = [line.split(":")[0].strip() for line in devices if ":" in line]
     return set(names) <= {"lo"}

@@ -47,7 +47,7 @@ from fumehood.guest.container.prefork_pool import (
 )
 from fumehood.guest.container.registered import Registered
 from fumehood.guest.container.relay import Ports, Relay
-from fumehood.guest.container.run import Answer, Keep, Pause, ProcessRequest, Run, stays
+from fumehood.guest.container.run import Answer, Keep, Run, stays
 from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.walk import WORKSPACE
@@ -55,8 +55,8 @@ from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
 from fumehood.guest.core.children import peak_bytes
-from fumehood.guest.core.limits import address_space_bytes
-from fumehood.guest.core.pipes import MAX_CLAIM_BYTES
+from fumehood.guest.core.limits import CPU_BACKSTOP_S, address_space_bytes
+from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_CLAIM_BYTES
 from fumehood.protocol import framing
 
 MAX_REPLY_BYTES = 600 << 20
@@ -70,10 +70,8 @@ MAX_UNREAD_BYTES = 16 << 20
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
 
-CHUNK_BYTES = 1 << 16
 OUTPUT_PAUSE_S = 0.02
 """Seconds that printed text may wait for more before it is forwarded."""
-CPU_BACKSTOP_S = 1
 MEMORY_LOOK_S = 0.1
 """Seconds between checks whether the kernel killed a process of the program for memory; unless it
 was the first one, there is no other sign.
@@ -146,12 +144,12 @@ class Supervisor:
             lambda: (os.getpid(), *self._pools.zygote_pids, *self._pools.pids),
             cached=self._counters.read("processes") is not None,
         )
-        self._chain = Chain(self._reap, lambda spared: self._cleaner.kill_briefly(spared))
+        self._chain = Chain(self._reap, self._trees.kill_living)
         self._pools = PreforkPools(
             self._pool(thin, max(1, config["spares"])),
             None if fat is None else self._pool(fat, FAT_SPARES),
         )
-        self._standby = Standby(self._pools.thin.take, self._limit_node)
+        self._standby = Standby(self._pools.thin.take, self._limit)
         self._registered = Registered(
             self._host, self._selector, partial(self._limits, config), self._standby.end
         )
@@ -212,43 +210,44 @@ class Supervisor:
 
     def _on_host(self) -> None:
         for request in self._host.read():
-            if isinstance(request, Keep | ProcessRequest | framing.ConnectionFrame):
-                self._on_beside(request)
-                continue
             if isinstance(request, Run):
                 if self._run is not None:
                     end()  # one at a time; the host knows that
                 self._run = request
                 self._begin()
-                continue
-            run = self._run
-            if run is None or run.id != (request if isinstance(request, int) else request.id):
-                continue  # it has ended meanwhile
-            if isinstance(request, Answer):
-                self._answer(run, request)
-            elif isinstance(request, Pause):
-                _pause(run, is_paused=request.is_paused)
+            elif isinstance(request, Answer):
+                self._answer(request)
+            elif isinstance(request, framing.ConnectionFrame):
+                self._on_frame(request)
             else:
-                self._stop(run, "cancelled")
+                self._on_order(request)
 
-    def _on_beside(self, request: Keep | ProcessRequest | framing.ConnectionFrame) -> None:
-        """Handle what does not belong to a run, or not to its first process."""
-        if isinstance(request, Keep):
-            self._keep(request)
-        elif isinstance(request, ProcessRequest):
-            self._registered.on_request(request)
-            if self._run is not None and self._registered.pids:
-                self._run.is_beside = True
-        elif request.run_id == framing.PORTS_RUN:
-            self._ports.on_frame(request)
-        elif request.number == framing.FED:
-            self._feed(request)
+    def _on_frame(self, frame: framing.ConnectionFrame) -> None:
+        if frame.run_id == framing.PORTS_RUN:
+            self._ports.on_frame(frame)
+        elif frame.number == framing.FED:
+            self._feed(frame)
         else:
-            self._relay.on_frame(request)
+            self._relay.on_frame(frame)
 
-    def _keep(self, request: Keep) -> None:
+    def _on_order(self, order: dict[str, Any]) -> None:
+        run = self._run
+        if order["op"] == "keep":
+            self._keep(Keep(order["epoch"], order["wait_s"]))
+        elif order["op"] == "process":
+            self._registered.on_request(order)
+            if run is not None and self._registered.pids:
+                run.is_beside = True
+        elif run is None or run.id != order["id"]:
+            return  # it has ended meanwhile
+        elif order["op"] == "pause":
+            _pause(run, is_paused=order["paused"])
+        else:
+            self._stop(run, "cancelled")
+
+    def _keep(self, keep: Keep) -> None:
         """Be a session's container, which another engine may take over."""
-        self._host.keep = request
+        self._host.keep = keep
         if self._takeover is None:
             self._takeover = Takeover()
             self._selector.register(
@@ -291,9 +290,10 @@ class Supervisor:
         self._host.send({"op": "ready", "enforces": self._enforces, "faults": []})
         self._registered.tell()
 
-    def _answer(self, run: Run, answer: Answer) -> None:
+    def _answer(self, answer: Answer) -> None:
         """Forward the answer to a program's tool call."""
-        if not _is_running(run):
+        run = self._run
+        if run is None or run.id != answer.id or not _is_running(run):
             return
         run.request += answer.frame
         if len(run.request) > MAX_UNREAD_BYTES:
@@ -316,7 +316,7 @@ class Supervisor:
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
-        is_next = run.keep and run.program == "python" and self._begin_next_link(run)
+        is_next = self._is_chained(run) and self._begin_next_link(run)
         if not is_next and not self._begin_new_child(run):
             return
         child = run.child
@@ -358,40 +358,28 @@ class Supervisor:
         if child is None:
             pool.stock(1)
             return False
-        if run.keep and run.program == "python":
+        if self._is_chained(run):
             self._reporter.zygote_pid = pool.zygote_pid
-        try:
-            if run.program == "javascript":
-                self._limit_node(child, cpu_s)
-            else:
-                self._limit(child, run, cpu_s)
-        except OSError:
-            self._stop(run, "sandbox_lost")
-            return False
+        self._limit(
+            child,
+            None if self._is_chained(run) else cpu_s,  # whose later calls may have more
+            None if run.program == "javascript" else run.limits.memory_bytes,
+        )
         run.request[:0] = b"G"
         return True
 
-    def _limit(self, child: Child, run: Run, cpu_s: int) -> None:
-        """Lower the limits that depend on the call. Raises OSError."""
-        if not (run.keep and run.program == "python"):  # whose later calls may have more
+    def _limit(self, child: Child, cpu_s: int | None, memory_bytes: int | None = None) -> None:
+        """Lower the limits that depend on the call. Raises OSError.
+
+        Node has no memory limit of its own: it reserves far more than it uses, so only the
+        container's applies.
+        """
+        if cpu_s is not None:
             child.limit(resource.RLIMIT_CPU, cpu_s)
-        if self._counters.memory_limit is None:  # then the limit is one process's
+        if memory_bytes is not None and self._counters.memory_limit is None:
             preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
-            child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
-        self._limit_processes(child)
-
-    def _limit_node(self, child: Child, cpu_s: int) -> None:
-        """Lower the limits of Node, which reserves far more memory than it uses, so only the
-        container's own memory limit applies. Raises OSError.
-        """
-        child.limit(resource.RLIMIT_CPU, cpu_s)
-        self._limit_processes(child)
-
-    def _limit_processes(self, child: Child) -> None:
-        """Limit the number of processes if nothing else does: this limit counts all containers
-        together.
-        """
-        if self._counters.process_limit is None:
+            child.limit(resource.RLIMIT_AS, preloaded_bytes + memory_bytes)
+        if self._counters.process_limit is None:  # this one counts all containers together
             child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:
@@ -496,7 +484,7 @@ class Supervisor:
         if run is not None and run.child is not None and self._meter.is_out_of_memory(run):
             run.killed_for = run.killed_for or "memory"
             run.is_over = True
-            processes.kill_all()
+            self._trees.kill_all()
             self._read_last_messages(run)
             self._reporter.ended(run, 0, None)
             self._host.send({"op": "reset", "id": run.id, "clean": False, "why": why[:200]})
@@ -645,7 +633,8 @@ class Supervisor:
         for descriptor in (child.request_fd, child.stdout.descriptor, child.stderr.descriptor):
             self._unwatch(descriptor)
         for stream in (child.stdout, child.stderr):
-            stream.drain(run.limits.output_bytes)
+            while not stream.is_over and stream.read(run.limits.output_bytes):
+                pass
             if stream.is_over and run.killed_for is None:
                 run.killed_for = "output"
         while child.reply_fd in self._selector.get_map():
@@ -685,12 +674,10 @@ class Supervisor:
             return [child] if run.stayed else []
         return self._trees.strangers(self._chain.pids - {child})
 
-    def _look_after_registered(self, run: Run | None, now: float) -> None:
-        """Give up keepers that do not answer, and kill what those that are gone have left: nothing
-        tells it from the processes of a call now. Only lack of memory kills a keeper, unless the
-        supervisor did.
+    def _look_after_registered(self, run: Run | None) -> None:
+        """Kill what keepers that are gone have left: nothing tells it from the processes of a call
+        now. Only lack of memory kills a keeper, unless the supervisor did.
         """
-        self._registered.look(now)
         if not self._registered.has_lost:
             return
         was_surprised, self._registered.was_surprised = self._registered.was_surprised, False
@@ -724,8 +711,6 @@ class Supervisor:
     def _until_next_timer(self) -> float:
         now = time.monotonic()
         times = [self._ends_at, self._waits_until()]
-        if self._registered.next_look is not None:
-            times.append(self._registered.next_look)
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
         if not self._pools.is_fat_loaded and self._run is None:
@@ -756,7 +741,7 @@ class Supervisor:
 
     def _check_time(self, now: float) -> None:
         run = self._run
-        self._look_after_registered(run, now)
+        self._look_after_registered(run)
         if run is None:
             self._check_idle_time(now)
         self._watch_chain(run, now)

@@ -29,6 +29,7 @@ from fumehood.guest.container.walk import (
     open_plain,
     status_of,
 )
+from fumehood.guest.core.pipes import held
 
 FORMAT = b"fumehood.survey.1\n"
 """Version of the manifest. Changing it changes every hash, so earlier approvals must be asked for
@@ -85,7 +86,9 @@ class Survey:
         return total.hexdigest()
 
     def told(self, most: int) -> dict[str, Any]:
-        """The answer: at most so many entries, as many as fit, and the hash of all."""
+        """The answer: at most so many entries, as many as fit, the hash of all, and how much would
+        be deleted: existing entries at or below a given path.
+        """
         shown: list[Entry] = []
         room = MAX_ANSWER_BYTES
         for entry in self._sorted():
@@ -93,27 +96,24 @@ class Survey:
             if len(shown) >= most or room < 0:
                 break
             shown.append(entry)
+        tops = {outcome.path for outcome in self.outcomes if outcome.fault is None}
+        going = [
+            entry
+            for path, entry in self._entries.items()
+            if entry["kind"] != "absent" and _is_within(path, tops)
+        ]
         return {
             "base": self.base(),
             "entries": shown,
             "has_more": len(shown) < len(self._entries),
             "faults": [outcome.fault for outcome in self.outcomes],
             "appended": self._appended,
-            **self._counted(),
+            "count": len(going),
+            "size": sum(entry.get("size", 0) for entry in going),
         }
 
     def _sorted(self) -> list[Entry]:
         return [self._entries[path] for path in sorted(self._entries, key=os.fsencode)]
-
-    def _counted(self) -> dict[str, int]:
-        """How much would be deleted: existing entries at or below a given path."""
-        going = {outcome.path for outcome in self.outcomes if outcome.fault is None}
-        there = [
-            entry
-            for path, entry in self._entries.items()
-            if entry["kind"] != "absent" and _is_within(path, going)
-        ]
-        return {"count": len(there), "size": sum(entry.get("size", 0) for entry in there)}
 
     # -- a write ------------------------------------------------------------------------
 
@@ -149,14 +149,10 @@ class Survey:
                 raise Refused("no_right", f"{path} cannot be written.")
             if digest is None:
                 raise Refused("unseen", f"{path} cannot be read.")
-            self._append(digest, status.st_size, base64.b64decode(request["content_base64"]))
-
-    def _append(self, digest: Any, size: int, content: bytes) -> None:
-        """Note the size and hash that a file would have with this content appended. `digest` is of
-        its present content.
-        """
-        digest.update(content)
-        self._appended = {"size": size + len(content), "sha256": digest.hexdigest()}
+            content = base64.b64decode(request["content_base64"])
+            digest.update(content)
+            size = status.st_size + len(content)
+            self._appended = {"size": size, "sha256": digest.hexdigest()}
 
     # -- a deletion ---------------------------------------------------------------------
 
@@ -269,11 +265,9 @@ class Survey:
         except OSError:
             return None
         digest = hashlib.sha256()
-        try:
+        with held(descriptor):
             while chunk := os.read(descriptor, CHUNK_BYTES):
                 digest.update(chunk)
-        finally:
-            os.close(descriptor)
         return digest
 
 
@@ -301,12 +295,10 @@ def _opened(name: str, directory: int, path: str) -> Iterator[int]:
         inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     except OSError:
         raise Refused("unseen", f"{path} cannot be read.") from None
-    try:
+    with held(inner):
         if not os.access(".", os.X_OK, dir_fd=inner):
             raise Refused("unseen", f"{path} cannot be looked into.")
         yield inner
-    finally:
-        os.close(inner)
 
 
 def _is_within(path: str, tops: set[str]) -> bool:

@@ -96,11 +96,13 @@ class Trees:
         return self._look(spared)[0]
 
     def kill_all(self, spared: Collection[int] = ()) -> int:
-        """As `processes.kill_all`, but spare those below a keeper."""
+        """Send SIGKILL to each of them once. Returns their number."""
         return processes.kill(self.strangers(spared))
 
-    def living(self, spared: Collection[int] = ()) -> int:
-        """Kill the same, and return the number of those that were still there to be killed."""
+    def kill_living(self, spared: Collection[int]) -> int:
+        """Kill the same, and return the number of those that were still there to be killed: others
+        that come and go would be counted for ever.
+        """
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
@@ -190,7 +192,7 @@ def below(root: int) -> set[int]:
     return found
 
 
-def kill_below(root: int) -> int:
+def _kill_below(root: int) -> int:
     """Send SIGKILL to all processes below one. Returns their number.
 
     Each is stopped before the next look, so none goes on forking while the others are killed.
@@ -207,12 +209,8 @@ def kill_below(root: int) -> int:
     return processes.kill(sorted(found))
 
 
-def end_below(root: int, patience_s: float, reap: Callable[[], object]) -> bool:
-    """Kill all processes below one until there is none. False if they take too long."""
-    give_up = time.monotonic() + patience_s
-    while kill_below(root):
+def end_below(root: int, reap: Callable[[], object]) -> None:
+    """Kill all processes below one until there is none."""
+    while _kill_below(root):
         reap()
-        if time.monotonic() > give_up:
-            return False
         time.sleep(END_PAUSE_S)  # killed is not yet dead, and dead not yet gone
-    return True

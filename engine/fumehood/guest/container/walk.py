@@ -13,6 +13,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from fumehood.guest.core.pipes import held
+
 WORKSPACE = "/workspace"
 
 MAX_DEPTH = 64
@@ -116,15 +118,13 @@ def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
     Returns its descriptor and its name, which a program could not have foreseen and taken.
     """
     name = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
-    descriptor = os.open(name, NEW_FLAGS, mode, dir_fd=directory)
-    try:
-        yield descriptor, name
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)
-        raise
-    finally:
-        os.close(descriptor)
+    with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
+        try:
+            yield descriptor, name
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+            raise
 
 
 def empty(directory: int) -> None:
@@ -137,8 +137,7 @@ def empty(directory: int) -> None:
                 os.unlink(name, dir_fd=directory)
                 continue
             os.chmod(name, 0o700, dir_fd=directory)
-            inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
-            try:
+            with held(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as inner:
                 for below in os.listdir(inner):
                     if is_directory(below, inner):
                         os.chmod(below, 0o700, dir_fd=inner)
@@ -147,8 +146,6 @@ def empty(directory: int) -> None:
                         os.rename(below, name_at_top, src_dir_fd=inner, dst_dir_fd=directory)
                     else:
                         os.unlink(below, dir_fd=inner)
-            finally:
-                os.close(inner)
             os.rmdir(name, dir_fd=directory)
 
 

@@ -14,7 +14,6 @@ import select
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from fumehood.guest.container.walk import (
@@ -24,6 +23,7 @@ from fumehood.guest.container.walk import (
     empty,
     is_nameable,
 )
+from fumehood.guest.core.pipes import held
 from fumehood.guest.languages.figures import DIRECTORY
 
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
@@ -44,16 +44,10 @@ DATA_BYTES = 48 * 1024
 Tell = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Usage:
-    used_blocks: int
-    used_inodes: int
-    total_inodes: int
-
-    @classmethod
-    def of(cls, path: str) -> _Usage:
-        found = os.statvfs(path)
-        return cls(found.f_blocks - found.f_bfree, found.f_files - found.f_ffree, found.f_files)
+def _usage(path: str) -> tuple[int, int, int]:
+    """Used blocks, used inodes, and all inodes of a file system."""
+    found = os.statvfs(path)
+    return found.f_blocks - found.f_bfree, found.f_files - found.f_ffree, found.f_files
 
 
 class Mounts:
@@ -63,22 +57,20 @@ class Mounts:
         """`kept` are those whose files outlive the container, which are never emptied."""
         self.paths = tuple(path for path in paths if os.path.ismount(path))
         self.emptied = tuple(path for path in self.paths if path not in kept)
-        self._clean = {path: _Usage.of(path) for path in self.emptied}
-        self._count_inodes = all(usage.total_inodes for usage in self._clean.values())
+        self._clean = {path: _usage(path) for path in self.emptied}
+        self._count_inodes = all(inodes for _, _, inodes in self._clean.values())
         self._table = _mount_table()
         self._changes = select.poll()
         self._watched = open("/proc/self/mounts", "rb")  # noqa: SIM115  # kept as long as this is
         self._changes.register(self._watched, select.POLLPRI)
 
-    def are_clean(self) -> bool | None:
-        """Whether the inode counts are unchanged, or None if the file system does not count."""
+    def are_clean(self) -> bool:
+        """Whether the counts of inodes are unchanged; if the file system does not count, whether
+        nothing is listed. The mounts are root's and readable by all.
+        """
         if not self._count_inodes:
-            return None
-        return all(_Usage.of(path) == usage for path, usage in self._clean.items())
-
-    def are_empty(self) -> bool:
-        """Whether the mounts are empty, by listing them; they are root's and readable by all."""
-        return not any(os.listdir(path) for path in self.emptied)
+            return not any(os.listdir(path) for path in self.emptied)
+        return all(_usage(path) == usage for path, usage in self._clean.items())
 
     def are_full(self) -> bool:
         """Whether one of them has no space or no inode left."""
@@ -104,11 +96,8 @@ def message_queues(path: str = "/dev/mqueue") -> list[str]:
 
 
 def _mount_table() -> bytes:
-    try:
-        with open("/proc/self/mounts", "rb") as mounts:
-            return mounts.read()
-    except OSError:
-        return b""
+    with open("/proc/self/mounts", "rb") as mounts:
+        return mounts.read()
 
 
 def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
@@ -264,8 +253,5 @@ def _is_closed(found: os.stat_result) -> bool:
 
 
 def _empty(path: str) -> None:
-    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with held(os.open(path, os.O_RDONLY | os.O_DIRECTORY)) as top:
         empty(top)
-    finally:
-        os.close(top)

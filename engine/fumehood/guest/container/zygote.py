@@ -59,9 +59,6 @@ class Notice(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Notice:
-        """Raises ValueError: the zygote is gone."""
-        if len(data) != NOTICE_BYTES:
-            raise ValueError("the zygote is gone")
         return cls(*_NOTICE.unpack(data))
 
 
@@ -96,7 +93,8 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
         ready, _, _ = select.select(watched, [], [], AGAIN_S if has_order else None)
         if readable in ready:
             children.drain(readable)
-            _tell_ends(orders)
+            for ended in children.reap():
+                orders.sendall(Notice(True, *ended).pack())
         if orders in ready:
             _receive(orders)
             has_order = True
@@ -123,11 +121,6 @@ def _fork() -> int | None:
         return os.fork()
     except OSError:
         return None
-
-
-def _tell_ends(orders: socket.socket) -> None:
-    for ended in children.reap():
-        orders.sendall(Notice(True, *ended).pack())
 
 
 def _receive(orders: socket.socket) -> None:

@@ -11,7 +11,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
+
+from fumehood.guest.core.pipes import held
 
 
 class Ended(NamedTuple):
@@ -196,14 +199,6 @@ def _children(pid: int) -> list[int]:
 
 
 def _signal(pid: int, parent: int | None, number: int) -> None:
-    try:
-        process = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
+    with suppress(OSError), held(os.pidfd_open(pid)) as process:
         if parent is None or pid in _children(parent):
             signal.pidfd_send_signal(process, number)
-    except OSError:
-        pass
-    finally:
-        os.close(process)

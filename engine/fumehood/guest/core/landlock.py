@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterable
 
 from fumehood.guest.core import kernel
+from fumehood.guest.core.pipes import held
 from fumehood.guest.core.syscalls import own_number
 
 _CREATE_RULESET = own_number("landlock_create_ruleset")
@@ -52,19 +53,6 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
-def abi() -> int:
-    """The kernel's version of Landlock.
-
-    Raises:
-        Unavailable: it has none.
-    """
-    try:
-        version = kernel.syscall(_CREATE_RULESET, 0, 0, _ASK_FOR_VERSION)
-    except OSError:
-        raise Unavailable("the kernel has no Landlock") from None
-    return version
-
-
 def restrict_to(readable: Iterable[str]) -> None:
     """Leave this process only reading beneath these paths. `no_new_privs` must be set.
 
@@ -74,18 +62,19 @@ def restrict_to(readable: Iterable[str]) -> None:
         Unavailable: the kernel has no Landlock.
         OSError: the kernel refuses.
     """
-    version = abi()
+    try:
+        version = kernel.syscall(_CREATE_RULESET, 0, 0, _ASK_FOR_VERSION)
+    except OSError:
+        raise Unavailable("the kernel has no Landlock") from None
     attributes = _RulesetAttributes(
         _up_to(version, _FILE_RIGHTS), _up_to(version, _NET_RIGHTS), _up_to(version, _SCOPES)
     )
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = kernel.syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)  # type: ignore[arg-type]
-    try:
+    with held(ruleset):
         for path in readable:
             _allow_reading(ruleset, path)
         kernel.syscall(_RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
 
 
 def _allow_reading(ruleset: int, path: str) -> None:
@@ -93,14 +82,12 @@ def _allow_reading(ruleset: int, path: str) -> None:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
-    try:
+    with held(place):
         rights = _READ_FILE
         if stat.S_ISDIR(os.fstat(place).st_mode):
             rights |= _READ_DIRECTORY
         rule = _PathBeneath(rights, place)
         kernel.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)  # type: ignore[arg-type]
-    finally:
-        os.close(place)
 
 
 def _up_to(version: int, rights: dict[int, int]) -> int:

@@ -44,39 +44,23 @@ def limit_self(open_files: int = 0) -> None:
         resource.setrlimit(which, (value, value))
 
 
-class CallLimits:
-    """The limits of one child that change from call to call, set from outside.
+def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
+    """Set a child's limits from outside: of its address space, and of the CPU time of its whole
+    life, which is what the kernel counts.
 
-    `base_bytes` is the child's address space before any request (interpreter and libraries); the
-    memory limit of a program is added to it. A limit that is already in force is not set again,
-    because a resident child gets hundreds of calls a second, mostly with the same limits.
+    Raises:
+        OSError: the child is gone, or a limit did not take.
     """
-
-    def __init__(self, pid: int, base_bytes: int) -> None:
-        self._pid = pid
-        self._base_bytes = base_bytes
-        self._standing: dict[int, int] = {}
-
-    def set(self, *, memory_bytes: int, cpu_s: float, used_s: float) -> None:
-        """Set one call's limits. `used_s` is the CPU time that the child has used already,
-        because the kernel counts a process's whole life.
-
-        Raises:
-            OSError: the child is gone, or a limit did not take.
-        """
-        self._set(resource.RLIMIT_AS, self._base_bytes + memory_bytes)
-        self._set(resource.RLIMIT_CPU, math.ceil(used_s + cpu_s) + CPU_BACKSTOP_S)
-
-    def _set(self, which: int, soft: int) -> None:
-        if self._standing.get(which) == soft:
-            return
-        _, hard = resource.prlimit(self._pid, which)
+    for which, soft in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CPU, math.ceil(cpu_s) + CPU_BACKSTOP_S),
+    ):
+        _, hard = resource.prlimit(pid, which)
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)  # a tighter limit that the host's operator set stays
-        resource.prlimit(self._pid, which, (soft, hard))
-        if resource.prlimit(self._pid, which)[0] != soft:
+        resource.prlimit(pid, which, (soft, hard))
+        if resource.prlimit(pid, which)[0] != soft:
             raise OSError("a resource limit did not take")
-        self._standing[which] = soft
 
 
 def address_space_bytes(pid: int | None = None) -> int:

@@ -11,6 +11,8 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fumehood.protocol import framing
@@ -62,6 +64,15 @@ def receive(
     return data, list(descriptors), sender
 
 
+@contextmanager
+def held(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
     """Write all bytes. If the descriptor does not block, wait for room, each time at most
     `patience_s`.
@@ -84,10 +95,9 @@ another message.
 """
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit of one frame of a program in a container; the largest is the final claim."""
-
-MAX_REPORT_BYTES = 512 * 1024
-"""Total size of one run's reports as sent by the child. More counts as too much output."""
+"""Size limit of one frame of a program in a container, of which the largest is the final claim; and
+of all reports of one run in the jail. More of them counts as too much output.
+"""
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:

@@ -1,8 +1,7 @@
 """System-call filters: the instructions of classic BPF that make one, and its installation.
 
-Guest side; `process/filters.py` and `container/filter.py` have the lists. A filter starts with
-`begin` and ends with a verdict for all calls that it did not name; in between the accumulator
-always holds the number of the system call.
+Guest side; `process/filters.py` and `container/filter.py` have the lists. Between the rules of a
+filter the accumulator always holds the number of the system call.
 """
 
 from __future__ import annotations
@@ -45,41 +44,29 @@ _RETURN = 0x06
 Instruction = tuple[int, int, int, int]
 
 
-def begin(architecture: int) -> list[Instruction]:
-    """End the process for calls of another architecture or another numbering."""
-    return [
+def build(
+    machine: str | None, rules: Mapping[str, Sequence[Instruction]], *otherwise: Instruction
+) -> bytes:
+    """A filter that decides about each named call by its rule, and `otherwise` about all others.
+
+    Each rule must end with a verdict. Calls of another architecture or another numbering end the
+    process. A rule about a call that the architecture lacks is left out.
+
+    Raises:
+        OSError: this machine's architecture is not supported.
+    """
+    architecture, numbers = architecture_of(machine)
+    program = [
         _load(_OFFSET_ARCHITECTURE),
         *_unless_equal(architecture, [kill()]),
         _load(_OFFSET_NUMBER),
         (_JUMP_GREATER_EQUAL, 0, 1, X32_BIT),
         kill(),
     ]
-
-
-def for_call(
-    numbers: Mapping[str, int], name: str, body: Sequence[Instruction]
-) -> list[Instruction]:
-    """Instructions that run `body` for this call. `body` must end with a verdict. Empty if the
-    architecture lacks the call.
-    """
-    if name not in numbers:
-        return []
-    return [(_JUMP_EQUAL, 0, len(body), numbers[name]), *body]
-
-
-def build(
-    machine: str | None, rules: Mapping[str, Sequence[Instruction]], otherwise: Instruction
-) -> bytes:
-    """A filter that decides about each named call by its rule, and `otherwise` about all others.
-
-    Raises:
-        OSError: this machine's architecture is not supported.
-    """
-    architecture, numbers = architecture_of(machine)
-    program = begin(architecture)
     for name, body in rules.items():
-        program += for_call(numbers, name, body)
-    return pack([*program, otherwise])
+        if name in numbers:
+            program += [(_JUMP_EQUAL, 0, len(body), numbers[name]), *body]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in [*program, *otherwise])
 
 
 def allow() -> Instruction:
@@ -162,19 +149,9 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
     ]
 
 
-def jump_at_least(value: int, then: int, otherwise: int) -> Instruction:
-    """Skip `then` instructions if the accumulator is at least `value`, else `otherwise`."""
-    return (_JUMP_GREATER_EQUAL, then, otherwise, value)
-
-
-def jump_greater(value: int, then: int, otherwise: int) -> Instruction:
-    """Skip `then` instructions if the accumulator is over `value`, else `otherwise`."""
-    return (_JUMP_GREATER, then, otherwise, value)
-
-
-def pack(program: Sequence[Instruction]) -> bytes:
-    """The filter as the kernel reads it."""
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+def refuse_greater(number: int, error: int) -> list[Instruction]:
+    """Refuse all calls with a higher number."""
+    return [(_JUMP_GREATER, 0, 1, number), refuse(error)]
 
 
 def _load(offset: int) -> Instruction:

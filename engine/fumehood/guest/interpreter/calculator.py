@@ -9,6 +9,7 @@ of one trust domain.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import keyword
 import math
@@ -26,22 +27,18 @@ sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
 
 import asteval  # noqa: E402
 
-from fumehood.guest.interpreter import names, node_table, sizes  # noqa: E402
+from fumehood.guest.interpreter import sizes, tables  # noqa: E402
 from fumehood.protocol.strict_json import (  # noqa: E402
     MAX_INTEGER_DIGITS,
     MAX_SAFE_INTEGER,
     MAX_VALUE_DEPTH,
 )
 
-RECURSION_LIMIT = 1000 + 4 * node_table.MAX_DEPTH
+RECURSION_LIMIT = 1000 + 4 * tables.MAX_DEPTH
 
 HANDLED = frozenset(
     {"constant", "name", "call", "list", "tuple", "binop", "unaryop", "boolop", "compare", "ifexp"}
 )
-
-
-class _NotANumber(Exception):
-    """The result is complex, infinite or NaN."""
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +47,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = evaluate(arguments["expression"])
         return {"result": render(value, arguments.get("precision"), request["output_bytes"])}
-    except (node_table.NodeRefused, names.NameRefused, sizes.TooLarge) as refusal:
+    except (tables.Refused, sizes.TooLarge) as refusal:
         return _error("policy", str(refusal))
     except NotationRefused as refusal:
         return _error("invalid", str(refusal))
@@ -67,15 +64,15 @@ def evaluate(text: str) -> Any:
 
     Raises:
         NotationRefused, SyntaxError: the text is not an expression.
-        NodeRefused, NameRefused, TooLarge: one of the tables refused it.
+        Refused, TooLarge: one of the tables refused it.
         ArithmeticError, ValueError, TypeError: it has no value.
     """
     tree = _parse(rewrite(text))
     _refuse_bare_comma(tree.body, text)
-    nodes = node_table.check(tree)
-    names.check(nodes)
+    nodes = tables.check_nodes(tree)
+    tables.check_names(nodes)
     sizes.check_literals(nodes)
-    return _Evaluator.value(tree.body)
+    return _value(tree.body)
 
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
@@ -96,46 +93,45 @@ def preload() -> None:
         json.dumps(run({"arguments": {"expression": expression}, "output_bytes": 1024}))
 
 
-class _Evaluator:
+def _value(node: ast.expr) -> Any:
+    """The value of a checked tree."""
+    interpreter = _interpreter()
+    # asteval keeps errors, text and flow flags between runs; none may reach the next.
+    interpreter.error, interpreter.error_msg, interpreter.code_text = [], None, []
+    interpreter._interrupt, interpreter.retval, interpreter.expr = None, None, "expression"
+    try:
+        return sizes.checked(interpreter.run(node))
+    except Exception as error:
+        raise _root_cause(error) from None
+    finally:
+        interpreter.error = []
+
+
+@functools.cache
+def _interpreter() -> asteval.Interpreter:
     """asteval with only the node table's handlers, and our arithmetic."""
+    interpreter = asteval.Interpreter(
+        symtable={**tables.CONSTANTS, **tables.FUNCTIONS},
+        use_numpy=False,
+        minimal=True,
+        config={"ifexp": True},
+    )
+    interpreter.symtable.pop("print")  # added by asteval to any table
+    for node in list(interpreter.node_handlers):
+        if node not in HANDLED:
+            interpreter.remove_nodehandler(node)
 
-    _interpreter: asteval.Interpreter | None = None
+    def binary_operation(node: ast.BinOp) -> Any:
+        operation: Callable[[Any, Any], Any] = sizes.BINARY[type(node.op)]
+        return sizes.checked(operation(interpreter.run(node.left), interpreter.run(node.right)))
 
-    @classmethod
-    def value(cls, node: ast.expr) -> Any:
-        interpreter = cls._interpreter or cls._make()
-        # asteval keeps errors, text and flow flags between runs; none may reach the next.
-        interpreter.error, interpreter.error_msg, interpreter.code_text = [], None, []
-        interpreter._interrupt, interpreter.retval, interpreter.expr = None, None, "expression"
-        try:
-            return sizes.checked(interpreter.run(node))
-        except Exception as error:
-            raise _root_cause(error) from None
-        finally:
-            interpreter.error = []
+    def call(node: ast.Call) -> Any:
+        function = interpreter.symtable[node.func.id]  # type: ignore[attr-defined]
+        return sizes.checked(function(*[interpreter.run(a) for a in node.args]))
 
-    @classmethod
-    def _make(cls) -> asteval.Interpreter:
-        interpreter = asteval.Interpreter(
-            symtable=names.symbols(), use_numpy=False, minimal=True, config={"ifexp": True}
-        )
-        interpreter.symtable.pop("print")  # added by asteval to any table
-        for node in list(interpreter.node_handlers):
-            if node not in HANDLED:
-                interpreter.remove_nodehandler(node)
-
-        def binary_operation(node: ast.BinOp) -> Any:
-            operation: Callable[[Any, Any], Any] = sizes.BINARY[type(node.op)]
-            return sizes.checked(operation(interpreter.run(node.left), interpreter.run(node.right)))
-
-        def call(node: ast.Call) -> Any:
-            function = interpreter.symtable[node.func.id]  # type: ignore[attr-defined]
-            return sizes.checked(function(*[interpreter.run(a) for a in node.args]))
-
-        interpreter.set_nodehandler("binop", binary_operation)
-        interpreter.set_nodehandler("call", call)
-        cls._interpreter = interpreter
-        return interpreter
+    interpreter.set_nodehandler("binop", binary_operation)
+    interpreter.set_nodehandler("call", call)
+    return interpreter
 
 
 def _parse(text: str) -> ast.Expression:
@@ -167,13 +163,13 @@ def _rounded(value: Any, precision: int | None) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_rounded(item, precision) for item in value)
     if isinstance(value, complex):
-        raise _NotANumber("the result is a complex number")
+        raise TypeError("the result is a complex number")
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise _NotANumber("the result is not a finite number")
+            raise ValueError("the result is not a finite number")
         return value if precision is None else round(value, precision)
     if not isinstance(value, int):
-        raise _NotANumber("the result is not a number")
+        raise TypeError("the result is not a number")
     return value
 
 
@@ -224,8 +220,6 @@ def _failure_message(error: Exception) -> str:
         return "division by zero"
     if isinstance(error, OverflowError):
         return f"overflow: {str(error)[:200] or 'the result is too large for a double'}"
-    if isinstance(error, _NotANumber):
-        return str(error)
     return f"{str(error)[:200] or type(error).__name__}"
 
 

@@ -15,7 +15,7 @@ import sys
 from types import CodeType
 from typing import Any
 
-from fumehood.guest.interpreter.programs import modules, names, nodes, output
+from fumehood.guest.interpreter.programs import modules, nodes, output
 from fumehood.guest.interpreter.programs.guards import Guards
 from fumehood.guest.interpreter.programs.nodes import VALUE, Refused, compile_program
 from fumehood.guest.interpreter.programs.output import OutputFull
@@ -75,7 +75,7 @@ def compile_checked(code: str) -> CodeType:
     except ValueError as error:  # NUL bytes, in some versions of Python
         raise SyntaxError(str(error)) from None
     tree = simplify(tree)
-    names.check(nodes.check(tree))
+    nodes.check_names(nodes.check(tree))
     return compile_program(tree)
 
 
@@ -166,7 +166,7 @@ class Run:
         }
         door = output.PrintDoor(self._printed)
         return {
-            "__builtins__": names.BUILT_INS,
+            "__builtins__": nodes.BUILT_INS,
             "__name__": "__main__",
             "type": guards.type_of,
             "_print_": lambda _getattr: door,

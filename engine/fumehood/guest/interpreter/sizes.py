@@ -78,8 +78,9 @@ def shift_left(value: Any, count: Any) -> Any:
 def multiply(left: Any, right: Any) -> Any:
     """`*`, of numbers or of a list and a number."""
     for sequence, count in ((left, right), (right, left)):
-        if isinstance(sequence, list | tuple) and isinstance(count, int):
-            _count(len(sequence) * max(count, 0))
+        is_repeated = isinstance(sequence, list | tuple) and isinstance(count, int)
+        if is_repeated and len(sequence) * count > MAX_ELEMENTS:
+            raise TooLarge(f"the list would have more than {MAX_ELEMENTS} elements")
     return left * right
 
 
@@ -171,11 +172,6 @@ def _weigh(estimated_bits: float) -> None:
     # One bit of slack for the rounding of the estimate; `checked` weighs the real result.
     if estimated_bits > MAX_BITS + 1:
         raise TooLarge(f"the result would have more than {MAX_INTEGER_DIGITS} digits")
-
-
-def _count(elements: int) -> None:
-    if elements > MAX_ELEMENTS:
-        raise TooLarge(f"the list would have more than {MAX_ELEMENTS} elements")
 
 
 def _numbers(values: Iterable[Any]) -> list[Any]:

@@ -54,10 +54,7 @@ class Figures:
                 raise
             except BaseException as fault:  # what a figure does when drawn is the program's
                 self._leave_out(manager.num, f"could not be drawn: {type(fault).__name__}: {fault}")
-        try:
-            helpers.Gcf.destroy_all()
-        except Exception as fault:
-            self._leave_out(None, f"could not be closed: {type(fault).__name__}")
+        helpers.Gcf.destroy_all()
 
     def _take_one(self, figure: Any, number: object) -> None:
         if self._taken >= MAX_FIGURES:
@@ -133,9 +130,9 @@ def _fonts_of_image() -> Iterator[None]:
 
 def catch_show(figures: Callable[[], Figures]) -> None:
     """Make `pyplot.show()` take all open figures, like in a notebook."""
-    late = late_modules()
-    if late is not None:
-        late.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
+    for finder in sys.meta_path:
+        if isinstance(finder, LateModules):
+            finder.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
     _catch_show(figures)
 
 
@@ -183,8 +180,3 @@ class LateModules:
 
         loader.exec_module = load_within  # type: ignore[method-assign]
         return spec
-
-
-def late_modules() -> LateModules | None:
-    """The finder of this process, or None if everything is preloaded."""
-    return next((finder for finder in sys.meta_path if isinstance(finder, LateModules)), None)

@@ -1,6 +1,6 @@
 """Shell and JavaScript: become bash with one command, or Node with one program.
 
-Guest side, in the child. After `become`, nothing of the guest is left in the process. Bash makes no
+Guest side, in the child. After `execute`, nothing of the guest is left in it. Bash makes no
 claims; its exit status decides how the run ended. Node runs `javascript.js` beside this file, which
 reports a claim in the same form as a Python program's; it gets the request and the reply pipe as
 two descriptors.
@@ -30,8 +30,8 @@ RUN_ARGUMENTS = 'exec -- "$@"'
 def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
     """Run a command, or a program with its arguments. Raises OSError if bash is missing."""
     if command is None:
-        become(BASH, ["bash", "-c", RUN_ARGUMENTS, "bash", *(argv or [])])
-    become(BASH, *arguments_of_bash(command))
+        execute(BASH, ["bash", "-c", RUN_ARGUMENTS, "bash", *(argv or [])])
+    execute(BASH, *arguments_of_bash(command))
 
 
 def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
@@ -42,24 +42,9 @@ def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
     return ["bash", f"/dev/fd/{script}"], (script,)
 
 
-def become(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
-    """Become another program with the standard streams and the descriptors `keep`.
-
-    Raises:
-        OSError: it is not there.
-    """
-    for name in os.listdir("/proc/self/fd"):
-        descriptor = int(name)
-        if descriptor > 2 and descriptor not in keep:
-            try:
-                os.set_inheritable(descriptor, False)
-            except OSError:  # the one with which the list was read
-                pass
-    execute(program, arguments, keep)
-
-
 def execute(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
-    """Become another program with all descriptors that are inheritable, and `keep`.
+    """Become another program with the standard streams and the descriptors `keep`. No other one is
+    inheritable.
 
     Raises:
         OSError: it is not there, or cannot be executed.
@@ -68,7 +53,7 @@ def execute(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> N
         signal.signal(number, signal.SIG_DFL)
     for descriptor in keep:
         os.set_inheritable(descriptor, True)
-    os.execv(program, arguments)  # noqa: S606  # the one purpose of this process
+    os.execvp(program, arguments)  # noqa: S606  # the one purpose of this process
     raise AssertionError("unreachable")
 
 
@@ -93,6 +78,6 @@ def become_node(request: int, memory_bytes: int) -> NoReturn:
         str(request), str(REPLY_FD),
     ]  # fmt: skip
     try:
-        become(NODE, arguments, keep=(request, REPLY_FD))
+        execute(NODE, arguments, keep=(request, REPLY_FD))
     except FileNotFoundError:
         raise SetUpFailed("there is no Node in this image") from None

@@ -21,8 +21,7 @@ from typing import Any
 from fumehood.guest.core import landlock, seccomp
 from fumehood.guest.core.pipes import tell
 from fumehood.guest.process import filters
-from fumehood.guest.process.run import run_probe
-from fumehood.guest.process.zygote import run_child
+from fumehood.guest.process.zygote import run_child, run_probe
 from fumehood.protocol.framing import MAX_REPORTS
 
 OPEN_FILES = 64
@@ -107,8 +106,4 @@ def _tell_part(text: str) -> None:
 def _warm_up() -> None:
     """Touch the pages that every function needs, before a call waits for them."""
     os.environ.update(ENVIRONMENT)
-    asyncio.run(_nothing())
-
-
-async def _nothing() -> None:
-    pass
+    asyncio.run(asyncio.sleep(0))

@@ -14,6 +14,10 @@ up to 1 000 times `{"op": "progress", "id", "percent", "message"}`, and `{"op": 
 dies after its answer. The pipes of a checked-out child go to the host, which talks to it and keeps
 its time; here it is only limited, killed on demand, and reaped.
 
+At start each defence is attacked once, by probes in ordinary children (`run_probe` in `zygote`).
+They are runs with negative ids. No outside request can name them: the host builds requests, and one
+for a probe is refused. Only defences that held are published.
+
 Invariants: no child decides how its run ended; an ending is reported only once the child can do
 nothing more; when the channel closes, every process here ends. Single-threaded, one selector: no
 call in this file waits for a child.
@@ -29,6 +33,8 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -41,15 +47,8 @@ from fumehood.guest.core.children import (
     own_filters,
     peak_bytes,
 )
-from fumehood.guest.core.pipes import write_all
-from fumehood.guest.process.run import (
-    INTERPRETER,
-    JAIL,
-    Checkout,
-    Run,
-    SelfTest,
-    parse_run,
-)
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
@@ -59,9 +58,98 @@ REPLY_OVERHEAD_BYTES = 4096
 CHECKOUT = struct.Struct("!qi")
 """The checkout's id and the child's process id, sent with the two descriptors."""
 
-CHUNK_BYTES = 1 << 16
-MAX_FAILED_SPAWNS = 3
+DIED_UNSEALED = "a child died before it was sealed"
 ZYGOTE_GONE = "the zygote is gone"
+
+
+@dataclass
+class Run:
+    """A call being run. `killed_for` is the supervisor's own reason for a kill and overrides every
+    other ending.
+    """
+
+    id: int
+    program: str
+    arguments: dict[str, Any]
+    limits: Limits
+    deadline: float = 0.0
+    cpu_before_ns: int = 0
+    killed_for: str | None = None
+    received_bytes: int = 0
+    reports: int = 0
+    parts: list[str] = field(default_factory=list)
+    """Received parts that were not forwarded yet."""
+
+
+@dataclass
+class Checkout:
+    """A child checked out by the host, which talks to it directly."""
+
+    id: int
+    memory_bytes: int
+    cpu_s: float
+    killed_for: str | None = None
+
+
+PROBE_MEMORY_BYTES = 16 << 20
+PROBE_WALL_S = 0.02
+PROBE_DEADLINE_S = 5.0
+
+
+def _was_refused(ending: dict[str, Any]) -> bool:
+    return bool(ending["claim"] == {"result": {"outcome": "refused"}})
+
+
+def _was_killed(ending: dict[str, Any]) -> bool:
+    return bool(ending["signal"] == signal.SIGSYS)
+
+
+Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
+"""An attack of `run_probe`, the limit that it tests, and a check of whether that limit held."""
+
+INTERPRETER: tuple[Row, ...] = (
+    ("memory", "memory", _was_refused),
+    ("files", "files", _was_refused),
+    ("processes", "processes", _was_killed),
+    ("network", "network", _was_killed),
+    ("spin", "wall_time", lambda e: bool(e["ended_by"] == "wall_time")),
+)
+JAIL: tuple[Row, ...] = tuple(
+    ("outside", limit, holds) if attack == "files" else (attack, limit, holds)
+    for attack, limit, holds in INTERPRETER
+)
+"""The same attacks, but on files outside the view, because the jail may read some files."""
+
+
+class SelfTest:
+    """Attacks each defence once at start; `ready` reports which of them held."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._held: dict[str, bool] = {}
+
+    def runs(self) -> Iterator[Run]:
+        """Every attack, as a run with a negative id."""
+        for number, (attack, _, _) in enumerate(self._rows):
+            wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
+            yield Run(
+                id=-1 - number,
+                program="probe",
+                arguments={"attack": attack},
+                limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),
+            )
+
+    def ended(self, run: Run, ending: dict[str, Any]) -> dict[str, bool] | None:
+        """Record one outcome. Returns the enforced limits after the last."""
+        _, limit, holds = self._rows[-1 - run.id]
+        self._held[limit] = holds(ending)
+        if len(self._held) < len(self._rows):
+            return None
+        # CPU time and output are kept by the same two means as wall time: the
+        # supervisor's own counter, and its kill, which the spin probe has shown.
+        kept = self._held["wall_time"]
+        counted = kernel.process_cpu_ns(os.getpid()) is not None
+        return {**self._held, "cpu_time": kept and counted, "output": kept}
 
 
 @dataclass(eq=False)
@@ -72,7 +160,8 @@ class Child:
     reply_fd: int
     pid: int = 0
     sealed: bool = False
-    limits: limits.CallLimits | None = None
+    base_bytes: int = 0
+    """Address space before any request, to which the memory limit of a program is added."""
     run: Run | None = None
     checkout: Checkout | None = None
     outbox: bytes = b""
@@ -119,14 +208,10 @@ class Supervisor:
         self._host = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
-        self._nameless: dict[int, children.Ended] = {}
-        """Children that died before the zygote reported their process ids."""
         self._ready: deque[Child] = deque()
         self._waiting: deque[Run | Checkout] = deque()
-        self._failed_spawns = 0
-        self._faults: list[str] = []
         self._is_jail = config.get("wall") == "jail"
-        self._selftest = SelfTest(self, JAIL if self._is_jail else INTERPRETER)
+        self._selftest = SelfTest(JAIL if self._is_jail else INTERPRETER)
         self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
@@ -141,7 +226,7 @@ class Supervisor:
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         self._selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
-        self._selftest.start()
+        self._waiting += self._selftest.runs()
         while True:
             self._dispatch()
             for key, _ in self._selector.select(self._until_next_timer()):
@@ -162,7 +247,15 @@ class Supervisor:
         try:
             for message in self._host.feed(chunk):
                 if message["op"] == "run":
-                    self._waiting.append(parse_run(message))
+                    if message["program"] == "probe":
+                        raise framing.FrameError("a probe is not a program for calls")
+                    run = Run(
+                        id=message["id"],
+                        program=message["program"],
+                        arguments=message["arguments"],
+                        limits=Limits(**message["limits"]),
+                    )
+                    self._waiting.append(run)
                 elif message["op"] == "lend":
                     lent = Checkout(message["id"], message["memory_bytes"], message["cpu_s"])
                     self._waiting.append(lent)
@@ -174,47 +267,46 @@ class Supervisor:
 
     def _end(self) -> NoReturn:
         # The parent-death signals do the rest, also where this line is never reached.
-        for child in list(self._children.values()):
-            self._kill(child)
+        self._kill_all()
         os._exit(0)
 
     def _fail(self, why: str) -> NoReturn:
-        """End this guest and report the reason to the host, which starts a new guest."""
-        self.tell_host({"op": "ready", "enforces": {}, "faults": [why]})
+        """Report to the host why this guest is useless, and wait until the host ends it and starts
+        a new one.
+        """
+        self._kill_all()
+        self._announce({}, why)
+        os.set_blocking(0, True)
+        with suppress(OSError):
+            while os.read(0, CHUNK_BYTES):
+                pass
         self._end()
 
-    def tell_host(self, message: dict[str, Any]) -> None:
+    def _kill_all(self) -> None:
+        for child in list(self._children.values()):
+            self._kill(child)
+
+    def _announce(self, enforces: dict[str, bool], *faults: str) -> None:
+        self._tell_host({"op": "ready", "enforces": enforces, "faults": faults})
+
+    def _tell_host(self, message: dict[str, Any]) -> None:
         """Send one frame. End the guest if the host is gone."""
         try:
             write_all(1, framing.encode(message))
         except OSError:
             self._end()
 
-    def announce(self, enforces: dict[str, bool]) -> None:
-        """Report to the host that the guest is ready, and which limits it saw enforced."""
-        self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
-
     # -- runs -------------------------------------------------------------------
-
-    def submit(self, run: Run) -> None:
-        """Queue a run of the supervisor's own, which is a probe."""
-        self._waiting.append(run)
 
     def _dispatch(self) -> None:
         """Assign ready children to waiting runs, then order more children."""
-        while self._waiting and (self._faults or self._ready):
+        while self._waiting and self._ready:
             first = self._waiting.popleft()
-            if self._faults:
-                self._report(first, "sandbox_lost")
-            elif isinstance(first, Checkout):
+            if isinstance(first, Checkout):
                 self._check_out(self._ready.popleft(), first)
             else:
                 self._start(self._ready.popleft(), first)
-        if self._faults or len(self._ready) >= self._spares + len(self._waiting):
-            return
-        coming = len(self._ordered) + sum(
-            not child.sealed and not child.doomed for child in self._children.values()
-        )
+        coming = len(self._ordered) + sum(not child.sealed for child in self._children.values())
         wanted = self._spares + len(self._waiting)
         for _ in range(wanted - len(self._ready) - coming):
             self._order_child()
@@ -258,14 +350,15 @@ class Supervisor:
         """Set a child's limits from outside. Returns its CPU time so far, or None if the child is
         unusable.
         """
-        used_ns = kernel.process_cpu_ns(child.pid)
+        used_ns = kernel.process_cpu_ns(child.pid) or 0
         try:
-            assert child.limits is not None
-            child.limits.set(memory_bytes=memory_bytes, cpu_s=cpu_s, used_s=(used_ns or 0) / 1e9)
+            limits.limit_child(
+                child.pid, memory_bytes=child.base_bytes + memory_bytes, cpu_s=used_ns / 1e9 + cpu_s
+            )
         except OSError:
             self._doom(child)
             return None
-        return used_ns or 0
+        return used_ns
 
     def _cancel(self, wanted_id: int) -> None:
         for waiting in list(self._waiting):
@@ -321,9 +414,11 @@ class Supervisor:
             "claim": claim,
         }
         if run.id < 0 and isinstance(run, Run):
-            self._selftest.ended(run, ending)
+            enforces = self._selftest.ended(run, ending)
+            if enforces is not None:
+                self._announce(enforces)
         else:
-            self.tell_host(ending)
+            self._tell_host(ending)
 
     # -- children ---------------------------------------------------------------
 
@@ -354,8 +449,6 @@ class Supervisor:
         (child.pid,) = PID.unpack(answer)
         self._children[child.pid] = child
         self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
-        if child.pid in self._nameless:
-            self._release(child, self._nameless.pop(child.pid))
 
     def _on_child(self, child: Child) -> None:
         if child.pid not in self._children:
@@ -370,11 +463,9 @@ class Supervisor:
         try:
             _count(child, len(chunk))
             messages = child.decoder.feed(chunk)
-        except framing.FrameTooLarge:
-            self._stop(child, "output")
-            return
-        except framing.FrameError:
-            self._stop(child, "sandbox_lost")
+        except framing.FrameError as fault:
+            is_large = isinstance(fault, framing.FrameTooLarge)
+            self._stop(child, "output" if is_large else "sandbox_lost")
             return
         for message in messages:
             if not child.sealed:
@@ -399,31 +490,21 @@ class Supervisor:
         """Forward all parts of one read together, because a child can send very small ones."""
         parts, run.parts = run.parts, []
         if parts and run.killed_for is None:
-            self.tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
+            self._tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
 
     def _on_progress(self, run: Run, claim: Any) -> None:
         """Forward a progress report if it is valid and the run has not sent too many."""
         report = pipes.read_report(claim)
         if report is not None and run.reports < framing.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
-            self.tell_host({"op": "progress", "id": run.id, **report})
+            self._tell_host({"op": "progress", "id": run.id, **report})
 
     def _on_sealed(self, child: Child, message: dict[str, Any]) -> None:
         if message.get("sealed") is not True or not is_sealed(child.pid, self._own_filters):
-            self._fail_spawn(str(message.get("fault", "a child was not sealed"))[:200])
-            self._doom(child)
-            return
-        self._failed_spawns = 0
+            self._fail(str(message.get("fault", "a child was not sealed"))[:200])
         child.sealed = True
-        child.limits = limits.CallLimits(child.pid, int(message["base_bytes"]))
+        child.base_bytes = int(message["base_bytes"])
         self._ready.append(child)
-
-    def _fail_spawn(self, fault: str) -> None:
-        self._failed_spawns += 1
-        if self._failed_spawns >= MAX_FAILED_SPAWNS and not self._faults:
-            self._faults.append(fault)
-            self._waiting = deque(run for run in self._waiting if run.id >= 0)
-            self.announce({})
 
     def _flush(self, child: Child) -> None:
         """Write as much of the request as fits, and the rest when there is room."""
@@ -470,23 +551,20 @@ class Supervisor:
                 self._strays.discard(ended.pid)
             elif ended.pid in self._children:
                 self._release(self._children[ended.pid], ended)
-            elif ended.pid != self._zygote_pid and self._ordered:
-                self._nameless[ended.pid] = ended
-            else:
-                # Without the zygote nothing can be forked any more; the host makes a new guest.
-                self._fail(ZYGOTE_GONE)
+            else:  # the host starts a new guest
+                is_zygote = ended.pid == self._zygote_pid
+                self._fail(ZYGOTE_GONE if is_zygote else DIED_UNSEALED)
 
     def _release(self, child: Child, ended: children.Ended) -> None:
         """Release the resources of a dead child, and report the run that died with it."""
         child.reaped = True
         self._read_last_messages(child)
+        if not child.sealed:
+            self._fail(DIED_UNSEALED)
         del self._children[child.pid]
         run, child.run = child.run, None
-        doomed = child.doomed
         self._doom(child)
         self._close_pipes(child)
-        if not child.sealed and not doomed:
-            self._fail_spawn("a child died before it was sealed")
         if run is not None:
             self._report_death(run, ended.status, _used_ms(run, ended.cpu_ns))
         elif child.checkout is not None:
@@ -525,17 +603,16 @@ class Supervisor:
 
     def _until_next_timer(self) -> float | None:
         now = time.monotonic()
-        times = [moment for child in self._children.values() for moment in self._timers(child, now)]
+        times = []
+        for child in self._children.values():
+            run = child.run
+            if run is None or child.doomed:
+                continue
+            times.append(run.deadline)
+            if run.limits.cpu_s < run.limits.wall_s:
+                left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
+                times.append(now + max(left_s, 0.001))
         return max(0.0, min(times) - now) if times else None
-
-    def _timers(self, child: Child, now: float) -> list[float]:
-        run = child.run
-        if run is None or child.doomed:
-            return []
-        if run.limits.cpu_s < run.limits.wall_s:
-            left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
-            return [run.deadline, now + max(left_s, 0.001)]
-        return [run.deadline]
 
     def _expire(self, now: float) -> None:
         for child in list(self._children.values()):
@@ -554,7 +631,7 @@ def _count(child: Child, received_bytes: int) -> None:
         return
     child.run.received_bytes += received_bytes
     # Parts are sent while they are made, and once more in the result.
-    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + pipes.MAX_REPORT_BYTES
+    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + pipes.MAX_CLAIM_BYTES
     if child.run.received_bytes > most:
         raise framing.FrameTooLarge(f"a run wrote more than {most} bytes in all")
 

@@ -32,7 +32,6 @@ from fumehood.guest.core.pipes import (
     write_all,
 )
 from fumehood.guest.process import filters
-from fumehood.guest.process.run import run_probe
 from fumehood.protocol import framing
 
 Program = Callable[[dict[str, Any]], dict[str, Any]]
@@ -200,3 +199,72 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
         )
 
     return prepare
+
+
+def run_probe(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the attack that the request names. A reply means that the child survived it."""
+    return {"result": {"outcome": _ATTACKS[request["arguments"]["attack"]]()}}
+
+
+def _take_memory() -> str:
+    # Caught here and not below: the probe must know that the refusal came from this line.
+    try:
+        return f"got {len(bytearray(1 << 30))} bytes"
+    except MemoryError:
+        return "refused"
+
+
+def _open_file() -> str:
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+    except PermissionError:
+        return "refused"
+    return "opened"
+
+
+def _look_outside() -> str:
+    """Try to read a file and a directory that every Linux has, and to write to a world-writable
+    directory.
+    """
+    outside: tuple[Callable[[], object], ...] = (
+        lambda: os.listdir("/"),
+        lambda: os.open("/proc/self/status", os.O_RDONLY),
+        lambda: os.open("/dev/shm/fumehood-probe", os.O_WRONLY | os.O_CREAT),  # noqa: S108
+    )
+    for attack in outside:
+        try:
+            attack()
+        except PermissionError:
+            continue
+        return "seen"
+    with open(os.__file__, "rb") as inside:  # or a wall without any view would pass
+        inside.read(1)
+    return "refused"
+
+
+def _start_process() -> str:
+    if os.fork() == 0:
+        os._exit(0)
+    return "started"
+
+
+def _open_socket() -> str:
+    import _socket
+
+    _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    return "opened"
+
+
+def _spin() -> str:
+    while True:
+        pass
+
+
+_ATTACKS = {
+    "memory": _take_memory,
+    "files": _open_file,
+    "outside": _look_outside,
+    "processes": _start_process,
+    "network": _open_socket,
+    "spin": _spin,
+}

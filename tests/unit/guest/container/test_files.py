@@ -53,17 +53,6 @@ def test_upload_in_pieces_is_visible_only_when_complete(do: Do, place: Path) -> 
     assert (place / "d/whole").read_bytes() == b"abcdef"
 
 
-def test_inconsistent_upload_is_refused_and_leaves_no_file(do: Do, place: Path) -> None:
-    do("put", token=TOKEN, offset=0, content=b"abc")
-    assert fault(do("put", token=TOKEN, offset=2, content=b"x")) == "changed"
-    assert fault(do("finish", token=TOKEN, path="f", size=9, mode="create")) == "changed"
-    assert os.listdir(place) == []
-    do("put", token=TOKEN, offset=0, content=b"abc")
-    assert do("drop", token=TOKEN) == {}
-    assert os.listdir(place) == []
-    assert fault(do("put", token="../../etc", offset=0, content=b"x")) == "invalid"
-
-
 # -- archives -----------------------------------------------------------------------------
 
 

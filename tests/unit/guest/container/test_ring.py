@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fumehood.guest.container.ring import RING_BYTES, Piece, Ring
+from fumehood.guest.container.keeper import RING_BYTES, Piece, Ring
 
 MOST = 64 * 1024
 

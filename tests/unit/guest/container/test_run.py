@@ -109,4 +109,4 @@ def test_claim_cannot_hide_an_out_of_memory_kill(exit_code: int | None, number: 
     ],
 )
 def test_uncaught_os_error_names_its_limit(claim: dict[str, Any] | None, named: set[str]) -> None:
-    assert claimed_limits(claim) == named
+    assert claimed_limits(_run(claim)) == named

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.guest.container.prefork_pool import FRAME_CHARACTERS, Stream
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[Stream, int]]:
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    yield Stream("stdout", readable), writable
-    for descriptor in (readable, writable):
-        os.close(descriptor)
+from fumehood.guest.container.prefork_pool import Stream
 
 
 @given(st.text(max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=40))
@@ -39,20 +28,3 @@ def test_characters_split_between_reads_are_reassembled(text: str, cuts: list[in
         os.close(readable)
         os.close(writable)
     assert said == text.encode("utf-8", "replace").decode()
-
-
-def test_character_cut_by_the_limit_is_left_out(
-    pipe: tuple[Stream, int],
-) -> None:
-    stream, writable = pipe
-    os.write(writable, "ab☃".encode())
-    stream.read(3)
-    assert stream.is_over
-    assert stream.take(last=True) == ["ab"]
-
-
-def test_output_pieces_fit_into_frames(pipe: tuple[Stream, int]) -> None:
-    stream, writable = pipe
-    os.write(writable, b"z" * (FRAME_CHARACTERS + 10))
-    stream.read(1 << 20)
-    assert [len(piece) for piece in stream.take()] == [FRAME_CHARACTERS, 10]

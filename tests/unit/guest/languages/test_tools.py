@@ -184,19 +184,6 @@ def test_arguments_that_json_cannot_represent_raise_and_the_next_call_works(
     assert calls.call("t", {}) == 1
 
 
-def test_tool_calls_are_refused_outside_the_program_and_its_process(
-    supervisor: Supervisor, calls: ToolCalls
-) -> None:
-    for closed in (ToolCalls(), calls):
-        closed.close()
-        with pytest.raises(ToolError, match="only while the program runs"):
-            closed.call("t", {})
-    calls.open()
-    calls._pid += 1  # as in a fork
-    with pytest.raises(ToolError, match="from its own process"):
-        calls.call("t", {})
-
-
 def test_closed_pipe_ends_every_waiting_tool_call(supervisor: Supervisor, calls: ToolCalls) -> None:
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(calls.call, "t", {}) for _ in range(4)]

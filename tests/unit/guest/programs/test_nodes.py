@@ -6,14 +6,20 @@ import ast
 
 import pytest
 
-from fumehood.guest.interpreter.programs import names
-from fumehood.guest.interpreter.programs.nodes import ALLOWED, MAX_DEPTH, REFUSED, Refused, check
+from fumehood.guest.interpreter.programs.nodes import (
+    ALLOWED,
+    MAX_DEPTH,
+    REFUSED,
+    Refused,
+    check,
+    check_names,
+)
 from fumehood.guest.interpreter.restricted import simplify
 from support.ast_nodes import NODE_CLASSES
 
 
 def _check(code: str) -> None:
-    names.check(check(simplify(ast.parse(code))))
+    check_names(check(simplify(ast.parse(code))))
 
 
 @pytest.mark.row("S2")

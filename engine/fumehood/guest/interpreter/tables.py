@@ -1,13 +1,21 @@
-"""Every `ast` node class of the running Python: allowed in an expression, or refused.
+"""The calculator's tables: node classes, allowed or refused, and every name with its value.
 
-Guest side, the first of three tables that an expression passes (nodes, names, sizes).
-Invariant: a class in neither set is refused, so a newer Python with a new node
-cannot widen the language; a test fails until somebody has classified it.
+Guest side, the first two of three tables that an expression passes (nodes, names, sizes).
+Invariants: a node class in neither set is refused, so a newer Python with a new node cannot widen
+the language; a test fails until somebody has classified it. No function here returns an object from
+which anything but numbers, lists and tuples can be reached; each that can grow its result is the
+version of `sizes`.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fumehood.guest.interpreter import sizes
 
 MAX_DEPTH = 500
 """Levels of nested nodes. A sum of as many terms is as deep. The evaluator takes two Python frames
@@ -67,17 +75,17 @@ _SAID = {
 }  # fmt: skip
 
 
-class NodeRefused(Exception):
-    """The expression contains a node that the table does not allow, which the message names."""
+class Refused(Exception):
+    """The expression has a node or a name that the tables do not allow. The message gives it."""
 
 
-def check(tree: ast.Expression) -> list[ast.AST]:
+def check_nodes(tree: ast.Expression) -> list[ast.AST]:
     """Check the whole tree. Returns its nodes, for the tables that follow.
 
     Iterative, because the text decides the depth.
 
     Raises:
-        NodeRefused: a refused or unknown node, a constant that is not a number, or too deep.
+        Refused: a refused or unknown node, a constant that is not a number, or too deep.
     """
     level: list[ast.AST] = [tree]
     nodes: list[ast.AST] = []
@@ -88,15 +96,87 @@ def check(tree: ast.Expression) -> list[ast.AST]:
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
             return nodes
-    raise NodeRefused(f"the expression is nested deeper than {MAX_DEPTH} levels")
+    raise Refused(f"the expression is nested deeper than {MAX_DEPTH} levels")
 
 
 def _check_node(node: ast.AST) -> None:
     kind = type(node).__name__
     if kind not in ALLOWED:
-        raise NodeRefused(f"{_SAID.get(kind, kind)} are not part of the calculator")
+        raise Refused(f"{_SAID.get(kind, kind)} are not part of the calculator")
     if isinstance(node, ast.Constant) and type(node.value) not in CONSTANT_TYPES:
         said = "strings" if isinstance(node.value, str | bytes) else f"{node.value!r:.20}"
-        raise NodeRefused(f"{said} cannot be used in the calculator, only real numbers")
+        raise Refused(f"{said} cannot be used in the calculator, only real numbers")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Name):
-        raise NodeRefused("only a function of the calculator can be called, by its name")
+        raise Refused("only a function of the calculator can be called, by its name")
+
+
+CONSTANTS: Mapping[str, float] = {
+    "pi": math.pi,
+    "e": math.e,
+    "tau": math.tau,
+    "inf": math.inf,
+    "nan": math.nan,
+}
+
+_WEIGHED: Mapping[str, Callable[..., Any]] = {
+    "comb": sizes.combinations,
+    "factorial": sizes.factorial,
+    "lcm": sizes.least_common_multiple,
+    "perm": sizes.permutations,
+    "pow": sizes.power,
+    "prod": sizes.product,
+    "round": sizes.rounded,
+    "sum": sizes.total,
+}
+
+for _name, _function in _WEIGHED.items():
+    _function.__qualname__ = _name  # which Python writes into errors about arguments
+
+_PLAIN = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign",
+    "cos", "cosh", "degrees", "dist", "erf", "erfc", "exp", "exp2", "expm1", "fabs",
+    "floor", "fmod", "fsum", "gamma", "gcd", "hypot", "isclose", "isfinite", "isinf",
+    "isnan", "isqrt", "ldexp", "lgamma", "log", "log10", "log1p", "log2", "modf",
+    "nextafter", "radians", "remainder", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "ulp", "frexp",
+)  # fmt: skip
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(math, name) for name in _PLAIN},
+    **_WEIGHED,
+    "abs": abs,
+    "bool": bool,
+    "divmod": divmod,
+    "float": float,
+    "int": int,
+    "len": len,
+    "max": max,
+    "min": min,
+    "sorted": sorted,
+}
+
+
+def check_names(nodes: Sequence[ast.AST]) -> None:
+    """Check each name in its position: functions may only be called.
+
+    Raises:
+        Refused: an unknown name, a function used as a value, or a constant called.
+    """
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        if not isinstance(node, ast.Name):
+            continue
+        if id(node) in called:
+            if node.id not in FUNCTIONS:
+                raise Refused(_unknown(node.id, FUNCTIONS, "function"))
+        elif node.id not in CONSTANTS:
+            if node.id in FUNCTIONS:
+                raise Refused(f"{node.id} is a function; call it, as in {node.id}(2)")
+            raise Refused(_unknown(node.id, CONSTANTS, "name"))
+
+
+def _unknown(name: str, known: Mapping[str, Any], kind: str) -> str:
+    close = difflib.get_close_matches(name[:40], known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    shown = ascii(name if len(name) <= 40 else name[:40] + "…")
+    return f"the calculator has no {kind} {shown}{hint}"
