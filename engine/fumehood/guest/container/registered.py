@@ -210,6 +210,8 @@ class Registered:
     # -- keepers ---------------------------------------------------------------------------
 
     def _on_event(self, process: _Process) -> None:
+        if self._keepers.get(process.keeper_pid) is not process:
+            return  # its end was handled in the same turn of the loop
         self._read(process)
         if process.unsent:
             self._send(process)
