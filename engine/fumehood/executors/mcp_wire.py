@@ -18,7 +18,6 @@ import re
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -403,7 +402,6 @@ class HostProgram:
         self._process = process
         self._in, self._out, self._err = process.stdin, process.stdout, process.stderr
         self.said = b""
-        self._tail: deque[bytes] = deque(maxlen=4)
         self._listener = asyncio.ensure_future(self._listen())
 
     @classmethod
@@ -429,8 +427,7 @@ class HostProgram:
 
     async def _listen(self) -> None:
         while chunk := await self._err.read(CHUNK):
-            self._tail.append(chunk[-SAID_BYTES:])
-            self.said = b"".join(self._tail)[-SAID_BYTES:]
+            self.said = (self.said + chunk)[-SAID_BYTES:]
 
     async def stop(self) -> None:
         """Close its standard input, then send its process group SIGTERM, then SIGKILL."""

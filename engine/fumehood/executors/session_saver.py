@@ -31,16 +31,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SavedCopy
 from fumehood.executors.effects import diff_of, shown_changes
 from fumehood.executors.workspace_guest import (
+    MAX_FILES,
     MAX_LISTED,
+    PIECE_BYTES,
     SHOWN_CHARACTERS,
     Deletion,
-    Written,
-)
-from fumehood.executors.workspace_tree import (
-    MAX_FILES,
-    PIECE_BYTES,
     NotRead,
     Row,
+    Written,
     answer_of,
     contents,
     scan,

@@ -41,7 +41,7 @@ from fumehood.registry.settings import WebSettings
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.executors.mcp_servers import McpServers
+    from fumehood.executors.mcp import McpServers
     from fumehood.gateway.service import Gateway
 
 MAX_IDLE_CONNECTIONS = 16

@@ -102,12 +102,16 @@ class Claim:
         """
         if self._is_over:
             return envelope
+        self._is_over = True
         ending = ending_of(envelope.error, acted=acted, may_repeat=self._call.may_repeat)
         if ending != "keep":
-            await self._give_up(lose=ending == "lose")
+            give_up = rows.lose if ending == "lose" else rows.release
+            await self._keys.end(self._call, lambda connection: give_up(connection, self._call))
             return envelope
         answer = pack_answer(envelope)
-        if await self._end(lambda connection: rows.finish(connection, self._call, answer)):
+        if await self._keys.end(
+            self._call, lambda connection: rows.finish(connection, self._call, answer)
+        ):
             return envelope
         return _with_warning(envelope, NOT_KEPT)
 
@@ -115,14 +119,6 @@ class Claim:
         """End the claim after `storage.idempotency.hand_over` has given the key to an approval."""
         self._is_over = True
         self._keys.let_go(self._call)
-
-    async def _give_up(self, *, lose: bool) -> None:
-        give_up = rows.lose if lose else rows.release
-        await self._end(lambda connection: give_up(connection, self._call))
-
-    async def _end(self, job: Callable[[Connection], None]) -> bool:
-        self._is_over = True
-        return await self._keys.end(self._call, job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from fumehood.budgets.limiter import Exceeded as RateExceeded
-from fumehood.budgets.model import Exceeded
-from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.errors import (
+    EndedBy,
     EngineError,
     InvalidParams,
     QuotaExceeded,
@@ -27,14 +25,13 @@ from fumehood.core.usage import money
 from fumehood.executors.outcome import Outcome
 from fumehood.identity.agents import Agents
 from fumehood.pipeline.authorize import PermittedCall, facts_of
+from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.plan import Plan, plan_now
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.validate import validate
 from fumehood.policy.model import CallFacts, ExplainWish, Verdict
 from fumehood.registry.index import ToolIndex
-from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import Walls
 
 
 def facts_to_explain(
@@ -58,19 +55,11 @@ def facts_to_explain(
     return facts_of(validated, principal.id, lambda: False)
 
 
-async def dry_run(
-    permitted: PermittedCall,
-    walls: Walls,
-    sessions: SessionKeeper | None = None,
-    exceeded: Exceeded | None = None,
-    circuits: Circuits | None = None,
-    over_rate: RateExceeded | None = None,
-) -> Outcome:
-    """Return an outcome that describes what the call would do, without doing it.
-
-    `exceeded` is the budget that has too little left, `over_rate` the rate limit that is used up.
-    """
+async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outcome:
+    """Return an outcome that describes what the call would do, without doing it."""
     tool = permitted.tool.definition
+    exceeded = services.exceeded(permitted.validated)
+    over_rate = services.rate_exceeded(permitted.validated)
     decision = permitted.decision
     asks = decision.verdict is Verdict.ASK
     refusal: str | None = RequiresHumanApproval.code if asks else None
@@ -80,7 +69,7 @@ async def dry_run(
         refusal = RateLimited.code
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
-        made = await plan_now(permitted, walls, sessions)
+        made = await plan_now(permitted, services.walls, services.sessions)
         plan = {
             "placement": {
                 "kind": made.placement.kind,
@@ -95,7 +84,7 @@ async def dry_run(
             },
             "session": _session(made),
         }
-        circuit = circuits.of(made.upstream) if circuits is not None else None
+        circuit = services.circuits.of(made.upstream)
         if circuit is not None:
             circuit.require_passable()
     except EngineError as error:
@@ -130,7 +119,7 @@ async def dry_run(
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),
     }
-    return Outcome.of_dry_run(answer)
+    return Outcome(EndedBy.OK, "none", data=answer, is_dry_run=True)
 
 
 def _session(plan: Plan) -> JsonObject | None:

@@ -18,28 +18,26 @@ from fumehood.core.receipt import (
     Receipt,
 )
 from fumehood.core.session import SessionRecord
-from fumehood.executors.outcome import CutText, Recorded
+from fumehood.executors.outcome import CutText, Outcome, Recorded
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.plan import Plan, place_of
-from fumehood.pipeline.result import ShapedOutcome
-from fumehood.pipeline.services import PipelineServices
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import NotKept
 
 
 async def keep_receipt(
-    call: CallContext, shaped: ShapedOutcome, services: PipelineServices
+    call: CallContext, outcome: Outcome, data: JsonObject, services: PipelineServices
 ) -> ReceiptLink | None:
-    """Keep the receipt of a call that asked for one, or return None."""
-    recorded, plan, principal = shaped.outcome.recorded, call.plan, call.request.principal
+    """Keep the receipt of a call that asked for one, or None. `data` is not shortened yet."""
+    recorded, plan, principal = outcome.recorded, call.plan, call.request.principal
     if recorded is None or plan is None or principal is None or call.validated is None:
         return None
     place = None
     with suppress(EngineError):  # its image may be gone by now
         place = await place_of(plan, services.sessions)
     now = timestamp(services.clock.now())
-    receipt = _receipt(call, plan, place, shaped, recorded, now, services.redactor)
+    receipt = _receipt(call, plan, place, outcome, data, recorded, now, services.redactor)
     with anyio.CancelScope(shield=True):  # bounded by the disk; the program has already run
         draft = services.blobs.draft(principal.id)
         draft.feed(receipt.model_dump_json(indent=1).encode())
@@ -54,15 +52,15 @@ def _receipt(
     call: CallContext,
     plan: Plan,
     place: JsonObject | None,
-    shaped: ShapedOutcome,
+    outcome: Outcome,
+    data: JsonObject,
     recorded: Recorded,
     now: str,
     redactor: Redactor,
 ) -> Receipt:
     assert call.validated is not None
-    outcome, tool = shaped.outcome, call.validated.tool.definition
-    error = outcome.error
-    fields = shaped.data if error is None else error.details or {}
+    tool, error = call.validated.tool.definition, outcome.error
+    fields = data if error is None else error.details or {}
     options = call.request.options.model_dump(mode="json", include=set(REPEATED_OPTIONS))
     return Receipt(
         format="fumehood.receipt.1",

@@ -35,9 +35,16 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.session import Project, ProjectHome, SessionRecord
 from fumehood.executors.effects import Effect
-from fumehood.executors.project import project_of
-from fumehood.executors.workspace_guest import MAX_LISTED, Said, Unpacked, ask, not_as_agreed
-from fumehood.executors.workspace_tree import NotRead, scan
+from fumehood.executors.workspace import project_of
+from fumehood.executors.workspace_guest import (
+    MAX_LISTED,
+    NotRead,
+    Said,
+    Unpacked,
+    ask,
+    not_as_agreed,
+    scan,
+)
 from fumehood.projects.changes import (
     SHOWN_BYTES,
     Baseline,

@@ -32,7 +32,7 @@ class Bench:
     session: SessionRecord
 
     async def look(self, tool: str, arguments: dict[str, Any], **options: Any) -> Effect | None:
-        found = self.engine._made.registry.get(tool)
+        found = self.engine._made.services.registry.get(tool)
         resolved = ResolvedCall(request(**options), found, ())
         permitted = PermittedCall(
             ValidatedCall(resolved, arguments, ()), self.engine.owner, by_default(found.definition)

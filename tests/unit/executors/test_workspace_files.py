@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.executors.program import SentFile
-from fumehood.executors.program_output import (
+from fumehood.executors.program import (
     MAX_INLINE_BYTES,
     MAX_INLINE_TOTAL_BYTES,
     ProgramFiles,
+    SentFile,
     content_type_of,
 )
 from fumehood.storage.blobs import BlobStore

@@ -21,8 +21,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.events import ResultEvent, RetryingEvent
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.base import ToolRun
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle, ToolRun
 from fumehood.pipeline.retry import (
     FREE_RETRIES,
     LEAST_ATTEMPT_S,
