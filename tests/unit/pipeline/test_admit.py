@@ -20,7 +20,6 @@ from fumehood.core.limits import WallLimits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
@@ -442,19 +441,6 @@ async def test_dry_run_reports_the_session_without_taking_a_turn(bench: Bench) -
     outside = (await bench.run("calculator", session_id=session.id, dry_run=True)).data
     assert outside["session"]["runs_in_it"] is False
     assert "image" not in outside["placement"]
-
-
-@pytest.mark.row("P12", "S1")
-async def test_dry_run_reports_limits_and_cost_or_a_missing_wall() -> None:
-    wall, permitted = FakeWall(), _permitted(_expression(cost_per_use="0.25"))
-    said = (await dry_run(permitted, Walls(interpreter=wall))).data
-    assert (said["would_run"], said["cost"]) == (True, {"per_use": "0.250000"})
-    assert said["limits"]["enforced"] == sorted(wall.enforced)
-    assert wall.runs == []
-    missing = (await dry_run(permitted, Walls())).data
-    assert (missing["would_run"], missing["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
-    assert missing["placement"]["kind"] is None
-    assert missing["limits"] is None
 
 
 @pytest.mark.row("P6", "P9")
