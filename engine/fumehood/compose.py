@@ -58,10 +58,10 @@ from fumehood.observe.alerts import Alerts, CallObserver
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.observe.tracing import CallSpans
+from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.context import PipelineServices
-from fumehood.pipeline.dry_run import facts_to_explain
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.policy.current import CurrentPolicy

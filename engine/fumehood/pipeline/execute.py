@@ -4,7 +4,9 @@ Sixth stage, a lease: `admit` takes an `ApprovedCall` and yields an `AdmittedCal
 place behind the wall that its plan (`plan.py`) names. Only `admit` creates one. Seventh stage:
 `execute` takes it and returns the `Outcome` of the last attempt, even of a failed program, because
 its envelope also reports what the call used. `retry` decides whether another attempt follows. Each
-attempt needs a permit from the circuit of the tool's service.
+attempt needs a permit from the circuit of the tool's service. `dry_run` takes a `PermittedCall` and
+describes what would happen and why (mission P12); faults in the request itself are refused as in a
+real call before it is reached.
 """
 
 from __future__ import annotations
@@ -14,9 +16,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import anyio
+
 from fumehood.circuits.breaker import Circuit, Permit
-from fumehood.core.errors import ApprovalExpired, CircuitOpen, EngineError, ShuttingDown, code_of
+from fumehood.core.errors import (
+    ApprovalExpired,
+    CircuitOpen,
+    EndedBy,
+    EngineError,
+    QuotaExceeded,
+    RateLimited,
+    RequiresHumanApproval,
+    ShuttingDown,
+    code_of,
+)
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import WallLimits, smallest
+from fumehood.core.usage import money
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.approve import ApprovedCall
@@ -24,7 +40,9 @@ from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.child_calls import ChildCalls, RunCall
 from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.plan import Plan, plan_now
+from fumehood.pipeline.result import shortened
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
+from fumehood.policy.model import Verdict
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Lease
 
@@ -177,7 +195,7 @@ async def _attempts(
             _stop(error, suspended_ms, call)
             break
         _tell(error, delay_s, most_retries(tool, error), call)
-        await retries.sleep(delay_s)
+        await anyio.sleep(delay_s)
         try:
             permit = circuit.enter() if circuit is not None else None
         except CircuitOpen as suspended:
@@ -236,3 +254,80 @@ def _summed(before: Outcome, last: Outcome) -> Outcome:
     """Return the last outcome with the CPU and network time of all attempts added up."""
     cpu_ms = last.cpu_ms if before.cpu_ms is None else before.cpu_ms + (last.cpu_ms or 0.0)
     return replace(last, cpu_ms=cpu_ms, network_ms=before.network_ms + last.network_ms)
+
+
+# -- dry runs -------------------------------------------------------------------------------
+
+
+async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outcome:
+    """Return an outcome that describes what the call would do, without doing it."""
+    tool = permitted.tool.definition
+    exceeded = services.exceeded(permitted.validated)
+    over_rate = services.rate_exceeded(permitted.validated)
+    decision = permitted.decision
+    asks = decision.verdict is Verdict.ASK
+    refusal: str | None = RequiresHumanApproval.code if asks else None
+    if exceeded is not None and not decision.may_exceed_budget:
+        refusal = QuotaExceeded.code
+    if over_rate is not None:
+        refusal = RateLimited.code
+    plan: JsonObject = {"placement": None, "limits": None, "session": None}
+    try:
+        made = await plan_now(permitted, services.walls, services.sessions)
+        plan = {
+            "placement": {
+                "kind": made.placement.kind,
+                "why": made.placement.why,
+                **({"image": made.image} if made.image is not None else {}),
+            },
+            "limits": {
+                "timeout_seconds": made.limits.wall_s,
+                "memory_mb": made.limits.memory_mb,
+                "output_bytes": made.limits.output_bytes,
+                "enforced": sorted(made.wall.status.enforced),
+            },
+            "session": _session(made),
+        }
+        circuit = services.circuits.of(made.upstream)
+        if circuit is not None:
+            circuit.require_passable()
+    except EngineError as error:
+        refusal = refusal or error.code
+        if plan["placement"] is None:
+            plan["placement"] = {"kind": None, "why": error.message}
+    answer: dict[str, Any] = {
+        "dry_run": True,
+        "would_run": refusal is None,
+        "refused_with": refusal,
+        **plan,
+        "approval": {
+            "required": asks,
+            **({"approvers": list(decision.approvers), "quorum": decision.quorum} if asks else {}),
+        },
+        "policy": {
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "version": decision.policy_version,
+        },
+        "budget": None
+        if exceeded is None
+        else {
+            "exceeded": exceeded.budget,
+            "unit": exceeded.unit.value,
+            "left": exceeded.left,
+        },
+        "rate_limit": None
+        if over_rate is None
+        else {**over_rate.limit.details, "retry_after_ms": over_rate.retry_after_ms},
+        "requires_auth": tool.requires_auth,
+        "cost": {"per_use": money(tool.cost_per_use)},
+        "arguments": shortened(permitted.validated.shown_arguments),
+    }
+    return Outcome(EndedBy.OK, "none", data=answer, is_dry_run=True)
+
+
+def _session(plan: Plan) -> JsonObject | None:
+    if plan.session is None:
+        return None
+    shown = plan.session.model_dump(mode="json", include={"id", "image", "expires_at", "is_busy"})
+    return {**shown, "runs_in_it": plan.placement.is_of_session}

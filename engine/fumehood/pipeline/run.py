@@ -63,8 +63,7 @@ from fumehood.pipeline.context import (
     PipelineServices,
     spender_of,
 )
-from fumehood.pipeline.dry_run import dry_run
-from fumehood.pipeline.execute import execute, plan_admission
+from fumehood.pipeline.execute import dry_run, execute, plan_admission
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import build_envelope
@@ -216,9 +215,8 @@ async def _run_or_fall_back(
 
 def _fallback_of(call: CallContext, error: EngineError) -> str | None:
     """Return the fallback that is called after this error, or None."""
-    if call.resolved is None or call.handle.is_cancelled:
-        return None
-    if call.handle.has_output:  # listeners have already received a part of the first tool's result
+    # After output, listeners have already received a part of the first tool's result.
+    if call.resolved is None or call.handle.is_cancelled or call.handle.has_output:
         return None
     tool = call.resolved.tool.definition
     is_called = (
