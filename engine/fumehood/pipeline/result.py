@@ -11,7 +11,7 @@ them up.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -179,11 +179,13 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
     return total
 
 
-def brief_error(error: EngineError) -> ErrorInfo:
-    """Return the error of one attempt without its details, for an event."""
-    if isinstance(error, ToolError):
-        error = _shape_tool_error(error)
-    return shape_error(error).model_copy(update={"details": None})
+def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
+    """Return the error of one attempt for an event: redacted, and without its details."""
+    told = shape_error(_shape_tool_error(error) if isinstance(error, ToolError) else error)
+    # The whole message is redacted, before it is cut: half a key would not be found.
+    message = redact(_whole_text(error.message))[:MAX_MESSAGE_CHARACTERS]
+    code = redact(told.code)
+    return told.model_copy(update={"code": code, "message": message, "details": None})
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
@@ -191,7 +193,7 @@ def _shape_tool_error(error: ToolError) -> EngineError:
 
     Unsuitable details give another error instead.
     """
-    message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]
+    message = _whole_text(error.message)[:MAX_MESSAGE_CHARACTERS]
     try:
         details, encoded = _as_json_object(
             error.details if error.details is not None else {}, is_result=False
@@ -209,6 +211,11 @@ def _shape_tool_error(error: ToolError) -> EngineError:
         retry_after_ms=error.retry_after_ms,
         details=details or None,
     )
+
+
+def _whole_text(message: object) -> str:
+    """Return a tool's message as text that UTF-8 can represent."""
+    return str(message).encode("utf-8", "replace").decode()
 
 
 def _as_json_object(value: Any, *, is_result: bool) -> tuple[JsonObject, bytes]:
@@ -597,7 +604,14 @@ def _envelope(
             trace_id=request.trace_id,
             timestamp=timestamp(services.clock.now()),
             execution_time_ms=total_ms,
-            performance=_performance(stages_ms, call, total_ms, outcome),
+            performance=Performance(
+                total_ms=total_ms,
+                validation_ms=stages_ms.get("validate"),
+                queue_ms=_rounded(call.queue_ms),
+                approval_ms=_waited_ms(call.approval) or stages_ms.get("approve"),
+                processing_ms=stages_ms.get("execute"),
+                network_ms=_network_ms(stages_ms, outcome),
+            ),
             sandbox=_sandbox(outcome, call.plan),
             resources=_resources(outcome),
             usage=usage,
@@ -622,19 +636,6 @@ def _error_info(
     is_own = shaped is not None and error is shaped.outcome.error
     told = shape_error(error, shaped.details if shaped is not None and is_own else None)
     return told.model_copy(update={"max_retries": max_retries}) if max_retries else told
-
-
-def _performance(
-    stages_ms: dict[str, float], call: CallContext, total_ms: float, outcome: Outcome | None
-) -> Performance:
-    return Performance(
-        total_ms=total_ms,
-        validation_ms=stages_ms.get("validate"),
-        queue_ms=_rounded(call.queue_ms),
-        approval_ms=_waited_ms(call.approval) or stages_ms.get("approve"),
-        processing_ms=stages_ms.get("execute"),
-        network_ms=_network_ms(stages_ms, outcome),
-    )
 
 
 def _network_ms(stages_ms: dict[str, float], outcome: Outcome | None) -> float | None:
@@ -711,18 +712,13 @@ def _warnings(
         warnings += outcome.warnings
     if call.attempts.warning is not None:
         warnings += (call.attempts.warning,)
-    edited = edit_warning(call.approval) if call.approval and _has_run(call) else None
-    if edited is not None:
-        warnings += (edited,)
+    approval = call.approval  # an edit is told if the call is known to have run
+    if approval is not None and (call.is_approved or approval.approval.state in HAS_BEGUN):
+        edited = edit_warning(approval)
+        warnings += (edited,) if edited is not None else ()
     if call.request.options.debug and not services.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings
-
-
-def _has_run(call: CallContext) -> bool:
-    """Whether an approved call is known to have run."""
-    approval = call.approval
-    return approval is not None and (call.is_approved or approval.approval.state in HAS_BEGUN)
 
 
 def _debug_info(call: CallContext, services: PipelineServices) -> JsonObject | None:

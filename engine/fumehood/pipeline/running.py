@@ -259,7 +259,8 @@ class Calls:
             call.end(await self._run(request, call.live))
         except BaseException:
             stopped = ShuttingDown("The engine stopped before the call ended.", retryable=False)
-            call.end(await answer_of_unrun(request, stopped, self._services))
+            context = _context(request, self._services)
+            call.end(await build_envelope(context, stopped, self._services))
             raise
 
 
@@ -359,8 +360,7 @@ class StreamedCall:
         self._record("tool_output", {"stream": stream, "offset": offset, "text": text})
 
     def _on_retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
-        told = brief_error(error).model_dump(mode="json")
-        told |= {key: self._redact(told[key]) for key in ("code", "message")}
+        told = brief_error(error, self._redact).model_dump(mode="json")
         fields: JsonObject = {"retry_count": retry_count, "max_retries": max_retries}
         self._record("tool_retrying", fields | {"error": told})
 
@@ -418,13 +418,6 @@ async def lost_answer(call: RecordedCall, services: PipelineServices) -> tuple[s
     if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
         record_ending(context, envelope, services)
     return last_record(envelope)
-
-
-async def answer_of_unrun(
-    request: CallRequest, error: EngineError, services: PipelineServices
-) -> Envelope:
-    """Build the answer to a call that did not run, from its error."""
-    return await build_envelope(_context(request, services), error, services)
 
 
 async def _of_approval(
