@@ -66,7 +66,7 @@ class FetchExecutor(Executor):
 
         async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
             make = partial(page_data, answer, raw=raw, start=start)
-            return Read(await anyio.to_thread.run_sync(make))
+            return await anyio.to_thread.run_sync(make), frozenset()
 
         raw, start = bool(run.arguments.get("raw")), run.arguments.get("start") or 0
         outcome = await perform(

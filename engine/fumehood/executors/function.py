@@ -215,7 +215,9 @@ async def _run_in_worker(
         case EndedBy.OUTPUT:
             return _failed(EndedBy.OUTPUT, _too_much(limits))
         case EndedBy.EXCEPTION | EndedBy.MEMORY | EndedBy.POLICY:
-            return _failed(EndedBy.EXCEPTION, _raised_in_worker(ending))
+            claim = ending.claimed_error or {}
+            raised = read_error(claim) or HostFunctionFailed(WorkerFault(claim))
+            return _failed(EndedBy.EXCEPTION, raised)
         case _:
             return _failed(ending.ended_by, _worker_died(run.tool.definition, ending))
 
@@ -227,11 +229,6 @@ def _collected(parts: FollowedParts, limits: Limits) -> Parts:
 
 def _too_much(limits: Limits) -> OutputLimitExceeded:
     return OutputLimitExceeded(f"The result is over {limits.output_bytes} bytes. Ask for less.")
-
-
-def _raised_in_worker(ending: RunEnding) -> EngineError:
-    claim = ending.claimed_error or {}
-    return read_error(claim) or HostFunctionFailed(WorkerFault(claim))
 
 
 def _worker_died(tool: ToolDefinition, ending: RunEnding) -> EngineError:

@@ -154,7 +154,7 @@ async def _ask(
             details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
         ) from None
     except RpcError as error:
-        shown = error.message[:MAX_BODY_SHOWN]
+        shown = str(error)[:MAX_BODY_SHOWN]
         raise ExecutionError(f"The MCP server refused the call: {shown}") from None
 
 
@@ -422,15 +422,15 @@ class McpServer:
     def _in_words(self, fault: Exception) -> str:
         if isinstance(fault, TimeoutError):
             return "it did not answer in time"
-        text = fault.message if isinstance(fault, EngineError | RpcError) else str(fault)
+        text = fault.message if isinstance(fault, EngineError) else str(fault)
         return one_line(self._redactor.text(text[:500])[0]) or type(fault).__name__
 
     async def _live(self) -> None:
         """Run the server once, until it ends. Always raises: `Lost` or another fault."""
         if self._settings.url is not None:
-            wire = HttpWire(
-                self._settings.url, self._plain_headers(), self._upstreams, self._secret_headers
-            )
+            given = self._settings.headers.items()
+            plain = {name: value for name, value in given if not SECRET_REFERENCE.search(value)}
+            wire = HttpWire(self._settings.url, plain, self._upstreams, self._secret_headers)
             await self._greet(wire)
             while True:
                 await anyio.sleep(POLL_S)
@@ -608,10 +608,6 @@ class McpServer:
             definition = tool.definition.model_copy(update={"sandboxed": False})
             return replace(tool, definition=definition)
         return tool
-
-    def _plain_headers(self) -> dict[str, str]:
-        given = self._settings.headers.items()
-        return {name: value for name, value in given if not SECRET_REFERENCE.search(value)}
 
     async def _secret_headers(self) -> tuple[tuple[tuple[str, str], ...], SecretValues]:
         """Return the headers that contain secrets, and the secrets' values.

@@ -93,11 +93,6 @@ OnProgress = Callable[[float, str], None]
 class RpcError(Exception):
     """The server answered a request with an error."""
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
 
 class Lost(Exception):
     """The server cannot be reached, or the connection to it has ended. The text explains why to the
@@ -238,11 +233,9 @@ def _settle(message: JsonObject, request: Request | None) -> None:
     if isinstance(result, dict):
         request.future.set_result(result)
     elif isinstance(error, dict):
-        code = error.get("code")
-        text = str(error.get("message", ""))
-        request.future.set_exception(RpcError(code if isinstance(code, int) else 0, text))
+        request.future.set_exception(RpcError(str(error.get("message", ""))))
     else:
-        request.future.set_exception(RpcError(0, "an answer that is neither result nor error"))
+        request.future.set_exception(RpcError("an answer that is neither result nor error"))
 
 
 def _retrieve(future: asyncio.Future[JsonObject]) -> None:
@@ -379,7 +372,7 @@ class StreamWire(Wire):
             reply = self._hear(strict_json.loads(line), self._waiting)
         except ValueError:
             ends = line[:NUMBER_WITHIN] + line[-NUMBER_WITHIN:]
-            self._fail_named(ends, RpcError(0, "an answer that is not valid JSON"))
+            self._fail_named(ends, RpcError("an answer that is not valid JSON"))
             return False
         if reply is not None:
             # The reply is buffered without waiting: a server that reads nothing would block us.
@@ -505,7 +498,7 @@ class HttpWire(Wire):
             raise NetworkError(f"The MCP server answered with the status {answer.status}.")
         if answer.status == 404 and self._session is not None:
             raise Lost("it has forgotten the session")
-        raise RpcError(0, f"the status {answer.status} without a result")
+        raise RpcError(f"the status {answer.status} without a result")
 
     async def notify(self, method: str, params: JsonObject) -> None:
         body = {"jsonrpc": "2.0", "method": method, "params": params}

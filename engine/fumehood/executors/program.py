@@ -103,13 +103,13 @@ class ProgramExecutor(Executor):
         `exception`, and `limit` if a limit ended it.
         """
         if run.held is not None:
-            return await _put_in_once(run, run.held)
+            return await _put_in(run, run.held)
         principal_id, session_id = run.domain.principal_id, run.domain.session_id
         handle, calls, arguments = run.handle, run.calls, run.arguments
         files = ProgramFiles(
             run.blobs,
             principal_id,
-            sent_files(arguments),
+            {file["path"]: _content(file) for file in arguments.get("files") or []},
             session_id,
             with_files=arguments.get("return_files") is not False,
             with_digests=run.request.options.receipt,
@@ -216,10 +216,11 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequ
     return replace(outcome, held=HeldTrial(files, effect, outcome, requests))
 
 
-async def _put_in_once(run: ToolRun, held: HeldTrial) -> Outcome:
+async def _put_in(run: ToolRun, held: HeldTrial) -> Outcome:
+    """Put the effect of a trial in, and tell the call that waits for that how it ended."""
     held.has_begun = True
     try:
-        held.result = outcome = await _put_in(run, held)
+        held.result = outcome = await _put_in_parts(run, held)
     except EngineError as error:
         held.result = error
         raise
@@ -228,8 +229,8 @@ async def _put_in_once(run: ToolRun, held: HeldTrial) -> Outcome:
     return outcome
 
 
-async def _put_in(run: ToolRun, held: HeldTrial) -> Outcome:
-    """Put the effect of a trial in: files and variables, then its requests in order."""
+async def _put_in_parts(run: ToolRun, held: HeldTrial) -> Outcome:
+    """Put files and variables in, then send the requests in order."""
     outcome = replace(held.outcome, isolation="session")
     await _trials(run).put_in(held.files)
     error = await _deliver(run, held.requests) if held.requests else None
@@ -418,11 +419,6 @@ def _error(
 # -- arguments -----------------------------------------------------------------------------
 
 
-def sent_files(arguments: JsonObject) -> list[SentFile]:
-    """Return the files in arguments that have passed validation, decoded."""
-    return [SentFile(file["path"], _content(file)) for file in arguments.get("files") or []]
-
-
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
     """Return a program's arguments in the form that guests expect.
 
@@ -584,14 +580,6 @@ class _Stream:
 # -- files ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SentFile:
-    """A file that the caller sent, decoded."""
-
-    path: str
-    content: bytes
-
-
 MAX_INLINE_BYTES = 1_000_000
 """Size in bytes from which a file becomes a blob; smaller ones are inline in the answer (mission
 E7)."""
@@ -632,13 +620,15 @@ class ProgramFiles:
         self,
         blobs: BlobStore,
         principal_id: str,
-        sent: list[SentFile],
+        sent: Mapping[str, bytes],
         session_id: str | None = None,
         *,
         with_files: bool = True,
         with_digests: bool = False,
     ) -> None:
-        """Prepare to receive files. Without `with_files`, only figures are kept."""
+        """Prepare to receive files. `sent` are the caller's own, path → content. Without
+        `with_files`, only figures are kept.
+        """
         self._blobs = blobs
         self._principal_id = principal_id
         self._session_id = session_id
@@ -646,7 +636,7 @@ class ProgramFiles:
         self._with_digests = with_digests
         self.digests: dict[tuple[str, str], str] = {}
         """Kind and path → SHA-256, of all if asked for."""
-        self._sent = {file.path: file.content for file in sent}
+        self._sent = sent
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
         self._names: set[tuple[FileKind, str]] = set()
@@ -685,8 +675,12 @@ class ProgramFiles:
             coming.digest.update(data)
         if coming.draft is None:
             coming.start += data
-            if self._is_for_a_blob(coming):
-                self._to_draft(coming)
+            size = len(coming.start)
+            # It may be too large for the answer, alone or together with the other files.
+            if size >= MAX_INLINE_BYTES or self._inline_total + size > MAX_INLINE_TOTAL_BYTES:
+                coming.draft = self._blobs.draft(self._principal_id, self._session_id)
+                coming.draft.feed(bytes(coming.start))
+                coming.start = bytearray()
         else:
             coming.draft.feed(data)
 
@@ -713,47 +707,29 @@ class ProgramFiles:
                 coming.draft.discard()
         self._done = []
 
-    def _is_for_a_blob(self, coming: _Coming) -> bool:
-        """Whether it is too large for the answer, alone or together with the other files."""
-        size = len(coming.start)
-        total = self._inline_total + size
-        return size >= MAX_INLINE_BYTES or total > MAX_INLINE_TOTAL_BYTES
-
-    def _to_draft(self, coming: _Coming) -> None:
-        coming.draft = self._blobs.draft(self._principal_id, self._session_id)
-        coming.draft.feed(bytes(coming.start))
-        coming.start = bytearray()
-
     def _end_file(self) -> None:
         coming, self._coming = self._coming, None
         if coming is None:
             return
-        if self._is_as_sent(coming):
-            self._give_up(coming)
-        elif coming.received != coming.announced or self._is_one_too_many(coming):
-            self.left_out += 1
-            self._give_up(coming)
+        is_whole = coming.received == coming.announced
+        is_empty_figure = coming.kind == "image" and not coming.received
+        is_as_sent = is_whole and self._is_as_sent(coming)
+        if is_as_sent or not is_whole or is_empty_figure or len(self._done) >= CONTAINER_FILES_OUT:
+            self.left_out += not is_as_sent
+            if coming.draft is not None:
+                coming.draft.discard()
         else:
             self._inline_total += len(coming.start)
             self._done.append(coming)
             if coming.digest is not None:
                 self.digests[coming.kind, coming.path] = coming.digest.hexdigest()
 
-    def _is_one_too_many(self, coming: _Coming) -> bool:
-        is_empty_figure = coming.kind == "image" and not coming.received
-        return is_empty_figure or len(self._done) >= CONTAINER_FILES_OUT
-
     def _is_as_sent(self, coming: _Coming) -> bool:
         sent = self._sent.get(coming.path) if coming.kind == "file" else None
-        if sent is None or coming.digest is None or coming.received != coming.announced:
+        if sent is None or coming.digest is None:
             return False
         same: bool = coming.digest.digest() == hashlib.sha256(sent).digest()
         return same
-
-    @staticmethod
-    def _give_up(coming: _Coming) -> None:
-        if coming.draft is not None:
-            coming.draft.discard()
 
     async def _entry(self, coming: _Coming) -> JsonObject:
         content_type = PNG if coming.kind == "image" else content_type_of(coming.path)

@@ -122,9 +122,9 @@ async def run_request(
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
         if tool.response is not None:
             document = _document(answer, values, redactor)
-            return Read(mapped(tool, arguments, document, values, redactor, cursors))
+            return mapped(tool, arguments, document, values, redactor, cursors), frozenset()
         data = _data(answer, values, redactor)
-        return Read(data, frozenset() if is_json(answer) else _CONTENTS)
+        return data, frozenset() if is_json(answer) else _CONTENTS
 
     def make() -> UpstreamRequest:
         return make_request(tool, cursors.with_position(tool, arguments), traceparent)
@@ -132,12 +132,8 @@ async def run_request(
     return await perform(tool, make, read, limits, upstreams, redactor)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """The result read from an answer, and the names of its fields that are never shortened."""
-
-    data: JsonObject
-    whole_fields: frozenset[str] = frozenset()
+Read = tuple[JsonObject, frozenset[str]]
+"""The result read from an answer, and the names of its fields that are never shortened."""
 
 
 async def perform(
@@ -157,8 +153,8 @@ async def perform(
     try:
         answer = await _ask(make(), tool, limits, upstreams, redactor, attempt, values)
         outcome = replace(outcome, output_bytes=len(answer.body))
-        found = await read(answer, values)
-        outcome = replace(outcome, data=found.data, whole_fields=found.whole_fields)
+        data, whole_fields = await read(answer, values)
+        outcome = replace(outcome, data=data, whole_fields=whole_fields)
     except EngineError as error:
         outcome = concluded(outcome, error, attempt, tool)
     network_ms = (time.monotonic() - started) * 1e3

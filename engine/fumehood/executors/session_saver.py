@@ -341,7 +341,10 @@ class SessionSaver:
             tree: Tree = {}
             if copy.manifest:
                 got = await self._files.get({copy.manifest: copy.manifest_bytes})
-                tree = _parse(got[copy.manifest])
+                tree = {
+                    path: SavedFile(size, can_run, tuple(pieces), version)
+                    for path, size, can_run, version, *pieces in json.loads(got[copy.manifest])
+                }
             known = _Known(copy, tree)
         self._known[session_id] = known
         while sum(len(one.tree) for one in self._known.values()) > 10 * MAX_FILES:
@@ -476,13 +479,6 @@ def _why(error: Exception) -> str:
             return f"the engine's files cannot be used ({error.strerror or type(error).__name__})"
         case _:
             raise error
-
-
-def _parse(manifest: bytes) -> Tree:
-    return {
-        path: SavedFile(size, can_run, tuple(pieces), version)
-        for path, size, can_run, version, *pieces in json.loads(manifest)
-    }
 
 
 def _names(tree: Tree) -> set[str]:

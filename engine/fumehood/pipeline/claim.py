@@ -295,13 +295,14 @@ def _parameter(permitted: PermittedCall) -> str | None:
 
 async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCall:
     tool = permitted.tool.definition
+    is_option = permitted.request.options.idempotency_key is not None
 
     def make() -> KeyedCall:
         return KeyedCall(
             principal_id=permitted.principal.id,
             # "auto" requests a derived key only as the option. In the tool's own parameter it is an
             # ordinary value.
-            key=key_made_of(permitted) if given == AUTO and _is_option(permitted) else given,
+            key=key_made_of(permitted) if given == AUTO and is_option else given,
             fingerprint=fingerprint(permitted),
             call_id=call_id,
             may_repeat=tool.idempotent or tool.read_only,
@@ -315,10 +316,6 @@ async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
     if len(strict_json.dumps(permitted.arguments)) <= MAX_ARGUMENT_BYTES:
         return make()
     return await anyio.to_thread.run_sync(make)
-
-
-def _is_option(permitted: PermittedCall) -> bool:
-    return permitted.request.options.idempotency_key is not None
 
 
 def _repeated(found: KeptKey, call: KeyedCall) -> Replay | Waiting:

@@ -13,11 +13,9 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import (
     REPEATED_OPTIONS,
     SESSION_WISHES,
-    Cassette,
     Exchange,
     Receipt,
 )
-from fumehood.core.session import SessionRecord
 from fumehood.executors.outcome import CutText, Outcome, Recorded
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.context import CallContext, PipelineServices
@@ -73,27 +71,21 @@ def _receipt(
             **{name: value for name, value in options.items() if value is not None},
             **({"network": list(plan.network)} if plan.network else {}),
         },
-        session=_session(plan.session),
+        session=plan.session.model_dump(mode="json", include={"id", *SESSION_WISHES})
+        if plan.session is not None
+        else None,
         place=place,
-        network=_redacted(recorded.network, redactor),
+        network=recorded.network.model_copy(
+            update={"exchanges": [_redacted(one, redactor) for one in recorded.network.exchanges]}
+        ),
         ended_by=outcome.ended_by.value,
         error=code_of(error) if error is not None else None,
         fields=_with_digests(fields, recorded, outcome.cuts),
     )
 
 
-def _session(record: SessionRecord | None) -> JsonObject | None:
-    return record.model_dump(mode="json", include={"id", *SESSION_WISHES}) if record else None
-
-
-def _redacted(cassette: Cassette, redactor: Redactor) -> Cassette:
-    """Return the exchanges without secrets that servers sent unasked."""
-    return cassette.model_copy(
-        update={"exchanges": [_redacted_exchange(one, redactor) for one in cassette.exchanges]}
-    )
-
-
-def _redacted_exchange(exchange: Exchange, redactor: Redactor) -> Exchange:
+def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
+    """Return an exchange without secrets that its server sent unasked."""
     shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
     body = base64.b64decode(exchange.body_base64)
     # Latin-1 keeps every byte, but a secret with other characters is found in UTF-8 only.

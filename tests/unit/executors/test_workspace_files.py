@@ -15,7 +15,6 @@ from fumehood.executors.program import (
     MAX_INLINE_BYTES,
     MAX_INLINE_TOTAL_BYTES,
     ProgramFiles,
-    SentFile,
     content_type_of,
 )
 from fumehood.storage.blobs import BlobStore
@@ -40,7 +39,7 @@ def put(files: ProgramFiles, path: str, content: bytes = b"abc", size: int | Non
 
 
 def taker(store: BlobStore, **sent: bytes) -> ProgramFiles:
-    return ProgramFiles(store, OWNER, [SentFile(path, text) for path, text in sent.items()])
+    return ProgramFiles(store, OWNER, sent)
 
 
 async def content(store: BlobStore, entry: dict[str, Any]) -> bytes:
