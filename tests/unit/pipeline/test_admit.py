@@ -28,7 +28,7 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import MAX_REQUESTS, Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
-from support.answers import code_of, error_of, sandbox_of
+from support.answers import code_of, error_of
 from support.asking import add_approvers
 from support.definitions import (
     OWNER,
@@ -320,20 +320,6 @@ async def test_call_in_a_session_with_variables_has_no_receipt(bench: Bench) -> 
         session = await bench.engine.sessions.create(bench.engine.owner, env=env)
         codes.append(code_of(await bench.run(session_id=session.id, receipt=True)))
     assert codes == ["OK", "INVALID_PARAMS"]
-
-
-@pytest.mark.row("S6", "S1")
-async def test_call_with_session_runs_in_the_session_container(bench: Bench) -> None:
-    session = await bench.engine.sessions.create(bench.engine.owner)
-    for isolation in (None, "session"):
-        envelope = await bench.run(session_id=session.id, isolation=isolation)
-        assert code_of(envelope) == "OK", envelope.error
-        assert sandbox_of(envelope).isolation == "session"
-        assert sandbox_of(envelope).limits.memory_mb == 512
-    assert [run.held_in for run in bench.container.runs] == ["python", "python"]
-    assert bench.engine.sessions.find(bench.engine.owner, session.id).calls == 2
-    record = await bench.engine.call_record(envelope.metadata.call_id or "")
-    assert record.session_id == session.id
 
 
 @pytest.mark.row("S6", "S1")

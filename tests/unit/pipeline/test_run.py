@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from fumehood.core.limits import Limit
 from fumehood.registry.declare import FunctionTool
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun, always_four
-from support.answers import code_of, details_of, error_of, sandbox_of
+from support.answers import details_of, error_of, sandbox_of
 from support.definitions import expression_document
 from support.identities import bind, make_agent
 from support.recording import bench
@@ -441,31 +440,3 @@ async def test_agent_call_runs_in_the_agents_trust_domain(home: Path) -> None:
         TrustDomain("uid:1", "a"),
         TrustDomain("uid:1"),
     ]
-
-
-@pytest.mark.row("D6")
-async def test_drain_waits_for_running_calls_and_refuses_new_ones_with_retry_after(
-    home: Path,
-) -> None:
-    begun, may_end = anyio.Event(), anyio.Event()
-
-    async def wait() -> dict[str, int]:
-        """Wait."""
-        begun.set()
-        await may_end.wait()
-        return {"done": 1}
-
-    async with bench(home, [_host(wait)]) as b:
-        running = asyncio.create_task(b.engine.call("wait"))
-        await begun.wait()
-        b.engine.drain()
-        drained = asyncio.create_task(b.engine.drained())
-        refused = await b.engine.call("calculator", {"expression": "1"})
-        await anyio.wait_all_tasks_blocked()
-        assert not drained.done()
-        may_end.set()
-        assert _code(await running) is None
-        await drained
-    assert code_of(refused) == "SHUTTING_DOWN"
-    assert error_of(refused).retryable is True
-    assert error_of(refused).retry_after_ms is not None
