@@ -136,7 +136,7 @@ class Wire(ABC):
             return
         greeting = {"protocolVersion": HANDSHAKE[0], "capabilities": {}, "clientInfo": CLIENT}
         try:
-            found = await self.request("initialize", greeting)
+            found = await self.send(Request("initialize", greeting))
         except RpcError:
             # A slow server may have answered the probe too late, and refuses a handshake now.
             if skip_probe or not await self._is_modern():
@@ -150,7 +150,7 @@ class Wire(ABC):
 
     async def _is_modern(self) -> bool:
         with contextlib.suppress(RpcError, TimeoutError), anyio.fail_after(PROBE_S):
-            found = await self.request("server/discover", self._stamped({}))
+            found = await self.send(Request("server/discover", self._stamped({})))
             supported = found.get("supportedVersions")
             if isinstance(supported, list) and MODERN in supported:
                 self.version = MODERN
@@ -169,9 +169,6 @@ class Wire(ABC):
         made = made or Request(method, params)
         made.params = self._stamped(params) if self.version == MODERN else params
         return await self.send(made)
-
-    async def request(self, method: str, params: JsonObject) -> JsonObject:
-        return await self.send(Request(method, params))
 
     @abstractmethod
     async def send(self, request: Request) -> JsonObject:

@@ -702,14 +702,8 @@ def _warnings(
     call: CallContext, outcome: Outcome | None, services: PipelineServices
 ) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
-    if call.validated is not None:
-        warnings = call.validated.warnings
-    elif call.resolved is not None:
-        warnings = call.resolved.warnings
-    if call.plan is not None:
-        warnings += call.plan.warnings
-    if outcome is not None:
-        warnings += outcome.warnings
+    for source in (call.validated or call.resolved, call.plan, outcome):
+        warnings += source.warnings if source is not None else ()
     if call.attempts.warning is not None:
         warnings += (call.attempts.warning,)
     approval = call.approval  # an edit is told if the call is known to have run
