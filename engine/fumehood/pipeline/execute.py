@@ -12,7 +12,8 @@ real call before it is reached.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +61,9 @@ class AdmittedCall:
     """Permit of the first request to the tool's service, if it calls one."""
 
 
-async def plan_admission(approved: ApprovedCall, services: PipelineServices) -> admit:
+async def plan_admission(
+    approved: ApprovedCall, services: PipelineServices
+) -> AbstractAsyncContextManager[AdmittedCall]:
     """Plan where a call runs. The returned `admit` waits for that place when it is entered.
 
     Raises:
@@ -80,7 +83,10 @@ async def plan_admission(approved: ApprovedCall, services: PipelineServices) -> 
     return admit(approved, plan, services.sessions, circuit)
 
 
-class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
+@asynccontextmanager
+async def admit(
+    approved: ApprovedCall, plan: Plan, sessions: SessionKeeper, circuit: Circuit | None
+) -> AsyncIterator[AdmittedCall]:
     """Wait a bounded time for a place, and hold it: `async with admit(…) as admitted`.
 
     Raises:
@@ -88,34 +94,14 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
         SandboxUnavailable: no place became free in time.
         InvalidParams, ResourceNotFound: as `make_plan`.
     """
-
-    __slots__ = ("_approved", "_circuit", "_lease", "_permit", "_plan")
-
-    def __init__(
-        self, approved: ApprovedCall, plan: Plan, sessions: SessionKeeper, circuit: Circuit | None
-    ) -> None:
-        self._approved = approved
-        self._circuit = circuit
-        self._permit: Permit | None = None
-        self._plan = plan
-        self._lease = _lease(approved.permitted, plan, sessions)
-
-    async def __aenter__(self) -> AdmittedCall:
-        approved = self._approved
-        expected = approved.approval.request.expected if approved.approval is not None else None
-        lease = await self._lease.__aenter__()
-        if self._circuit is not None:
-            try:
-                self._permit = self._circuit.enter()
-            except CircuitOpen as refused:
-                await self._lease.__aexit__(CircuitOpen, refused, refused.__traceback__)
-                raise
-        return AdmittedCall(approved.permitted, self._plan, lease, expected, self._permit)
-
-    async def __aexit__(self, *exc: Any) -> bool | None:
-        if self._permit is not None:
-            self._permit.give_back()
-        return await self._lease.__aexit__(*exc)
+    expected = approved.approval.request.expected if approved.approval is not None else None
+    async with _lease(approved.permitted, plan, sessions) as lease:
+        permit = circuit.enter() if circuit is not None else None
+        try:
+            yield AdmittedCall(approved.permitted, plan, lease, expected, permit)
+        finally:
+            if permit is not None:
+                permit.give_back()
 
 
 def _lease(
