@@ -238,14 +238,14 @@ async def test_server_that_reads_the_probe_late_is_reached_in_the_newer_era(
 ) -> None:
     """A probe read late switches the server to the newer era, which refuses the handshake."""
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.01)
-    request = mcp_wire.Wire.request
+    send = mcp_wire.StreamWire.send
 
-    async def patient_after_the_handshake(wire: Any, method: str, params: Any) -> Any:
-        if method == "initialize":
+    async def patient_after_the_handshake(wire: Any, request: mcp_wire.Request) -> Any:
+        if request.method == "initialize":
             monkeypatch.setattr(mcp_wire, "PROBE_S", 10.0)
-        return await request(wire, method, params)
+        return await send(wire, request)
 
-    monkeypatch.setattr(mcp_wire.Wire, "request", patient_after_the_handshake)
+    monkeypatch.setattr(mcp_wire.StreamWire, "send", patient_after_the_handshake)
     log = RecordingLog()
     config = Config(mcp_servers={"tester": server(TESTER)})
     async with Engine(config=config, log=log) as engine:
