@@ -102,8 +102,6 @@ def _check_options(
          "Only programs can be tried: other tools show what they will change by themselves."),
         ("preview", options.preview and has_tools,
          "What tools do cannot be held back: leave the argument tools out."),
-        ("preview", options.preview and (session is None or not session.durable),
-         "A trial needs a session whose files are saved: sessions new --durable."),
         (receipt, wants_receipt and language is None, "Only programs have receipts."),
         (receipt, wants_receipt and options.preview, "A trial has no receipt."),
         (receipt, wants_receipt and has_tools,
@@ -114,6 +112,8 @@ def _check_options(
          "A session has the packages that it was made with: sessions new --package."),
         ("packages", options.packages and language == "javascript",
          "Packages are those of Python, and JavaScript cannot use them."),
+        ("preview", options.preview and (session is None or not session.durable),
+         "A trial needs a session whose files are saved: sessions new --durable."),
     ):  # fmt: skip
         if is_wrong:
             raise InvalidParams(words, fields=[f"options.{field}"])
