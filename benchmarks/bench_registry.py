@@ -51,7 +51,7 @@ def registry_lines() -> Iterator[Line]:
         for whose, options in (("", CallOptions()), (" as an agent", CallOptions(agent_id="a500"))):
             request = CallRequest("tool_05000", {}, options, ME, "call_bench", "trace_bench")
             resolve_ms = _median_ms(
-                lambda r=request: resolve(r, engine._made.registry, engine.agents, TODAY)  # type: ignore[misc]
+                lambda r=request: resolve(r, engine._made.services.registry, engine.agents, TODAY)  # type: ignore[misc]
             )
             yield Line(
                 f"{TOOLS} tools, {AGENTS} agents: resolve{whose}", "≤ 0.1 ms",

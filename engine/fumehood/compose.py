@@ -41,12 +41,12 @@ from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, ConfigError, config_file, load_config
 from fumehood.core.call import ResultChecker
-from fumehood.core.errors import EngineNotRunning, ShuttingDown
+from fumehood.core.errors import ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
-from fumehood.executors.mcp_servers import McpServers
+from fumehood.executors.mcp import McpServers
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
 from fumehood.gateway.service import Gateway
@@ -58,12 +58,12 @@ from fumehood.observe.alerts import Alerts, CallObserver
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.observe.tracing import CallSpans
+from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
-from fumehood.pipeline.dry_run import facts_to_explain
+from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
-from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
@@ -85,7 +85,7 @@ from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.file_room import FileRoom
-from fumehood.storage.files import Bucket, open_bucket
+from fumehood.storage.files import open_bucket
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
@@ -105,55 +105,23 @@ CURSOR_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
-    """The objects that many parts need, created before all others."""
-
-    config: Config
-    log: Logger
-    clock: Clock
-    counter: TokenCounter
-    ids: IdSource
-    checkers: ResultCheckers
-    observer: CallObserver
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """The stores of an engine: tables in the database, and files beside it.
-
-    The stores of files are not open yet.
-    """
-
-    agents: Agents
-    tokens: Tokens
-    approvers: Approvers
-    calls: CallLog
-    budgets: Budgets
-    rates: RateLimits
-    blobs: BlobStore
-    keys: Keys
-    cache: ResultCache
-    recordings: RecordingStore
-
-
-@dataclass(frozen=True, slots=True)
 class Composition:
     """The parts of one engine. If `owns_database`, the engine closes the database when it ends."""
 
-    basis: Basis
-    registry: ToolIndex
+    config: Config
+    ids: IdSource
+    services: PipelineServices
     load_faults: list[LoadFault]
     owns_database: bool
     database: Database
     audit: AuditService
     registrations: Registrations
     directory: WatchedDirectory | None
-    cursors: Cursors
-    upstreams: Upstreams
     walls: EngineWalls
-    state: EngineState
+    tokens: Tokens
+    approvers: Approvers
+    recordings: RecordingStore
     intake: Intake
-    sessions: SessionKeeper
     session_rows: SessionTable
     saved: Sequence[SavedFiles]
     """What is kept of sessions' files; nothing without a state."""
@@ -162,58 +130,43 @@ class Composition:
     approvals: ApprovalService
     policy: CurrentPolicy
     calls: Calls
-    circuits: Circuits
 
 
-def make_basis(
+def compose(
+    tools: Iterable[Tool],
+    given: Database | None,
+    *,
     config: Config | None,
     counter: TokenCounter | None,
     log: Logger | None,
     clock: Clock | None,
-    checkers: Sequence[ResultChecker] = (),
-    tracer_provider: TracerProvider | None = None,
-) -> Basis:
-    """Create the basis. None means a default, such as the configuration of the environment, no log.
-
-    Raises:
-        ConfigError: the configuration is invalid, or a result checker cannot be loaded.
-        TypeError: a result checker is not an asynchronous function.
-    """
-    config = config if config is not None else load_config()
-    log = log if log is not None else quiet_logger()
-    clock = clock if clock is not None else SystemClock()
-    spans = CallSpans(tracer_provider, clock.monotonic) if tracer_provider is not None else None
-    alerts = Alerts(config.alerts, clock.monotonic, clock.now, log)
-    return Basis(
-        config=config,
-        log=log,
-        clock=clock,
-        counter=counter if counter is not None else EstimatingCounter(),
-        ids=IdSource(),
-        checkers=ResultCheckers([*load_checkers(config.result_checkers), *checkers], log),
-        observer=CallObserver(alerts, spans, config.external_tools),
-    )
-
-
-def compose(
-    basis: Basis,
-    tools: Iterable[Tool],
-    given: Database | None,
-    *,
+    checkers: Sequence[ResultChecker],
+    tracer_provider: TracerProvider | None,
     interpreter: Wall | None,
     jail: Wall | None,
     container: SessionWall | None,
 ) -> Composition:
     """Create the parts of an engine. `given` is the database; if it or a wall is None, create it.
 
+    None for another part means a default, such as the configuration of the environment, or no log.
+    The stores of files are not open yet.
+
     Raises:
+        ConfigError: the configuration is invalid, a result checker cannot be loaded, or the
+            webhook's secret cannot be used.
+        TypeError: a result checker is not an asynchronous function.
         InvalidDefinition: the definition of a tool in `tools` is invalid.
         DamagedState: the database has invalid rows.
         PolicyError: the policy file cannot be used.
-        ConfigError: the webhook's secret cannot be used.
     """
-    config, log, clock, ids = basis.config, basis.log, basis.clock, basis.ids
-    registry, load_faults = _find_tools(basis, tools)
+    config = config or load_config()
+    log = log or quiet_logger()
+    clock = clock or SystemClock()
+    ids = IdSource()
+    result_checkers = ResultCheckers([*load_checkers(config.result_checkers), *checkers], log)
+    spans = CallSpans(tracer_provider, clock.monotonic) if tracer_provider is not None else None
+    alerts = Alerts(config.alerts, clock.monotonic, clock.now, log)
+    registry, load_faults = _find_tools(config, log, tools)
     database = given if given is not None else open_database(None)
     files = database.directory
     webhook = None
@@ -231,7 +184,6 @@ def compose(
     directory = None
     if config.tools_directory is not None:
         directory = WatchedDirectory(config.tools_directory, registry, registrations, log)
-    cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
     upstreams = Upstreams(config.rest, registry.secrets, web=config.web)
     on_event = logged(log)
     wall_settings = WallSettings(
@@ -259,31 +211,67 @@ def compose(
     )
     shared = files if files is None else config.files.directory or files
     # Without a state it is opened as well: a standby needs s3fs before it is active.
-    bucket = open_bucket(config.files.bucket) if config.files.bucket is not None else None
-    state = _read_state(config, database, shared, bucket if files is not None else None, clock)
-    for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):
+    opened = open_bucket(config.files.bucket) if config.files.bucket is not None else None
+    bucket = opened if files is not None else None
+    with understood("agents"):
+        agents = Agents(database)
+    with understood("tokens"):
+        tokens = Tokens(database)
+    with understood("approvers"):
+        approvers = Approvers(database)
+    with understood("counters of budgets"):
+        budgets = Budgets(config.budgets, CounterTable(database), clock.now)
+    with understood("rate limits"):
+        rates = RateLimits(config.rate_limits, CounterTable(database), clock)
+    for pattern in rates.unmatched({tool.definition.name for tool in registry}):
         log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
+    blobs = BlobStore(
+        database,
+        shared,
+        max_bytes=config.blobs_kept_mb * MB,
+        lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
+        now=clock.now,
+        bucket=bucket,
+    )
+    recordings = RecordingStore(
+        shared,
+        max_bytes=config.streams_mb * MB,
+        kept_s=config.streams_kept_minutes * 60,
+        now=clock.now,
+        bucket=bucket,
+    )
     intake = Intake()
-    session_rows = SessionTable(database, state.blobs.overdue.set)
+    session_rows = SessionTable(database, blobs.overdue.set)
     saved: tuple[SavedFiles, ...] = ()
     if shared is not None:
-        place = None if bucket is not None else shared
-        saved = tuple(SavedFiles(place, bucket, folder) for folder in (SESSIONS, PROJECTS))
+        place = None if opened is not None else shared
+        saved = tuple(SavedFiles(place, opened, folder) for folder in (SESSIONS, PROJECTS))
     project_store = ProjectStore(
         saved[1] if saved else None, Journals(None if files is None else files / PROJECTS)
     )
-    sessions = _make_sessions(
-        basis, session_rows, walls.container, state.agents, intake, saved, project_store, on_event
+    with understood("sessions"):
+        kept_sessions = session_rows.all_now()
+    sessions = SessionKeeper(
+        walls.container,
+        session_rows,
+        config.sessions,
+        SessionClock(clock.now, clock.monotonic),
+        partial(_check_maker, agents, intake),
+        kept=kept_sessions,
+        saver=SessionSaver(saved[0]) if saved else None,
+        open_project=partial(SessionProject, project_store),
+        presets=config.presets,
+        on_event=on_event,
     )
 
     def facts_of(query: ExplainWish) -> CallFacts:
-        return facts_to_explain(query, registry, state.agents, clock.now)
+        return facts_to_explain(query, registry, agents, clock.now)
 
     def use_budgets(more: Sequence[BudgetRule]) -> None:
         """Use the budgets of the policy file, and those of the configuration with other names."""
         names = {budget.name for budget in more}
-        state.budgets.replace([*(b for b in config.budgets if b.name not in names), *more])
-        for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
+        budgets.replace([*(b for b in config.budgets if b.name not in names), *more])
+        for name in budgets.unmatched({tool.definition.name for tool in registry}):
             log.warning("budget.covers_no_tool", budget=name)
 
     policy = CurrentPolicy(
@@ -291,7 +279,7 @@ def compose(
         clock.now,
     )  # fmt: skip
     with understood("counters of budgets"):
-        state.budgets.load()
+        budgets.load()
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     upstreams.mcp = McpServers(
@@ -300,72 +288,97 @@ def compose(
     upstreams.gateway = Gateway(
         config.gateway, policy.gate.decide_request, files, registry.secrets, audit.note, log
     )
-    requests = _make_requests(basis, database, state, webhook, intake)
-    circuits = Circuits(config.circuits, clock.monotonic, log)
+    decides_as = webhook.decides_as if webhook is not None else None
+    with understood("approvals"):
+        requests = ApprovalRequests(
+            ApprovalTable(
+                database, has_webhook=webhook is not None, kept_days=config.approvals.kept_days
+            ),
+            RememberedRules(database),
+            Eligibility(
+                approvers,
+                tokens,
+                agents,
+                others=frozenset({decides_as} if decides_as is not None else ()),
+                allow_self_approval=config.approvals.allow_self_approval,
+                now=clock.now,
+            ),
+            config.approvals,
+            webhook=webhook,
+            now=clock.now,
+            new_id=ids.approval_id,
+            is_draining=intake.takes_none,
+            log=log,
+        )
     services = PipelineServices(
         registry=registry,
-        agents=state.agents,
+        agents=agents,
         walls=walls.by_name,
         clock=clock,
         log=log,
-        counter=basis.counter,
+        counter=counter or EstimatingCounter(),
         prices=config.prices,
         allow_debug=config.allow_debug,
         is_draining=intake.takes_none,
-        calls=state.calls,
-        blobs=state.blobs,
-        cursors=cursors,
+        calls=CallLog(
+            database,
+            kept_days=config.calls_kept_days,
+            kept=config.calls_kept,
+            recorded=config.recorded_calls,
+            record=config.record,
+        ),
+        blobs=blobs,
+        cursors=Cursors(secrets.token_bytes(CURSOR_KEY_BYTES)),
         upstreams=upstreams,
         sessions=sessions,
         policy=policy.gate,
-        keys=state.keys,
-        cache=state.cache,
-        budgets=state.budgets,
-        rates=state.rates,
+        keys=Keys(database),
+        cache=ResultCache(config.cache, clock.monotonic),
+        budgets=budgets,
+        rates=rates,
         approvals=requests,
         redactor=redactor,
-        checkers=basis.checkers or None,
-        circuits=circuits,
+        checkers=result_checkers or None,
+        circuits=Circuits(config.circuits, clock.monotonic, log),
         retries=Retries(clock),
-        observer=basis.observer,
+        observer=CallObserver(alerts, spans, config.external_tools),
     )
-    calls = Calls(intake, services, ids, clock, state.recordings)
     return Composition(
-        basis=basis,
-        registry=registry,
+        config=config,
+        ids=ids,
+        services=services,
         load_faults=load_faults,
         owns_database=given is None,
         database=database,
         audit=audit,
         registrations=registrations,
         directory=directory,
-        cursors=cursors,
-        upstreams=upstreams,
         walls=walls,
-        state=state,
+        tokens=tokens,
+        approvers=approvers,
+        recordings=recordings,
         intake=intake,
-        sessions=sessions,
         session_rows=session_rows,
         saved=saved,
         projects=Projects(project_store, sessions),
         webhook=webhook,
         approvals=ApprovalService(ApprovalScheduler(StoredCalls(services))),
         policy=policy,
-        calls=calls,
-        circuits=circuits,
+        calls=Calls(intake, services, ids, clock, recordings),
     )
 
 
-def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
+def _find_tools(
+    config: Config, log: Logger, given: Iterable[Tool]
+) -> tuple[ToolIndex, list[LoadFault]]:
     """Load the installed and the given tools. Also return the faults of those that were left
     out."""
-    config = basis.config
     secrets = SecretBindings(config.secrets, config.rest)
     registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)
     for fault in faults:
-        basis.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
+        log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
     register_all(registry, given, private)
     return registry, faults
 
@@ -379,101 +392,21 @@ def _read_registrations(registry: ToolIndex, database: Database, log: Logger) ->
     return registrations
 
 
-def _read_state(
-    config: Config, database: Database, directory: Path | None, bucket: Bucket | None, clock: Clock
-) -> EngineState:
-    """Create the stores. Files are kept in `directory` or `bucket`, or not at all without both.
-
-    Raises:
-        DamagedState: the database has invalid rows.
+def _check_maker(
+    agents: Agents, intake: Intake, principal: Principal, agent_id: str | None
+) -> tuple[str, ...]:
+    """Refuse a principal that may not create a session, also while the engine is stopping. Return
+    the presets to which the agent is bound.
     """
-    with understood("agents"):
-        agents = Agents(database)
-    with understood("tokens"):
-        tokens = Tokens(database)
-    with understood("approvers"):
-        approvers = Approvers(database)
-    with understood("counters of budgets"):
-        budgets = Budgets(config.budgets, CounterTable(database), clock.now)
-    with understood("rate limits"):
-        rates = RateLimits(config.rate_limits, CounterTable(database), clock)
-    return EngineState(
-        agents=agents,
-        tokens=tokens,
-        approvers=approvers,
-        calls=CallLog(
-            database,
-            kept_days=config.calls_kept_days,
-            kept=config.calls_kept,
-            recorded=config.recorded_calls,
-            record=config.record,
-        ),
-        budgets=budgets,
-        rates=rates,
-        blobs=BlobStore(
-            database,
-            directory,
-            max_bytes=config.blobs_kept_mb * MB,
-            lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
-            now=clock.now,
-            bucket=bucket,
-        ),
-        keys=Keys(database),
-        cache=ResultCache(config.cache, clock.monotonic),
-        recordings=RecordingStore(
-            directory,
-            max_bytes=config.streams_mb * MB,
-            kept_s=config.streams_kept_minutes * 60,
-            now=clock.now,
-            bucket=bucket,
-        ),
-    )
-
-
-def _make_sessions(
-    basis: Basis,
-    rows: SessionTable,
-    wall: SessionWall,
-    agents: Agents,
-    intake: Intake,
-    saved: Sequence[SavedFiles],
-    projects: ProjectStore,
-    on_event: OnEvent,
-) -> SessionKeeper:
-    """Create the keeper of sessions, whose containers are behind `wall`.
-
-    Raises:
-        DamagedState: the database has invalid rows of sessions.
-    """
-
-    def check_maker(principal: Principal, agent_id: str | None) -> tuple[str, ...]:
-        """Refuse a principal that may not create a session, also while the engine is stopping.
-        Return the presets to which the agent is bound.
-        """
-        require_caller(principal)
-        agent = agents.find(agent_id) if agent_id is not None else None
-        if agent_id is not None:
-            require_agent(principal, agent_id, agent)
-        if intake.is_draining:
-            raise ShuttingDown(
-                "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
-            )
-        return agent.presets if agent is not None else ()
-
-    with understood("sessions"):
-        kept = rows.all_now()
-    return SessionKeeper(
-        wall,
-        rows,
-        basis.config.sessions,
-        SessionClock(basis.clock.now, basis.clock.monotonic),
-        check_maker,
-        kept=kept,
-        saver=SessionSaver(saved[0]) if saved else None,
-        open_project=partial(SessionProject, projects),
-        presets=basis.config.presets,
-        on_event=on_event,
-    )
+    require_caller(principal)
+    agent = agents.find(agent_id) if agent_id is not None else None
+    if agent_id is not None:
+        require_agent(principal, agent_id, agent)
+    if intake.is_draining:
+        raise ShuttingDown(
+            "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
+        )
+    return agent.presets if agent is not None else ()
 
 
 def _make_cluster(
@@ -508,58 +441,16 @@ def _make_cluster(
     )
 
 
-def _make_requests(
-    basis: Basis,
-    database: Database,
-    state: EngineState,
-    webhook: WebhookChannel | None,
-    intake: Intake,
-) -> ApprovalRequests:
-    settings, now = basis.config.approvals, basis.clock.now
-    decides_as = webhook.decides_as if webhook is not None else None
-    with understood("approvals"):
-        return ApprovalRequests(
-            ApprovalTable(database, has_webhook=webhook is not None, kept_days=settings.kept_days),
-            RememberedRules(database),
-            Eligibility(
-                state.approvers,
-                state.tokens,
-                state.agents,
-                others=frozenset({decides_as} if decides_as is not None else ()),
-                allow_self_approval=settings.allow_self_approval,
-                now=now,
-            ),
-            settings,
-            webhook=webhook,
-            now=now,
-            new_id=basis.ids.approval_id,
-            is_draining=intake.takes_none,
-            log=basis.log,
-        )
-
-
 class EngineLife:
     """Starts and stops the parts of an engine. `end` stops them in the reverse order of `begin`."""
 
     def __init__(self, made: Composition) -> None:
         self._made = made
-        self._config = made.basis.config
-        self._log = made.basis.log
-        self._now = made.basis.clock.now
+        self._config = made.config
+        self._log = made.services.log
+        self._now = made.services.clock.now
         self._stack = AsyncExitStack()
-        self._has_begun = False
-
-    def require_begun(self) -> None:
-        """Raise EngineNotRunning before `begin` and after `end`."""
-        if self._made.intake.is_open:
-            return
-        raise EngineNotRunning(
-            "This engine has stopped, so it takes no calls. Make the call inside its `async with` "
-            "block."
-            if self._has_begun
-            else "This engine was not started, so it takes no calls. Use "
-            "`async with Engine(...) as engine:`, and make the call inside."
-        )
+        self.has_begun = False
 
     async def begin(self) -> None:
         """Start all parts in order, and accept calls. If one fails, stop the started ones."""
@@ -570,7 +461,7 @@ class EngineLife:
             raise
 
     async def _begin(self) -> None:
-        self._has_begun = True
+        self.has_begun = True
         made, enter = self._made, self._stack.enter_async_context
         if made.owns_database:
             self._stack.callback(made.database.close)
@@ -578,17 +469,17 @@ class EngineLife:
         for saved in made.saved:
             self._stack.push_async_callback(anyio.to_thread.run_sync, saved.close)
         await enter(made.walls)
-        await enter(made.sessions)
+        await enter(made.services.sessions)
         await made.policy.start()
         await self._follow_files()
-        if made.upstreams.mcp is not None:
-            await enter(made.upstreams.mcp.run())
-        self._stack.push_async_callback(made.upstreams.close)
-        self._stack.push_async_callback(_close, made.state.blobs.room)
-        self._stack.push_async_callback(_close, made.state.recordings.room)
+        if made.services.upstreams.mcp is not None:
+            await enter(made.services.upstreams.mcp.run())
+        self._stack.push_async_callback(made.services.upstreams.close)
+        self._stack.push_async_callback(_close, made.services.blobs.room)
+        self._stack.push_async_callback(_close, made.recordings.room)
         # If it fails, amounts that are reserved in advance count as spent.
-        self._stack.push_async_callback(self._try, "budgets", made.state.budgets.close)
-        self._stack.callback(made.state.rates.write)
+        self._stack.push_async_callback(self._try, "budgets", made.services.budgets.close)
+        self._stack.callback(made.services.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)
         await self._open_stores()
         await self._keep_within_bounds()
@@ -618,7 +509,7 @@ class EngineLife:
         if self._made.directory is not None:
             group.start_soon(self._made.directory.follow)
         if self._config.alerts.enabled:
-            group.start_soon(self._made.basis.observer.alerts.watch, self._tell_of_alert)
+            group.start_soon(self._made.services.observer.alerts.watch, self._tell_of_alert)
 
     async def _tell_of_alert(self, alert: Alert) -> None:
         """Store a message about an alert for the webhook, if one is configured for alerts."""
@@ -636,20 +527,24 @@ class EngineLife:
         for directory in await anyio.to_thread.run_sync(self._made.projects.recover):
             self._log.error("project.not_put_back", directory=directory)
         async with anyio.create_task_group() as group:  # each may wait for its bucket
-            group.start_soon(self._try, "blobs", self._made.state.blobs.open)
-            group.start_soon(self._try, "streams", self._made.state.recordings.open)
+            group.start_soon(self._try, "blobs", self._made.services.blobs.open)
+            group.start_soon(self._try, "streams", self._made.recordings.open)
 
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, now and then periodically."""
-        made, state = self._made, self._made.state
-        calls, blobs, streams_s = state.calls, state.blobs, self._config.streams_kept_minutes * 60
+        made, services = self._made, self._made.services
+        calls, blobs, streams_s = (
+            services.calls,
+            services.blobs,
+            self._config.streams_kept_minutes * 60,
+        )
         all_kept: tuple[tuple[Prune, float, asyncio.Event | None], ...] = (
             (calls.prune, self._config.calls_kept_days * 86_400, calls.overdue),
             (blobs.prune, self._config.blobs_kept_hours * 3600, blobs.overdue),
-            (state.recordings.prune, streams_s or math.inf, None),
-            (state.keys.prune, KEY_LIFETIME.total_seconds(), None),
-            (state.budgets.prune, math.inf, None),
-            (state.rates.prune, math.inf, None),
+            (made.recordings.prune, streams_s or math.inf, None),
+            (services.keys.prune, KEY_LIFETIME.total_seconds(), None),
+            (services.budgets.prune, math.inf, None),
+            (services.rates.prune, math.inf, None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
         for saved in made.saved:
@@ -662,7 +557,7 @@ class EngineLife:
 
     async def _recover_keys(self) -> None:
         """Mark the keys of interrupted calls as lost. If this fails, each is found when used."""
-        recover = partial(self._made.state.keys.recover, self._now())
+        recover = partial(self._made.services.keys.recover, self._now())
         lost = await self._try("idempotency_keys", recover)
         if lost:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)

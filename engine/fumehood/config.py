@@ -64,7 +64,7 @@ from fumehood.approvals.model import ApprovalSettings, WebhookSettings
 from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.cache.model import CacheSettings
-from fumehood.circuits.settings import CircuitSettings
+from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.executors.mcp_settings import AllMcpServers

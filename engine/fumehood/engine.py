@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequ
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio.to_thread
@@ -22,7 +21,7 @@ from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.budgets.usage import usage_table
 from fumehood.circuits.breaker import upstream_of
-from fumehood.compose import EngineLife, compose, make_basis
+from fumehood.compose import EngineLife, compose
 from fumehood.config import Config
 from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
@@ -30,6 +29,7 @@ from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import (
     EngineError,
+    EngineNotRunning,
     InvalidParams,
     ToolNotFound,
 )
@@ -51,7 +51,7 @@ from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.engine_overview import Overview, figures_of
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.formats.agent_loop import (
     MAX_TURNS,
@@ -69,7 +69,7 @@ from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
 from fumehood.observe.metrics import exposition
-from fumehood.pipeline.batch import Batch, Parse
+from fumehood.pipeline.batch import Batch, FindTool, MessageCalls, Parse
 from fumehood.pipeline.incoming import (
     parse_batch,
     parse_batch_call,
@@ -82,8 +82,7 @@ from fumehood.pipeline.incoming import (
 )
 from fumehood.pipeline.plan import can_run_now
 from fumehood.pipeline.result import shape_error
-from fumehood.pipeline.stream import StreamedCall, events_of
-from fumehood.pipeline.tool_calls import FindTool, MessageCalls
+from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
 from fumehood.registry.index import RegisteredTool, Source
@@ -136,9 +135,14 @@ class Engine:
         tracer_provider: TracerProvider | None = None,
     ) -> None:
         made = compose(
-            make_basis(config, token_counter, log, clock, result_checkers, tracer_provider),
             tools,
             database,
+            config=config,
+            counter=token_counter,
+            log=log,
+            clock=clock,
+            checkers=result_checkers,
+            tracer_provider=tracer_provider,
             interpreter=interpreter,
             jail=jail,
             container=container,
@@ -147,22 +151,23 @@ class Engine:
         self._life = EngineLife(made)
         self._exports = Exports()
         self._repairs = anyio.CapacityLimiter(1)
-        self.config = made.basis.config
-        self.log = made.basis.log
+        self._owner_id = made.config.principal_ids.get(os.getuid()) or uid_principal_id(os.getuid())
+        self.config = made.config
+        self.log = made.services.log
         self.load_faults = made.load_faults
         self.database = made.database
         self.audit = made.audit
         self.registrations = made.registrations
-        self.agents = made.state.agents
-        self.tokens = made.state.tokens
-        self.approvers = made.state.approvers
-        self.alerts = made.basis.observer.alerts
-        self.budgets = made.state.budgets
-        self.cache = made.state.cache
-        self.blobs = made.state.blobs
-        self.call_log = made.state.calls
+        self.agents = made.services.agents
+        self.tokens = made.tokens
+        self.approvers = made.approvers
+        self.alerts = made.services.observer.alerts
+        self.budgets = made.services.budgets
+        self.cache = made.services.cache
+        self.blobs = made.services.blobs
+        self.call_log = made.services.calls
         self.runs = made.calls
-        self.sessions = made.sessions
+        self.sessions = made.services.sessions
         self.projects = made.projects
         self.approvals = made.approvals
         self.policy = made.policy
@@ -176,6 +181,18 @@ class Engine:
     async def __aexit__(self, *exc: object) -> None:
         await self._life.end()
 
+    def _require_begun(self) -> None:
+        """Raise EngineNotRunning before the engine is entered and after it is left."""
+        if self._made.intake.is_open:
+            return
+        raise EngineNotRunning(
+            "This engine has stopped, so it takes no calls. Make the call inside its `async with` "
+            "block."
+            if self._life.has_begun
+            else "This engine was not started, so it takes no calls. Use "
+            "`async with Engine(...) as engine:`, and make the call inside."
+        )
+
     async def call(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Envelope:
@@ -188,8 +205,8 @@ class Engine:
             TypeError: there is no such option.
             EngineNotRunning: the engine was not entered, or has been left.
         """
-        chosen = checked_keywords(CallKeywords, "call", options)
-        self._life.require_begun()
+        chosen = checked_keywords(CallKeywords, "call", options) if options else {}
+        self._require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
         except EngineError as error:
@@ -209,7 +226,7 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(BatchKeywords, "batch", options)
-        self._life.require_begun()
+        self._require_begun()
         body = parse_batch({"calls": list(calls), "options": chosen})
         return await self.open_batch(body, self.owner, parse=parse_own_batch_call).run()
 
@@ -247,7 +264,9 @@ class Engine:
             raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
         if agent_id is None:
             found = [
-                tool.definition for tool in self._made.registry if tool.disabled_because is None
+                tool.definition
+                for tool in self._made.services.registry
+                if tool.disabled_because is None
             ]
         else:
             chosen = self.agent_tools(principal, agent_id, exclude_dangerous=False)
@@ -279,7 +298,7 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(HandleKeywords, "handle", options)
-        self._life.require_begun()
+        self._require_begun()
         body = parse_own_message(plain(message), format, chosen)
         handled = await self.open_message(body, self.owner).run()
         return list(handled.messages)
@@ -302,12 +321,14 @@ class Engine:
         seen: dict[str, ToolDefinition] = {}
         if agent_id is not None:
             if self.agents.find(agent_id) is not None:
-                seen = {t.name: t for t in self.agents.tools(agent_id, self._made.registry)[0]}
+                seen = {
+                    t.name: t for t in self.agents.tools(agent_id, self._made.services.registry)[0]
+                }
             return lambda name: seen.get(name.partition("@")[0])
 
         def find(name: str) -> ToolDefinition | None:
             try:
-                return self._made.registry.get(name, names_others=False).definition
+                return self._made.services.registry.get(name, names_others=False).definition
             except ToolNotFound:
                 return None
 
@@ -335,7 +356,7 @@ class Engine:
         chosen = options_of(
             checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice
         )
-        self._life.require_begun()
+        self._require_begun()
         loop = AgentLoop(
             messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
             max_length=options.get("max_length"),
@@ -391,7 +412,7 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(DecisionKeywords, "decide", options)
-        self._life.require_begun()
+        self._require_begun()
         asked = {"tool": tool, "arguments": arguments or {}, "context": context or {}}
         try:
             body = parse_own_decision({**asked, "options": chosen})
@@ -404,16 +425,18 @@ class Engine:
     @property
     def owner(self) -> Principal:
         """The principal of calls by this process itself."""
-        return replace(self.principal_of_uid(os.getuid()), is_program=True)
+        agents = self.agents.spoken_for_by(self._owner_id)
+        return Principal(self._owner_id, frozenset({Scope.CALL}), agents, is_program=True)
 
     def principal_of_uid(self, uid: int) -> Principal:
         """Return the principal of a Unix user. A uid gives the scope `call` only."""
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
-        return _caller(principal_id, self.agents.spoken_for_by(principal_id))
+        agents = self.agents.spoken_for_by(principal_id)
+        return Principal(principal_id, frozenset({Scope.CALL}), agents)
 
     def now(self) -> datetime:
         """Return the time of the engine's clock."""
-        return self._made.basis.clock.now()
+        return self._made.services.clock.now()
 
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
@@ -465,7 +488,7 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(CallKeywords, "stream", options)
-        self._life.require_begun()
+        self._require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
         except EngineError as error:
@@ -504,7 +527,7 @@ class Engine:
 
     def tools(self) -> list[ToolDefinition]:
         """Return the preferred version of every registered tool, by name."""
-        return [tool.definition for tool in self._made.registry]
+        return [tool.definition for tool in self._made.services.registry]
 
     def tools_page(
         self,
@@ -520,8 +543,8 @@ class Engine:
             InvalidParams: the limit is not from 1 to 100, or the cursor belongs to another list.
         """
         return page_of_tools(
-            self._made.registry,
-            self._made.cursors,
+            self._made.services.registry,
+            self._made.services.cursors,
             (principal or self.owner).id,
             filter_by=filter_by or ToolFilter(),
             limit=limit,
@@ -530,9 +553,9 @@ class Engine:
 
     def tool(self, reference: str) -> ToolDetails:
         """Return a tool by `name` or `name@version`, and its versions. Raises ToolNotFound."""
-        found = self._made.registry.get(reference)
-        versions = self._made.registry.versions(found.definition.name)
-        circuit = self._made.circuits.of(upstream_of(found.definition))
+        found = self._made.services.registry.get(reference)
+        versions = self._made.services.registry.versions(found.definition.name)
+        circuit = self._made.services.circuits.of(upstream_of(found.definition))
         return ToolDetails(
             tool=found.definition,
             versions=tuple(tool.definition.version for tool in versions),
@@ -554,7 +577,9 @@ class Engine:
         if agent_id is not None:
             found = self.agent_tools(principal, agent_id, exclude_dangerous=False).tools
         else:
-            found = tuple(t.definition for t in self._made.registry if t.disabled_because is None)
+            found = tuple(
+                t.definition for t in self._made.services.registry if t.disabled_because is None
+            )
         has_authenticated = principal.has_authenticated
         return [t for t in found if t.is_active and (has_authenticated or not t.requires_auth)]
 
@@ -565,7 +590,7 @@ class Engine:
         if agent_id is not None:
             require_agent(principal, agent_id, self.agents.find(agent_id))
         agents = 0 if agent_id is None else self.agents.changes
-        return self._made.registry.changes, agents, principal.has_authenticated
+        return self._made.services.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
         """Return the rules for the protection of models that a tool breaks."""
@@ -573,7 +598,7 @@ class Engine:
             return ()
         from fumehood.registry.lint import poison  # its patterns take a while to compile
 
-        names = (other.definition.name for other in self._made.registry)
+        names = (other.definition.name for other in self._made.services.registry)
         return tuple(poison(tool.definition.model_dump(mode="json"), names))
 
     def ready(self) -> Readiness:
@@ -585,7 +610,7 @@ class Engine:
             status="ready" if serves else "not_ready",
             walls=walls,
             state=state,
-            broken_circuits=self._made.circuits.broken(),
+            broken_circuits=self._made.services.circuits.broken(),
         )
 
     def can_run_now(self, tool: ToolDefinition) -> bool:
@@ -599,7 +624,7 @@ class Engine:
             ReadFailed: the state cannot be read.
         """
         figures = await figures_of(self._made)
-        observed = self._made.basis.observer.metrics
+        observed = self._made.services.observer.metrics
         return await anyio.to_thread.run_sync(exposition, observed, figures)
 
     def agent_tools(
@@ -618,7 +643,7 @@ class Engine:
             ResourceNotFound: the agent is unknown, or the principal may not act for it.
         """
         require_agent(principal, agent_id, self.agents.find(agent_id))
-        seen, missing = self.agents.tools(agent_id, self._made.registry)
+        seen, missing = self.agents.tools(agent_id, self._made.services.registry)
         selection = filter_tools(
             seen,
             categories=categories,
@@ -720,7 +745,9 @@ class Engine:
 
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
         """Return the files of a session of this process's owner, or of another principal."""
-        return SessionFiles(self.sessions, self._made.cursors, principal or self.owner, session_id)
+        return SessionFiles(
+            self.sessions, self._made.services.cursors, principal or self.owner, session_id
+        )
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """Make an envelope for a request that was refused before it became a call."""
@@ -732,8 +759,7 @@ class Engine:
         self, data: JsonObject, error: EngineError | None = None, tool: str | None = None
     ) -> Envelope:
         """Make an envelope without a call id, for an answer such as a list of tools."""
-        basis = self._made.basis
-        now = basis.clock.now()
+        now = self.now()
         return Envelope(
             success=error is None,
             status="success" if error is None else "error",
@@ -743,7 +769,7 @@ class Engine:
                 tool_name=tool,
                 tool_version=None,
                 call_id=None,
-                trace_id=basis.ids.trace_id(now),
+                trace_id=self._made.ids.trace_id(now),
                 timestamp=timestamp(now),
                 execution_time_ms=0.0,
                 performance=Performance(total_ms=0.0),
@@ -787,11 +813,6 @@ class Engine:
         of its tools.
         """
         return self._made.walls.report()
-
-
-@lru_cache(maxsize=1024)
-def _caller(principal_id: str, agents: frozenset[str]) -> Principal:
-    return Principal(principal_id, frozenset({Scope.CALL}), agents)
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_batch", "parse_call_body"]

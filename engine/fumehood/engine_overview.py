@@ -48,7 +48,7 @@ from fumehood.core.names import EXTERNAL
 from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.observe.metrics import Figure, network_figures, node_figures
 from fumehood.pipeline.running import LiveCall
 from fumehood.policy.loader import parse_policy
@@ -68,7 +68,6 @@ _HAS_CONDITIONS = re.compile(r"\b(?:when|any)\b")
 NOTED_FOR_S = 300.0
 """Seconds in which looking at the same again is not noted again."""
 
-MAX_NOTED = 1000
 NOT_RUNNING = "No such call is running. Do not retry."
 _FIELDS = {"agent": "agent_id", "principal": "principal_id", "session": "session_id",
            "trace": "trace_id", "parent": "parent_id"}  # fmt: skip
@@ -79,9 +78,9 @@ class Overview:
 
     def __init__(self, made: Composition) -> None:
         self._made = made
-        self._clock = made.basis.clock
+        self._clock = made.services.clock
         self._calls = AllCalls(made.database)
-        self._redactor = made.calls.redactor
+        self._redactor = made.services.redactor
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
         self._watched: dict[str, tuple[CallRequest, JsonObject]] = {}
@@ -108,7 +107,7 @@ class Overview:
             raise ResourceNotFound("This engine has no nodes.", fields=["node"])
         node = await cluster.drain(name, is_drained=is_drained)
         event = "node.drained" if is_drained else "node.resumed"
-        self._made.basis.log.info(event, node=name, by=by.id)
+        self._made.services.log.info(event, node=name, by=by.id)
         return node
 
     # -- calls -----------------------------------------------------------------------------
@@ -167,12 +166,13 @@ class Overview:
         if found is None or found[0] is not one.request:
             running = {other.request.call_id for other in self._running()}
             self._watched = {key: self._watched[key] for key in self._watched.keys() & running}
-            found = self._watched[one.request.call_id] = one.request, self._made.calls.given(one)
+            given = self._redactor.value(one.request.arguments)[0]
+            found = self._watched[one.request.call_id] = one.request, given
         return found[1]
 
     def _running(self) -> list[LiveCall]:
         """Return the calls that run now, oldest first, an approved one once."""
-        found = {one.request.call_id: one for one in self._made.calls.running}
+        found = {one.request.call_id: one for one in self._made.calls.running.values()}
         for run in self._made.approvals.requests.runs.running.values():
             if run.request is not None:
                 call = LiveCall(run.request, run.handle, run.began_at)
@@ -180,7 +180,7 @@ class Overview:
         return sorted(found.values(), key=lambda one: one.began_at)
 
     def _live(self, one: LiveCall, *, with_output: bool = False) -> CallRecord:
-        currency = self._made.basis.config.prices.currency
+        currency = self._made.config.prices.currency
         return one.record(self._clock.now(), currency, self._redactor, with_output=with_output)
 
     async def cancel(self, call_id: str, by: Principal) -> None:
@@ -203,9 +203,11 @@ class Overview:
         Raises:
             ResourceNotFound: the principal has no such call, or it has ended.
         """
-        running = self._made.calls.running
-        if running.has(call_id, principal):
-            await running.cancel(call_id, principal)
+        calls = self._made.calls
+        live = calls.own(call_id, principal)
+        if live is not None:
+            if not await calls.cancel(live):
+                raise ResourceNotFound(NOT_RUNNING)
             return
         try:
             await self._made.approvals.cancel_call(call_id, principal)
@@ -230,7 +232,7 @@ class Overview:
             approval = await self._made.approvals.show(stored.approval.id)
         answer = stored.answer if stored is not None else None
         if answer is None:
-            answer = await self._made.state.keys.answer_of(found.call.principal_id, call_id)
+            answer = await self._made.services.keys.answer_of(found.call.principal_id, call_id)
         encoded = answer.encode() if answer is not None else None
         if encoded is None and found.record is not None:
             encoded = found.record.envelope
@@ -269,7 +271,7 @@ class Overview:
         if details.answer == "not_kept":
             raise ResourceNotFound("The answer of this call is not kept. Do not retry.")
         owner = details.call.principal_id
-        return await self._made.state.blobs.open_blob(blob_id, owner, expires, signature)
+        return await self._made.services.blobs.open_blob(blob_id, owner, expires, signature)
 
     async def repeat_as_dry_run(self, call_id: str) -> Envelope:
         """Repeat a call that needed approval as a dry run, with its caller's rights.
@@ -307,11 +309,11 @@ class Overview:
 
     def sessions(self) -> tuple[OwnedSession, ...]:
         """Return the sessions of all principals."""
-        return tuple(map(_owned, self._made.sessions.every()))
+        return tuple(map(_owned, self._made.services.sessions.every()))
 
     def session(self, session_id: str) -> OwnedSession:
         """Return one session. Raises ResourceNotFound."""
-        for one in self._made.sessions.every():
+        for one in self._made.services.sessions.every():
             if one.record.id == session_id:
                 return _owned(one)
         raise ResourceNotFound("There is no such session. Do not retry.")
@@ -332,7 +334,7 @@ class Overview:
             details = {"principal_id": found.principal_id}
             await self._record(by, "session.end", session_id, details)
             why = "an administrator ended it"
-            await self._made.sessions.end(Principal(found.principal_id), session_id, why)
+            await self._made.services.sessions.end(Principal(found.principal_id), session_id, why)
         return self.session(session_id)
 
     def processes(self, session_id: str) -> SessionProcesses:
@@ -341,7 +343,9 @@ class Overview:
         Raises:
             ResourceNotFound: there is no such session, or it is over.
         """
-        return self._made.sessions.processes(self.owner_of(session_id), session_id, is_use=False)
+        return self._made.services.sessions.processes(
+            self.owner_of(session_id), session_id, is_use=False
+        )
 
     async def stop_process(
         self, session_id: str, name: str, grace_s: float, by: Principal
@@ -388,16 +392,15 @@ class Overview:
         await self._made.database.write(
             lambda rows: chain_of(rows).append(rows, event, at, {"by": by.id, **told})
         )
-        if len(self._noted) >= MAX_NOTED:
-            self._noted.clear()
-        self._noted[key] = now
+        recent = {one: at for one, at in self._noted.items() if now - at < NOTED_FOR_S}
+        self._noted = {**recent, key: now}
 
     # -- the engine ------------------------------------------------------------------------
 
     def summary(self, readiness: Readiness) -> EngineSummary:
         """Return the state of the engine."""
         made = self._made
-        config = made.basis.config
+        config = made.config
         return EngineSummary(
             version=engine_version(),
             started_at=self._started_at,
@@ -407,8 +410,8 @@ class Overview:
             running_calls=len(made.calls.running),
             readiness=readiness,
             containers=made.walls.containers(),
-            sessions=dict(made.sessions.counts),
-            circuits=tuple(made.circuits.statuses()),
+            sessions=dict(made.services.sessions.counts),
+            circuits=tuple(made.services.circuits.statuses()),
         )
 
     # -- rules -----------------------------------------------------------------------------
@@ -422,12 +425,12 @@ class Overview:
             ReadFailed: the log cannot be read.
             WriteFailed: it could not be recorded that arguments are looked at.
         """
-        known = [tool.definition for tool in self._made.registry]
+        known = [tool.definition for tool in self._made.services.registry]
         since = self._clock.now() - timedelta(days=wish.days)
         groups, is_partial = await self._calls.groups(since)
         tools = {group[:2]: self._tool(group) for group in groups}
         found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
-        environment = self._made.basis.config.environment
+        environment = self._made.config.environment
         given: list[tuple[CallGroup, JsonObject]] = []
         if Scope.ADMIN in reader.scopes and _HAS_CONDITIONS.search(wish.rules):
             await self._note_reading("calls.searched", reader, {"rules": wish.rules})
@@ -457,7 +460,7 @@ class Overview:
     def _tool(self, group: CallGroup) -> ToolDefinition | None:
         try:
             reference = f"{group.tool}@{group.version}" if group.version else group.tool
-            return self._made.registry.get(reference, names_others=False).definition
+            return self._made.services.registry.get(reference, names_others=False).definition
         except ToolNotFound:
             return None
 
@@ -530,16 +533,16 @@ def _of_calls(made: Composition) -> Iterator[Figure]:
     yield Figure(
         "sessions_open",
         "Sessions that exist now.",
-        sum(made.sessions.counts[state] for state in ("active", "paused", "stopped")),
+        sum(made.services.sessions.counts[state] for state in ("active", "paused", "stopped")),
     )
     yield Figure("circuits_open", "Services that calls are not let through to.",
-                 made.circuits.broken())  # fmt: skip
-    cache = made.state.cache.status()
+                 made.services.circuits.broken())  # fmt: skip
+    cache = made.services.cache.status()
     yield Figure("cache_hits", "Calls answered by the result cache.", cache.hits, kind="counter")
     yield Figure("cache_misses", "Calls that it did not answer.", cache.misses, kind="counter")
     yield Figure("cache_bytes", "Size of the results in the cache.", cache.size_bytes)
     used: dict[str, float] = {}
-    for one in made.state.budgets.standings():
+    for one in made.services.budgets.standings():
         limit, taken = Decimal(one.limit), Decimal(one.spent) + Decimal(one.held)
         ratio = float(taken / limit) if limit else 1.0
         used[one.budget] = max(ratio, used.get(one.budget, 0.0))
@@ -568,7 +571,7 @@ def _of_state(made: Composition) -> Iterator[Figure]:
 
 
 def _of_sight(made: Composition) -> Iterator[Figure]:
-    observer = made.basis.observer
+    observer = made.services.observer
     alerts = observer.alerts.look().alerts
     yield Figure("alert_firing", "1 while an alert of the engine fires.",
                  {a.name: float(a.firing) for a in alerts if a.tool is None}, "alert")  # fmt: skip

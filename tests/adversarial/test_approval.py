@@ -25,7 +25,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.store import ApprovalTable
 from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.core.errors import EngineError, PermissionDenied
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox.host import Host
 from support.asking import ALICE, BOB, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking

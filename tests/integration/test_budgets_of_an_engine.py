@@ -14,7 +14,7 @@ from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.usage import Prices
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.testing import FakeWall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]

@@ -109,7 +109,7 @@ async def engine(
         parameters={"properties": {"code": {"type": "string"}}}, network=(HOST,),
     )  # fmt: skip
     engine = Engine([reads], config=config)
-    engine._made.upstreams.gateway._tls = ssl.create_default_context(
+    engine._made.services.upstreams.gateway._tls = ssl.create_default_context(
         cadata=their_authority.certificate
     )
     async with engine:
@@ -339,7 +339,7 @@ async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_b
         while (await engine.approvals.show(approval.id)).ended_at is None:
             await anyio.sleep(0.02)
     assert upstream.count("/slow") == 1
-    assert engine._made.upstreams.gateway.held == {}
+    assert engine._made.services.upstreams.gateway.held == {}
 
 
 async def test_large_bodies_pass_both_ways_up_to_the_limit_of_the_call(
@@ -540,7 +540,7 @@ async def test_attack_placeholder_that_may_pass_goes_on_as_harmless_text(
 ) -> None:
     """Also in a header to another host. Twin: the right host gets the value."""
     with running_upstream() as other:
-        engine._made.upstreams.gateway._backend._allowed_hosts |= {OTHER}
+        engine._made.services.upstreams.gateway._backend._allowed_hosts |= {OTHER}
         code = f"""
 import os
 key = os.environ["LAX"]
@@ -552,7 +552,7 @@ statuses = [
 statuses
 """
         answer = await run(engine, code, network=[HOST, OTHER])
-        engine._made.upstreams.gateway._backend._allowed_hosts -= {OTHER}
+        engine._made.services.upstreams.gateway._backend._allowed_hosts -= {OTHER}
         assert answer.data["value"] == [200, 200, 200]
         assert upstream.requests[0].query.startswith("fhs_")
         assert upstream.requests[1].headers["authorization"] == f"Bearer {SECRET}"

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine, ToolType
-from fumehood.executors import mcp_servers, mcp_wire
+from fumehood.executors import mcp, mcp_wire
 from fumehood.sandbox import wall
 from support.answers import code_of, error_of
 from support.recording import RecordingLog
@@ -54,7 +54,7 @@ async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> As
 
 def server_of(engine: Engine, name: str) -> Any:
     """The engine's side of a configured server."""
-    mcp = engine._made.upstreams.mcp
+    mcp = engine._made.services.upstreams.mcp
     return mcp.servers[name]
 
 
@@ -209,7 +209,7 @@ async def test_server_not_speaking_mcp_is_retried_and_lists_no_tools(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.1)
-    monkeypatch.setattr(mcp_servers, "GREETING_S", 0.3)
+    monkeypatch.setattr(mcp, "GREETING_S", 0.3)
     config = Config(mcp_servers={"bad": server(SCRIPTED, mode), "good": server(SCRIPTED)})
     tries: list[int] = []
     start = mcp_wire.HostProgram.start
@@ -238,14 +238,14 @@ async def test_server_that_reads_the_probe_late_is_reached_in_the_newer_era(
 ) -> None:
     """A probe read late switches the server to the newer era, which refuses the handshake."""
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.01)
-    request = mcp_wire.Wire.request
+    send = mcp_wire.StreamWire.send
 
-    async def patient_after_the_handshake(wire: Any, method: str, params: Any) -> Any:
-        if method == "initialize":
+    async def patient_after_the_handshake(wire: Any, request: mcp_wire.Request) -> Any:
+        if request.method == "initialize":
             monkeypatch.setattr(mcp_wire, "PROBE_S", 10.0)
-        return await request(wire, method, params)
+        return await send(wire, request)
 
-    monkeypatch.setattr(mcp_wire.Wire, "request", patient_after_the_handshake)
+    monkeypatch.setattr(mcp_wire.StreamWire, "send", patient_after_the_handshake)
     log = RecordingLog()
     config = Config(mcp_servers={"tester": server(TESTER)})
     async with Engine(config=config, log=log) as engine:
@@ -257,7 +257,7 @@ async def test_server_that_reads_the_probe_late_is_reached_in_the_newer_era(
 @pytest.mark.parametrize("mode", ["lists-ever", "lists-large"])
 async def test_endless_tool_list_is_cut_at_the_page_limit(mode: str) -> None:
     async with serving(tester=server(SCRIPTED, mode)) as engine:
-        assert len(names(engine)) == mcp_servers.MAX_PAGES
+        assert len(names(engine)) == mcp.MAX_PAGES
         assert "tester__large" not in names(engine)
 
 
@@ -266,7 +266,7 @@ async def test_definitions_over_the_checking_time_are_left_out(
     check_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checking one 120 KB definition can take seconds, and a list has room for many."""
-    monkeypatch.setattr(mcp_servers, "CHECK_S", check_s)
+    monkeypatch.setattr(mcp, "CHECK_S", check_s)
     log = RecordingLog()
     config = Config(mcp_servers={"tester": server(SCRIPTED, "collides")})
     async with Engine(config=config, log=log) as engine:
@@ -435,7 +435,7 @@ async def test_server_program_runs_in_a_hardened_container_by_default(
 async def test_program_behind_a_front_that_does_not_serve_is_lost(
     python_image: Any, command: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_servers, "GREETING_S", 3.0)
+    monkeypatch.setattr(mcp, "GREETING_S", 3.0)
     boxed = {"command": command, "network": ["api.example.test"]}
     config = Config(mcp_servers={"boxed": boxed}, gateway={"hosts": ["api.example.test"]})
     async with Engine(config=config) as engine:

@@ -17,7 +17,7 @@ from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.json_types import JsonObject
-from fumehood.executors import workspace_tree
+from fumehood.executors import workspace_guest
 from fumehood.executors.effects import unified
 from fumehood.projects import service
 from fumehood.projects import tree as project_tree
@@ -481,7 +481,7 @@ async def test_session_with_too_many_files_says_so(
     engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await session_from(engine, project)
-    monkeypatch.setattr(workspace_tree, "MAX_FILES", 20)
+    monkeypatch.setattr(workspace_guest, "MAX_FILES", 20)
     await shell(engine, session, "mkdir build many; touch build/$(seq -s ' build/' 50)")
     assert await changed(engine, session) == {}
     await shell(engine, session, "touch many/$(seq -s ' many/' 50)")
@@ -494,16 +494,16 @@ async def test_guest_that_names_files_without_end_is_refused(
 ) -> None:
     pages = 0
 
-    async def hostile(_: Any, asked: JsonObject, model: type[workspace_tree.Scanned]) -> Any:
+    async def hostile(_: Any, asked: JsonObject, model: type[workspace_guest.Scanned]) -> Any:
         nonlocal pages
         pages += 1
         row = (f"f{pages:09}", 0, False, "1")
         return model(rows=[row], has_more=pages < 1000, too_many=False, others=["x"] * 10)
 
-    monkeypatch.setattr(workspace_tree, "answer_of", hostile)
-    monkeypatch.setattr(workspace_tree, "MAX_FILES", 200)
-    with pytest.raises(workspace_tree.NotRead, match="more than 200 links"):
-        await workspace_tree.scan(cast("Lease", None))
+    monkeypatch.setattr(workspace_guest, "answer_of", hostile)
+    monkeypatch.setattr(workspace_guest, "MAX_FILES", 200)
+    with pytest.raises(workspace_guest.NotRead, match="more than 200 links"):
+        await workspace_guest.scan(cast("Lease", None))
     assert pages == 21
 
 

@@ -57,7 +57,7 @@ async def engine(
         container=ON_PYTHON,
     )
     engine = Engine(config=config)
-    engine._made.upstreams.gateway._tls = ssl.create_default_context(
+    engine._made.services.upstreams.gateway._tls = ssl.create_default_context(
         cadata=their_authority.certificate
     )
     async with engine:

@@ -15,9 +15,8 @@ import pytest
 from fumehood.core.errors import UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.executors.mapping import ListCursors
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import run_request
+from fumehood.executors.rest import ListCursors, run_request
 from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor

@@ -45,7 +45,7 @@ from fumehood.config import Config
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 

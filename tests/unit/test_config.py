@@ -150,29 +150,6 @@ def test_named_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_config().drain_seconds == 7
 
 
-def test_default_socket_is_in_the_runtime_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert Config().state_directory == tmp_path / "state" / "fumehood"
-    assert Config().socket_path == tmp_path / "state" / "fumehood" / "engine.sock"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
-    assert Config().socket_path == Path("/run/user/1/fumehood/engine.sock")
-    assert Config(home=Path("/h")).socket_path == Path("/h/engine.sock")
-    assert Config(home=Path("/h"), socket=Path("/s")).socket_path == Path("/s")
-
-
-@pytest.mark.parametrize(
-    ("path", "too_many"), [("/" + "s" * 106, None), ("/" + "s" * 107, 108), ("/" + "é" * 60, 121)]
-)
-def test_socket_path_has_at_most_107_bytes(path: str, too_many: int | None) -> None:
-    config = Config(socket=Path(path))
-    if too_many is None:
-        assert str(config.socket_path) == path
-        return
-    with pytest.raises(ConfigError, match=f"has {too_many} bytes, the kernel allows 107"):
-        _ = config.socket_path
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

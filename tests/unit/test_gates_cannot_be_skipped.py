@@ -18,7 +18,7 @@ STAGES = {
     "PermittedCall": "pipeline/authorize.py",
     "ClaimedCall": "pipeline/claim.py",
     "ApprovedCall": "pipeline/approve.py",
-    "AdmittedCall": "pipeline/admit.py",
+    "AdmittedCall": "pipeline/execute.py",
 }
 VALUES = frozenset(name.removesuffix("Call").lower() for name in STAGES)
 """The variables that hold values of stages."""

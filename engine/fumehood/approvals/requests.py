@@ -37,7 +37,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
 from fumehood.core.fair_share import FairShare
 from fumehood.core.names import EXTERNAL
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.messages import decode_envelope
@@ -431,7 +431,7 @@ def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     """Run the work in a task of its own. If the caller is cancelled, first complete the work.
 
-    A shielded scope is not enough: a call is cancelled through its task (`executors/handle`),
+    A shielded scope is not enough: a call is cancelled through its task (`executors/base`),
     which no scope delays.
     """
     task = asyncio.ensure_future(work)

@@ -54,10 +54,10 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.pipeline.approve import approved_by_human, new_approval
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import Plan, make_plan, place_of, plan_now
 from fumehood.pipeline.record import record_ending
+from fumehood.pipeline.result import build_envelope
 from fumehood.pipeline.run import cancelled_ending, hidden_fault, permit, run_approved
 from fumehood.policy.model import Verdict
 from fumehood.storage.changes import stamp

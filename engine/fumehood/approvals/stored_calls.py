@@ -27,13 +27,12 @@ from fumehood.core.errors import (
     ResourceNotFound,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import cancelled
 from fumehood.observe.tracing import read_traceparent
-from fumehood.pipeline.build_envelope import build_envelope
-from fumehood.pipeline.context import CallContext, CallTrace
+from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
 from fumehood.pipeline.record import record_ending
-from fumehood.pipeline.services import PipelineServices
+from fumehood.pipeline.result import build_envelope
 
 TAKE_BACK_S = 10.0
 """Seconds that a cancelled caller waits at most until its call is taken back."""

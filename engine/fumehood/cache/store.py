@@ -144,9 +144,8 @@ class Flight:
     ) -> None:
         """End with an answer for waiting calls and, if `is_kept`, for later ones."""
         if not self.over.is_set():
-            self.answer = self._cache.answer(
-                data, warnings, at, ttl_seconds, redacted, metacognition
-            )
+            expires = self._cache.expiry(ttl_seconds)
+            self.answer = CachedAnswer(data, warnings, at, expires, redacted, metacognition)
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
@@ -223,19 +222,10 @@ class ResultCache:
         self._size_bytes = 0
         return ClearedCache(cleared=cleared)
 
-    def answer(
-        self,
-        data: bytes,
-        warnings: tuple[str, ...],
-        at: str,
-        ttl_seconds: int | None,
-        redacted: int = 0,
-        metacognition: Metacognition | None = None,
-    ) -> CachedAnswer:
-        """Make an answer that expires after `ttl_seconds`. Used by `Flight`."""
+    def expiry(self, ttl_seconds: int | None) -> float:
+        """Return when an answer expires that lives for `ttl_seconds`, or the default."""
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
-        expires = self._monotonic() + ttl_s
-        return CachedAnswer(data, warnings, at, expires, redacted, metacognition)
+        return self._monotonic() + ttl_s
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
         """End a flight, store its answer if `is_kept`, and wake the calls that wait.

@@ -25,9 +25,6 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
-MAX_FIELDS = 50
-"""Maximum number of argument names in one refusal."""
-
 
 def unfit(*, is_result: bool) -> ExecutionError:
     """Return the error for a tool's data that an envelope cannot hold."""
@@ -81,7 +78,7 @@ class _ToolError(Claim):
 class _ArgumentsRefused(Claim):
     kind: Literal["arguments"]
     message: str
-    fields: list[str] = Field(max_length=MAX_FIELDS)
+    fields: list[str]
 
 
 class Raised(Claim):

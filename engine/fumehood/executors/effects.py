@@ -160,7 +160,11 @@ async def _effect_of_change(
         after = {"mode": mode, **appended.model_dump()}
     changed: JsonObject = {
         "path": path,
-        "before": {"mode": _mode(mode), "size": size, **_identity(target)},
+        "before": {
+            "mode": _mode(mode),
+            "size": size,
+            **({} if target.sha256 is None else {"sha256": target.sha256}),
+        },
         "after": {**after, "mode": _mode(after["mode"])},
     }
     if is_append and target.links not in (None, 1):
@@ -279,10 +283,6 @@ def shown_changes(
 
 def _figures(content: bytes) -> JsonObject:
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _identity(seen: Seen) -> JsonObject:
-    return {} if seen.sha256 is None else {"sha256": seen.sha256}
 
 
 def _mode(mode: int) -> str:
@@ -449,7 +449,7 @@ def unified(
     for part in _hunks(old, new, groups, skipped):
         size = len(part.encode())
         if size > room:
-            parts.append(_beginning(part, room))
+            parts.append(part.encode()[:room].decode(errors="ignore"))  # whole characters
             return Diff("".join(parts), is_truncated=True, is_coarse=is_coarse, steps=steps)
         room -= size
         parts.append(part)
@@ -460,11 +460,6 @@ def _lines(text: str) -> list[str]:
     lines = text.split("\n")
     last = lines.pop()
     return [f"{line}\n" for line in lines] + ([last] if last else [])
-
-
-def _beginning(part: str, room: int) -> str:
-    """Cut a line to at most `room` bytes of UTF-8, at a character boundary."""
-    return part.encode()[:room].decode(errors="ignore")
 
 
 def most_steps(matcher: Any) -> int:

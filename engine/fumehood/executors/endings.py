@@ -183,11 +183,6 @@ class Subject:
     in_session: bool = False
 
     @property
-    def what(self) -> str:
-        """The noun for what ran, such as "program"."""
-        return self.language.noun
-
-    @property
     def more_memory(self) -> str:
         """How the caller can get more memory."""
         return "start a session with more" if self.in_session else "allow more (memory_limit_mb)"
@@ -215,7 +210,7 @@ def program_error(
     details: JsonObject,
 ) -> EngineError | None:
     """Return the error of a program in a container, or None if it succeeded."""
-    values = {"what": subject.what, "hint": ""}
+    values = {"what": subject.language.noun, "hint": ""}
     if ending.ended_by not in _LIMITS:
         messages = {ending.ended_by: "{message}"}
         values["message"] = failure_message(ending, claim, subject)
@@ -292,7 +287,8 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
         f"smaller ones, or {more_memory}",
         Limit.NETWORK: "network: it is not available; send data as files",
-        Limit.MEMORY: f"memory: a process of the {subject.what} ran out of memory and was killed; "
+        Limit.MEMORY: f"memory: a process of the {subject.language.noun} ran out of memory and "
+        "was killed; "
         f"work on smaller parts, or {subject.more_memory}",
     }
     return tuple(
@@ -316,7 +312,7 @@ def failure_message(
     ending: RunEnding, claim: FailureClaim | None, subject: Subject = PROGRAM
 ) -> str:
     """Return the message for a run that failed without reaching a limit of `_LIMITS`."""
-    what = subject.what
+    what = subject.language.noun
     match ending.ended_by:
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
             return f"The {what} was not started: {sentence(claim.message)}"

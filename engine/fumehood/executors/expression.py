@@ -61,28 +61,16 @@ _PROGRAM = _messages(
 )
 
 
-_EXPRESSION_PLACEMENT = Placement(
-    "interpreter",
-    "interpreter",
-    "the executor 'expression' always runs in the interpreter: a separate, limited process "
-    "behind a system-call filter",
-    isolations=A_PROCESS_A_CALL,
-)
-_PROGRAM_PLACEMENT = Placement(
-    "interpreter",
-    "interpreter",
-    "the executor 'restricted_python' always runs in the interpreter: a separate, limited "
-    "process behind a system-call filter, made for this call and ended with it",
-    fresh=True,
-    isolations=A_PROCESS_A_CALL,
-)
-
-
 class ExpressionExecutor(Executor):
     """Evaluates expressions in a process that calls of one trust domain may share."""
 
-    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        return _EXPRESSION_PLACEMENT
+    place = Placement(
+        "interpreter",
+        "interpreter",
+        "the executor 'expression' always runs in the interpreter: a separate, limited process "
+        "behind a system-call filter",
+        isolations=A_PROCESS_A_CALL,
+    )
 
     async def run(self, run: ToolRun) -> Outcome:
         """Evaluate one expression in the interpreter."""
@@ -95,8 +83,14 @@ class ExpressionExecutor(Executor):
 class RestrictedPythonExecutor(Executor):
     """Runs restricted programs, each in a process of its own."""
 
-    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        return _PROGRAM_PLACEMENT
+    place = Placement(
+        "interpreter",
+        "interpreter",
+        "the executor 'restricted_python' always runs in the interpreter: a separate, limited "
+        "process behind a system-call filter, made for this call and ended with it",
+        fresh=True,
+        isolations=A_PROCESS_A_CALL,
+    )
 
     async def run(self, run: ToolRun) -> Outcome:
         """Run one restricted program in the interpreter.

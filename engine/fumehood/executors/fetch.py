@@ -11,10 +11,8 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import anyio.to_thread
@@ -24,7 +22,6 @@ from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import INLINE_BYTES
 from fumehood.core.returned_file import FILE_CONTENT
-from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import Read, is_json, perform
@@ -53,42 +50,35 @@ _CODECS = {
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_-]{1,30})""", re.IGNORECASE)
 _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
-_PLACEMENT = Placement(
-    "host",
-    "host",
-    "the executor 'http:fetch' sends the request from the engine's own process, to public "
-    "addresses and to the hosts that web.allowed_hosts names",
-)
-
 
 class FetchExecutor(Executor):
     """The tool `fetch_url`."""
 
-    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        return _PLACEMENT
-
-    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        return fetch(run)
-
-
-async def fetch(run: ToolRun) -> Outcome:
-    """Fetch the URL in the call's arguments, and return its content as the outcome's data."""
-
-    async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
-        make = partial(page_data, answer, raw=raw, start=start)
-        return Read(await anyio.to_thread.run_sync(make))
-
-    raw, start = bool(run.arguments.get("raw")), run.arguments.get("start") or 0
-    outcome = await perform(
-        run.tool.definition,
-        partial(fetch_request, run.arguments),
-        read,
-        run.limits,
-        run.upstreams.fetches,
-        run.redactor,
+    place = Placement(
+        "host",
+        "host",
+        "the executor 'http:fetch' sends the request from the engine's own process, to public "
+        "addresses and to the hosts that web.allowed_hosts names",
     )
-    # The body was within the limit when it was read; as base64 it is longer.
-    return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
+
+    async def run(self, run: ToolRun) -> Outcome:
+        """Fetch the URL in the call's arguments, and return its content as the outcome's data."""
+
+        async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
+            make = partial(page_data, answer, raw=raw, start=start)
+            return await anyio.to_thread.run_sync(make), frozenset()
+
+        raw, start = bool(run.arguments.get("raw")), run.arguments.get("start") or 0
+        outcome = await perform(
+            run.tool.definition,
+            partial(fetch_request, run.arguments),
+            read,
+            run.limits,
+            run.upstreams.fetches,
+            run.redactor,
+        )
+        # The body was within the limit when it was read; as base64 it is longer.
+        return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
 
 
 def fetch_request(arguments: JsonObject) -> UpstreamRequest:

@@ -24,7 +24,6 @@ from fumehood.core.errors import (
     EndedBy,
     EngineError,
     ExecutionError,
-    InternalError,
     OutputLimitExceeded,
     Timeout,
     ToolError,
@@ -74,10 +73,7 @@ class FunctionExecutor(Executor):
         return _IN_THE_JAIL if tool.sandboxed else _ON_THE_HOST
 
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        tool, definition = run.tool, run.tool.definition
-        if tool.address is None and tool.function is None:
-            raise InternalError("This tool was registered without anything to run it.")
-        return _run_followed(run) if definition.streaming else _run(run, None)
+        return _run_followed(run) if run.tool.definition.streaming else _run(run, None)
 
 
 def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outcome]:
@@ -219,7 +215,9 @@ async def _run_in_worker(
         case EndedBy.OUTPUT:
             return _failed(EndedBy.OUTPUT, _too_much(limits))
         case EndedBy.EXCEPTION | EndedBy.MEMORY | EndedBy.POLICY:
-            return _failed(EndedBy.EXCEPTION, _raised_in_worker(ending))
+            claim = ending.claimed_error or {}
+            raised = read_error(claim) or HostFunctionFailed(WorkerFault(claim))
+            return _failed(EndedBy.EXCEPTION, raised)
         case _:
             return _failed(ending.ended_by, _worker_died(run.tool.definition, ending))
 
@@ -231,14 +229,6 @@ def _collected(parts: FollowedParts, limits: Limits) -> Parts:
 
 def _too_much(limits: Limits) -> OutputLimitExceeded:
     return OutputLimitExceeded(f"The result is over {limits.output_bytes} bytes. Ask for less.")
-
-
-def _raised_in_worker(ending: RunEnding) -> EngineError:
-    claim = ending.claimed_error or {}
-    error = read_error(claim)
-    if error is not None:
-        return error
-    return HostFunctionFailed(WorkerFault(claim))
 
 
 def _worker_died(tool: ToolDefinition, ending: RunEnding) -> EngineError:

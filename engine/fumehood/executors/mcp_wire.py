@@ -18,7 +18,6 @@ import re
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -94,11 +93,6 @@ OnProgress = Callable[[float, str], None]
 class RpcError(Exception):
     """The server answered a request with an error."""
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
 
 class Lost(Exception):
     """The server cannot be reached, or the connection to it has ended. The text explains why to the
@@ -142,7 +136,7 @@ class Wire(ABC):
             return
         greeting = {"protocolVersion": HANDSHAKE[0], "capabilities": {}, "clientInfo": CLIENT}
         try:
-            found = await self.request("initialize", greeting)
+            found = await self.send(Request("initialize", greeting))
         except RpcError:
             # A slow server may have answered the probe too late, and refuses a handshake now.
             if skip_probe or not await self._is_modern():
@@ -156,7 +150,7 @@ class Wire(ABC):
 
     async def _is_modern(self) -> bool:
         with contextlib.suppress(RpcError, TimeoutError), anyio.fail_after(PROBE_S):
-            found = await self.request("server/discover", self._stamped({}))
+            found = await self.send(Request("server/discover", self._stamped({})))
             supported = found.get("supportedVersions")
             if isinstance(supported, list) and MODERN in supported:
                 self.version = MODERN
@@ -175,9 +169,6 @@ class Wire(ABC):
         made = made or Request(method, params)
         made.params = self._stamped(params) if self.version == MODERN else params
         return await self.send(made)
-
-    async def request(self, method: str, params: JsonObject) -> JsonObject:
-        return await self.send(Request(method, params))
 
     @abstractmethod
     async def send(self, request: Request) -> JsonObject:
@@ -239,11 +230,9 @@ def _settle(message: JsonObject, request: Request | None) -> None:
     if isinstance(result, dict):
         request.future.set_result(result)
     elif isinstance(error, dict):
-        code = error.get("code")
-        text = str(error.get("message", ""))
-        request.future.set_exception(RpcError(code if isinstance(code, int) else 0, text))
+        request.future.set_exception(RpcError(str(error.get("message", ""))))
     else:
-        request.future.set_exception(RpcError(0, "an answer that is neither result nor error"))
+        request.future.set_exception(RpcError("an answer that is neither result nor error"))
 
 
 def _retrieve(future: asyncio.Future[JsonObject]) -> None:
@@ -380,7 +369,7 @@ class StreamWire(Wire):
             reply = self._hear(strict_json.loads(line), self._waiting)
         except ValueError:
             ends = line[:NUMBER_WITHIN] + line[-NUMBER_WITHIN:]
-            self._fail_named(ends, RpcError(0, "an answer that is not valid JSON"))
+            self._fail_named(ends, RpcError("an answer that is not valid JSON"))
             return False
         if reply is not None:
             # The reply is buffered without waiting: a server that reads nothing would block us.
@@ -403,7 +392,6 @@ class HostProgram:
         self._process = process
         self._in, self._out, self._err = process.stdin, process.stdout, process.stderr
         self.said = b""
-        self._tail: deque[bytes] = deque(maxlen=4)
         self._listener = asyncio.ensure_future(self._listen())
 
     @classmethod
@@ -429,8 +417,7 @@ class HostProgram:
 
     async def _listen(self) -> None:
         while chunk := await self._err.read(CHUNK):
-            self._tail.append(chunk[-SAID_BYTES:])
-            self.said = b"".join(self._tail)[-SAID_BYTES:]
+            self.said = (self.said + chunk)[-SAID_BYTES:]
 
     async def stop(self) -> None:
         """Close its standard input, then send its process group SIGTERM, then SIGKILL."""
@@ -508,7 +495,7 @@ class HttpWire(Wire):
             raise NetworkError(f"The MCP server answered with the status {answer.status}.")
         if answer.status == 404 and self._session is not None:
             raise Lost("it has forgotten the session")
-        raise RpcError(0, f"the status {answer.status} without a result")
+        raise RpcError(f"the status {answer.status} without a result")
 
     async def notify(self, method: str, params: JsonObject) -> None:
         body = {"jsonrpc": "2.0", "method": method, "params": params}

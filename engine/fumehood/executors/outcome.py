@@ -103,11 +103,6 @@ class Outcome:
         """Return the outcome of a run that its caller cancelled."""
         return cls(EndedBy.CANCELLED, isolation, error=cancelled())
 
-    @classmethod
-    def of_dry_run(cls, data: Any) -> Outcome:
-        """Return the outcome of a dry run, which runs nothing."""
-        return cls(EndedBy.OK, "none", data=data, is_dry_run=True)
-
 
 def cancelled() -> Cancelled:
     """Return the error of a call that its own caller cancelled."""

@@ -1,17 +1,24 @@
-"""Programs in containers: run them, and turn their endings into outcomes.
+"""Programs in containers: run them, and turn their endings and output into outcomes.
 
 Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
-are measured outside the program; value, exception and traceback are claims of the program.
-Invariant: a claim never turns a failure into a success.
+are measured outside the program; value, exception and traceback are claims of the program, and
+names and bytes of files are untrusted. Small files are part of the answer, larger ones become blobs
+and are written as they arrive. Files that the program left unchanged are not sent back. Invariants:
+a claim never turns a failure into a success; at most about `SPILL_CHARACTERS` of a stream are in
+memory, and a longer stream goes to disk as a blob.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
+import hashlib
+import mimetypes
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import anyio
 
@@ -27,9 +34,12 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
-from fumehood.core.limits import Limits
+from fumehood.core.limits import CONTAINER_FILES_OUT, Limits
 from fumehood.core.long_text import SIDE_BYTES, head_and_tail
+from fumehood.core.returned_file import FILE_CONTENT, PNG
+from fumehood.core.session import FileKind
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
+from fumehood.core.workspace_path import path_fault
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_claim, read_value
 from fumehood.executors.effects import Effect
@@ -43,8 +53,7 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.outcome import MAX_DATA_BYTES, HeldTrial, Outcome, Recorded
-from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, HeldTrial, Outcome, Recorded
 from fumehood.gateway.cassette import Recorder
 from fumehood.gateway.door import Door, NetworkUse, shown_request
 from fumehood.gateway.request import HeldRequest, Refusal
@@ -52,8 +61,10 @@ from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
 from fumehood.observe.tracing import VARIABLE
 from fumehood.protocol.canonical import digest_of
+from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.session_use import HeldFiles, SessionLease, SessionTrials
-from fumehood.sandbox.wall import Network, RunEnding, RunSinks
+from fumehood.sandbox.wall import Network, OnOutput, RunEnding, RunSinks
+from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 _PLACEMENT = Placement(
     "container",
@@ -92,13 +103,13 @@ class ProgramExecutor(Executor):
         `exception`, and `limit` if a limit ended it.
         """
         if run.held is not None:
-            return await _put_in_once(run, run.held)
+            return await _put_in(run, run.held)
         principal_id, session_id = run.domain.principal_id, run.domain.session_id
         handle, calls, arguments = run.handle, run.calls, run.arguments
         files = ProgramFiles(
             run.blobs,
             principal_id,
-            sent_files(arguments),
+            {file["path"]: _content(file) for file in arguments.get("files") or []},
             session_id,
             with_files=arguments.get("return_files") is not False,
             with_digests=run.request.options.receipt,
@@ -187,7 +198,12 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequ
     if files is None:
         if outcome.error is not None:
             return outcome
-        return replace(outcome, data=None, error=_no_effect(outcome.data))
+        error = ExecutionError(
+            "The program ran, but its effect cannot be held: it made a link or a special file, "
+            "left threads, or its files could not be saved. The session's files are as before.",
+            details=outcome.data,
+        )
+        return replace(outcome, data=None, error=error)
     shown = {**files.shown}
     printed = "".join(outcome.data.get(name) or "" for name in ("stdout", "stderr"))
     if printed:
@@ -200,18 +216,11 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequ
     return replace(outcome, held=HeldTrial(files, effect, outcome, requests))
 
 
-def _no_effect(fields: JsonObject) -> EngineError:
-    return ExecutionError(
-        "The program ran, but its effect cannot be held: it made a link or a special file, left "
-        "threads, or its files could not be saved. The session's files are as before.",
-        details=fields,
-    )
-
-
-async def _put_in_once(run: ToolRun, held: HeldTrial) -> Outcome:
+async def _put_in(run: ToolRun, held: HeldTrial) -> Outcome:
+    """Put the effect of a trial in, and tell the call that waits for that how it ended."""
     held.has_begun = True
     try:
-        held.result = outcome = await _put_in(run, held)
+        held.result = outcome = await _put_in_parts(run, held)
     except EngineError as error:
         held.result = error
         raise
@@ -220,8 +229,8 @@ async def _put_in_once(run: ToolRun, held: HeldTrial) -> Outcome:
     return outcome
 
 
-async def _put_in(run: ToolRun, held: HeldTrial) -> Outcome:
-    """Put the effect of a trial in: files and variables, then its requests in order."""
+async def _put_in_parts(run: ToolRun, held: HeldTrial) -> Outcome:
+    """Put files and variables in, then send the requests in order."""
     outcome = replace(held.outcome, isolation="session")
     await _trials(run).put_in(held.files)
     error = await _deliver(run, held.requests) if held.requests else None
@@ -320,13 +329,15 @@ def _outcome(
         error=error,
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
-        output_bytes=_output_bytes(ending),
+        output_bytes=ending.stdout_bytes + ending.stderr_bytes
+        if ending.output_bytes is None
+        else ending.output_bytes,
         warnings=(
             (refused_by(ending.limits_hit, limits, subject) if ending.limits_hit else ())
             + (left_out_words(left_out) if left_out else ())
             + tuple(value.notes)
             + (state_words(ending) if session_id is not None else ())
-            + use.warnings()
+            + (use.warnings() if run.network else ())
         ),
         network=use.report() if run.network else None,
         max_data_bytes=MAX_DATA_BYTES,
@@ -405,18 +416,7 @@ def _error(
     return program_error(ending, limits, failure, subject, details)
 
 
-def _output_bytes(ending: RunEnding) -> int:
-    if ending.output_bytes is not None:
-        return ending.output_bytes
-    return ending.stdout_bytes + ending.stderr_bytes
-
-
 # -- arguments -----------------------------------------------------------------------------
-
-
-def sent_files(arguments: JsonObject) -> list[SentFile]:
-    """Return the files in arguments that have passed validation, decoded."""
-    return [SentFile(file["path"], _content(file)) for file in arguments.get("files") or []]
 
 
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
@@ -437,3 +437,317 @@ def program_arguments(arguments: JsonObject, language: str = "python") -> JsonOb
 def _content(file: JsonObject) -> bytes:
     text: str | None = file.get("content")
     return text.encode() if text is not None else base64.b64decode(file["content_base64"])
+
+
+# -- streams --------------------------------------------------------------------------------
+
+SPILL_CHARACTERS = 2 << 20
+"""Characters of a stream that may stay in memory; a longer stream spills to disk. It is larger than
+the default output limit, so streams spill only if that limit was raised."""
+
+SIDE_CHARACTERS = 5000
+"""Length of a spilled stream's head and tail, in characters each. The answer shows only these."""
+
+FEED_CHARACTERS = 256 * 1024
+"""Number of characters of a spilled stream that are collected before they are written to disk."""
+
+MANY_PIECES = 1024
+"""Number of pieces of a stream above which they are joined: small ones take more memory than their
+text."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """A complete stream as `text`, or a spilled one as `cut` with an empty `text`."""
+
+    text: str
+    cut: CutText | None = None
+
+
+class KeptStreams:
+    """Collects both streams of one run, redacted, and passes each piece on to `output`.
+
+    Of each stream, characters beyond `most_characters` are dropped.
+    """
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        principal_id: str,
+        most_characters: int,
+        redactor: Redactor,
+        output: OnOutput | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        self._has_heard = False
+        self._output = output
+        self._streams = {
+            name: _Stream(blobs, lambda: blobs.draft(principal_id, session_id), most_characters)
+            for name in ("stdout", "stderr")
+        }
+        self._redactors = {name: redactor.stream() for name in self._streams}
+
+    @property
+    def redacted(self) -> int:
+        """Number of matches that redaction replaced in both streams."""
+        return sum(redactor.count for redactor in self._redactors.values())
+
+    def hear(self, stream: str, text: str) -> None:
+        """Add the next characters of a stream."""
+        self._has_heard = True
+        self._keep(stream, self._redactors[stream].feed(text))
+
+    def _keep(self, stream: str, text: str) -> None:
+        kept = self._streams[stream].add(text)
+        if kept and self._output is not None:
+            self._output(stream, kept)
+
+    async def finish(self) -> dict[str, KeptText]:
+        """Return both streams by name, or an empty dict if there was no output.
+
+        Takes only as long as writing to disk.
+        """
+        if not self._has_heard:
+            return {}
+        for name, redactor in self._redactors.items():
+            self._keep(name, redactor.finish())
+        return {name: await stream.finish(name) for name, stream in self._streams.items()}
+
+    def discard(self) -> None:
+        """Drop both streams."""
+        for stream in self._streams.values():
+            stream.discard()
+
+
+class _Stream:
+    def __init__(
+        self, blobs: BlobStore, make_draft: Callable[[], Draft], most_characters: int
+    ) -> None:
+        self._blobs = blobs
+        self._make_draft = make_draft
+        self._left = most_characters
+        self._length = 0
+        self._parts: list[str] = []
+        self._unfed = 0
+        self._head = self._tail = ""
+        self._draft: Draft | None = None
+
+    def add(self, text: str) -> str:
+        """Add text and return the part of it that is within the limit."""
+        kept = text if len(text) <= self._left else text[: self._left]
+        if not kept:
+            return ""
+        self._left -= len(kept)
+        self._length += len(kept)
+        self._parts.append(kept)
+        self._unfed += len(kept)
+        if len(self._parts) > MANY_PIECES:
+            self._parts = ["".join(self._parts)]
+        if self._unfed > (SPILL_CHARACTERS if self._draft is None else FEED_CHARACTERS):
+            self._feed()
+        return kept
+
+    def _feed(self) -> None:
+        text = "".join(self._parts)
+        self._parts, self._unfed = [], 0
+        if self._draft is None:
+            self._draft = self._make_draft()
+            self._head = text[:SIDE_CHARACTERS]
+        self._tail = (self._tail + text[-SIDE_CHARACTERS:])[-SIDE_CHARACTERS:]
+        self._draft.feed(text.encode("utf-8", "replace"))
+
+    async def finish(self, name: str) -> KeptText:
+        if self._draft is None:
+            return KeptText("".join(self._parts))
+        if self._parts:
+            self._feed()
+        cut = CutText(name, self._head, self._tail, self._length, await self._link(name))
+        return KeptText("", cut)
+
+    async def _link(self, name: str) -> JsonObject:
+        assert self._draft is not None
+        try:
+            blob = await self._blobs.keep(self._draft, f"{name}.txt", "text/plain; charset=utf-8")
+        except NotKept as reason:
+            return {"not_kept": f"{reason}, so the rest is lost"}
+        return {"resource_url": blob.url, "expires_at": timestamp(blob.expires_at)}
+
+    def discard(self) -> None:
+        if self._draft is not None:
+            self._draft.discard()
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+MAX_INLINE_BYTES = 1_000_000
+"""Size in bytes from which a file becomes a blob; smaller ones are inline in the answer (mission
+E7)."""
+
+MAX_INLINE_TOTAL_BYTES = 4_000_000
+"""Total bytes of the inline files of one answer. Further files become blobs, so that the answer
+stays readable."""
+
+UNKNOWN_TYPE = "application/octet-stream"
+"""The media type of a file whose name does not tell another."""
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""*Source*: PNG specification, 5.2."""
+
+_TYPES = mimetypes.MimeTypes(filenames=())
+"""Python's built-in table only: a file's media type must not depend on the host's configuration."""
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A file of the program that is being received, or has been received."""
+
+    path: str
+    announced: int
+    kind: FileKind = "file"
+    received: int = 0
+    start: bytearray = field(default_factory=bytearray)
+    """Its bytes so far while it is small enough to be inline, otherwise empty."""
+    draft: Draft | None = None
+    digest: Any = None
+    """SHA-256 so far, if the file may be an unchanged file of the caller, otherwise None."""
+
+
+class ProgramFiles:
+    """Receives a program's files piece by piece. Call `entries` or `discard` at the end."""
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        principal_id: str,
+        sent: Mapping[str, bytes],
+        session_id: str | None = None,
+        *,
+        with_files: bool = True,
+        with_digests: bool = False,
+    ) -> None:
+        """Prepare to receive files. `sent` are the caller's own, path → content. Without
+        `with_files`, only figures are kept.
+        """
+        self._blobs = blobs
+        self._principal_id = principal_id
+        self._session_id = session_id
+        self._with_files = with_files
+        self._with_digests = with_digests
+        self.digests: dict[tuple[str, str], str] = {}
+        """Kind and path → SHA-256, of all if asked for."""
+        self._sent = sent
+        self._coming: _Coming | None = None
+        self._done: list[_Coming] = []
+        self._names: set[tuple[FileKind, str]] = set()
+        self._inline_total = 0
+        self.files: list[JsonObject] = []
+        self.pictures: list[JsonObject] = []
+        """The answer's entry for each file and each picture, once `entries` has returned."""
+        self.left_out = 0
+        """Files left out: too many, cut short, or with invalid names."""
+
+    def start(self, path: str, size: int, kind: FileKind = "file") -> None:
+        """Begin a file of `size` bytes, and end the one before it."""
+        self._end_file()
+        if kind == "file" and not self._with_files:
+            return
+        if path_fault(path) is not None or (kind, path) in self._names:
+            self.left_out += 1
+            return
+        self._names.add((kind, path))
+        self._coming = _Coming(path, size, kind)
+        sent = self._sent.get(path) if kind == "file" else None
+        if self._with_digests or (sent is not None and len(sent) == size):
+            self._coming.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        """Add the next bytes of the file that began last."""
+        coming = self._coming
+        if coming is None:
+            return
+        if coming.kind == "image" and not coming.received and not data.startswith(PNG_SIGNATURE):
+            self.left_out += 1  # not a PNG: the program wrote it, not the guest
+            self._coming = None
+            return
+        coming.received += len(data)
+        if coming.digest is not None:
+            coming.digest.update(data)
+        if coming.draft is None:
+            coming.start += data
+            size = len(coming.start)
+            # It may be too large for the answer, alone or together with the other files.
+            if size >= MAX_INLINE_BYTES or self._inline_total + size > MAX_INLINE_TOTAL_BYTES:
+                coming.draft = self._blobs.draft(self._principal_id, self._session_id)
+                coming.draft.feed(bytes(coming.start))
+                coming.start = bytearray()
+        else:
+            coming.draft.feed(data)
+
+    async def entries(self) -> list[JsonObject]:
+        """Set `files` and `pictures`, and return the former.
+
+        If it is cancelled, blobs may stay that no answer refers to.
+        """
+        self._end_file()
+        done, self._done = self._done, []
+        entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
+        pictures = [entry for coming, entry in entries if coming.kind == "image"]
+        # In the order in which they were drawn: figure 10 comes after figure 2.
+        self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
+        self.files = [entry for coming, entry in entries if coming.kind == "file"]
+        return self.files
+
+    def discard(self) -> None:
+        """Discard all files, if the run has no answer."""
+        self._end_file()
+        self.left_out = 0
+        for coming in self._done:
+            if coming.draft is not None:
+                coming.draft.discard()
+        self._done = []
+
+    def _end_file(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return
+        is_whole = coming.received == coming.announced
+        is_empty_figure = coming.kind == "image" and not coming.received
+        is_as_sent = is_whole and self._is_as_sent(coming)
+        if is_as_sent or not is_whole or is_empty_figure or len(self._done) >= CONTAINER_FILES_OUT:
+            self.left_out += not is_as_sent
+            if coming.draft is not None:
+                coming.draft.discard()
+        else:
+            self._inline_total += len(coming.start)
+            self._done.append(coming)
+            if coming.digest is not None:
+                self.digests[coming.kind, coming.path] = coming.digest.hexdigest()
+
+    def _is_as_sent(self, coming: _Coming) -> bool:
+        sent = self._sent.get(coming.path) if coming.kind == "file" else None
+        if sent is None or coming.digest is None:
+            return False
+        same: bool = coming.digest.digest() == hashlib.sha256(sent).digest()
+        return same
+
+    async def _entry(self, coming: _Coming) -> JsonObject:
+        content_type = PNG if coming.kind == "image" else content_type_of(coming.path)
+        entry: JsonObject = {
+            "filename": coming.path,
+            "content_type": content_type,
+            "size": coming.received,
+        }
+        if coming.draft is None:
+            return {**entry, FILE_CONTENT: base64.b64encode(coming.start).decode("ascii")}
+        try:
+            blob = await self._blobs.keep(coming.draft, coming.path, content_type)
+        except NotKept as reason:
+            return {**entry, "not_kept": f"{reason}, so its content is lost"}
+        return {**entry, "url": blob.url, "expires_at": timestamp(blob.expires_at)}
+
+
+def content_type_of(path: str) -> str:
+    """Return the media type of a file by its name. Compressed files have `UNKNOWN_TYPE`."""
+    kind, encoding = _TYPES.guess_type(path.rpartition("/")[2])
+    return kind if kind is not None and encoding is None else UNKNOWN_TYPE

@@ -31,16 +31,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SavedCopy
 from fumehood.executors.effects import diff_of, shown_changes
 from fumehood.executors.workspace_guest import (
+    MAX_FILES,
     MAX_LISTED,
+    PIECE_BYTES,
     SHOWN_CHARACTERS,
     Deletion,
-    Written,
-)
-from fumehood.executors.workspace_tree import (
-    MAX_FILES,
-    PIECE_BYTES,
     NotRead,
     Row,
+    Written,
     answer_of,
     contents,
     scan,
@@ -343,7 +341,10 @@ class SessionSaver:
             tree: Tree = {}
             if copy.manifest:
                 got = await self._files.get({copy.manifest: copy.manifest_bytes})
-                tree = _parse(got[copy.manifest])
+                tree = {
+                    path: SavedFile(size, can_run, tuple(pieces), version)
+                    for path, size, can_run, version, *pieces in json.loads(got[copy.manifest])
+                }
             known = _Known(copy, tree)
         self._known[session_id] = known
         while sum(len(one.tree) for one in self._known.values()) > 10 * MAX_FILES:
@@ -478,13 +479,6 @@ def _why(error: Exception) -> str:
             return f"the engine's files cannot be used ({error.strerror or type(error).__name__})"
         case _:
             raise error
-
-
-def _parse(manifest: bytes) -> Tree:
-    return {
-        path: SavedFile(size, can_run, tuple(pieces), version)
-        for path, size, can_run, version, *pieces in json.loads(manifest)
-    }
 
 
 def _names(tree: Tree) -> set[str]:

@@ -41,7 +41,7 @@ from fumehood.registry.settings import WebSettings
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.executors.mcp_servers import McpServers
+    from fumehood.executors.mcp import McpServers
     from fumehood.gateway.service import Gateway
 
 MAX_IDLE_CONNECTIONS = 16
@@ -134,7 +134,8 @@ class Attempt:
 class Upstreams:
     """Connections to other services, and the secrets for them. Connections are made on first use.
 
-    `tls` replaces the default TLS settings with the host's certificate authorities.
+    `tls` replaces the default TLS settings with the host's certificate authorities. `setting` is
+    named if an address is not allowed. With `only_hosts`, no other hosts are reached.
     """
 
     def __init__(
@@ -143,6 +144,8 @@ class Upstreams:
         secrets: SecretBindings = NO_SECRETS,
         tls: ssl.SSLContext | None = None,
         web: WebSettings | None = None,
+        setting: str = "rest.allowed_hosts",
+        only_hosts: tuple[str, ...] | None = None,
     ) -> None:
         self.secrets = secrets
         self._reading = anyio.CapacityLimiter(READ_AT_ONCE)
@@ -156,8 +159,8 @@ class Upstreams:
         self.gateway: Gateway
         """The way of programs to the network; `compose` sets it."""
         self._allowed_hosts = settings.allowed_hosts
-        self._setting = "rest.allowed_hosts"
-        self._only_hosts: tuple[str, ...] | None = None
+        self._setting = setting
+        self._only_hosts = only_hosts
         self._tls = tls
         self._web = web or WebSettings()
         self._pool: httpcore2.AsyncConnectionPool | None = None
@@ -166,10 +169,10 @@ class Upstreams:
     def fetches(self) -> Upstreams:
         """The connections of `fetch_url`. They have no secrets and cannot reach hosts that only
         REST tools may reach, not even over connections that are already open."""
-        fetches = Upstreams(RestSettings(allowed_hosts=self._web.allowed_hosts), tls=self._tls)
-        fetches._setting = "web.allowed_hosts"
-        fetches._only_hosts = self._web.only_hosts
-        return fetches
+        return Upstreams(
+            RestSettings(allowed_hosts=self._web.allowed_hosts), tls=self._tls,
+            setting="web.allowed_hosts", only_hosts=self._web.only_hosts,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Close all connections."""

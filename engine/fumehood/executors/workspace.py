@@ -1,19 +1,24 @@
-"""The executor of tools for a session's workspace: read, write, list and delete its files.
+"""The executors of tools for a session's files, its project and its processes.
 
-Host side, between `pipeline/execute` and the lease on a session. No code of the caller runs: each
-call is one request to the guest's program `files`. Invariant: paths are validated before they are
-sent, and an answer that does not have the expected form is an error.
+Host side, between `pipeline/execute` and the lease on a session. A call on files is one request to
+the guest's program `files`; no code of the caller runs. Invariants: paths are validated before they
+are sent; an answer that does not have the expected form is an error; `apply` writes only what its
+approval shows, whose digest is `ToolRun.expected`.
 """
 
 from __future__ import annotations
 
 import base64
 from codecs import getincrementaldecoder
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
     InternalError,
     InvalidParams,
     WorkspaceChanged,
@@ -24,6 +29,7 @@ from fumehood.core.limits import Limits
 from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
+from fumehood.executors.claims import Claim
 from fumehood.executors.effects import PREVIEWS, Effect, effect_of
 from fumehood.executors.endings import state_words
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
@@ -41,8 +47,13 @@ from fumehood.executors.workspace_guest import (
     not_as_agreed,
     write_request,
 )
+from fumehood.observe.clock import timestamp
 from fumehood.protocol.cursors import Cursors
-from fumehood.sandbox.wall import Lease
+from fumehood.sandbox.session_use import Project, SessionLease
+from fumehood.sandbox.wall import Lease, RunEnding
+
+M = TypeVar("M", bound=Claim)
+T = TypeVar("T")
 
 DEFAULT_READ_BYTES = 10 * 1024
 """Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer
@@ -52,7 +63,11 @@ FILE_CONTENTS = frozenset({"content", "content_base64"})
 """Fields that hold a file's content. The caller chose its size, so they are never shortened."""
 
 
-@dataclass(frozen=True, slots=True)
+def _in_session(why: str) -> Placement:
+    return Placement("container", "container", why, isolations=A_SESSION, is_of_session=True)
+
+
+@dataclass(slots=True)
 class _Place:
     """The session's container and the caller for whom an action is done."""
 
@@ -62,26 +77,29 @@ class _Place:
     cursors: Cursors
     guard: JsonObject
     """The request's field `expected` with the approved `base`; empty if nothing was previewed."""
+    ending: RunEnding | None = None
+    """How the last request ended."""
 
+    async def ask(self, request: JsonObject, model: type[M]) -> M:
+        """Send one request to the guest. Raises EngineError if there is no valid answer."""
+        return self.taken(await ask(self.lease, request, self.limits, model))
 
-_PLACEMENT = Placement(
-    "container",
-    "container",
-    "executors 'workspace:…' always run in the guest, in the container of the call's session, as "
-    "its unprivileged user",
-    isolations=A_SESSION,
-    is_of_session=True,
-)
+    def taken(self, said: Said[T]) -> T:
+        """Keep how a request ended, and return its answer. Raises EngineError."""
+        self.ending = said.ending
+        return said.required
 
 
 class WorkspaceExecutor(Executor):
     """One action on the files of a session: read, write, list or delete."""
 
+    place = _in_session(
+        "executors 'workspace:…' always run in the guest, in the container of the call's session, "
+        "as its unprivileged user"
+    )
+
     def __init__(self, action: str) -> None:
         self.has_preview = f"workspace:{action}" in PREVIEWS
-
-    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        return _PLACEMENT
 
     async def preview(
         self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
@@ -123,26 +141,24 @@ async def run_workspace(
         raise InternalError("A tool without a preview was to be held to one.")
     guard: JsonObject = {} if expected is None else {"expected": expected}
     place = _Place(lease, limits, domain, cursors, guard)
-    match tool.executor:
-        case "workspace:read":
-            done = await _read(arguments, place)
-        case "workspace:write":
-            done = await _write(arguments, place)
-        case "workspace:list":
-            done = await _list(arguments, place)
-        case _:
-            done = await _delete(arguments, place)
-    ending, error = done.ending, done.error
+    data: JsonObject | None = None
+    error: EngineError | None = None
+    try:
+        data = await _ACTIONS[tool.executor](arguments, place)
+    except EngineError as refused:
+        if place.ending is None or isinstance(refused, WorkspaceChanged):
+            raise
+        error = refused
+    ending = place.ending
+    assert ending is not None
     session = session_fields(domain.session_id, ending)
-    if isinstance(error, WorkspaceChanged):
-        raise error
     if error is not None:
         error.details = {**(error.details or {}), "session": session}
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
         node=ending.node,
-        data={**done.required, "session": session} if error is None else None,
+        data={**data, "session": session} if data is not None else None,
         error=error,
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
@@ -152,16 +168,14 @@ async def run_workspace(
     )
 
 
-async def _read(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
+async def _read(arguments: JsonObject, place: _Place) -> JsonObject:
     path, offset = arguments["path"], arguments.get("offset") or 0
     length = arguments.get("limit") or DEFAULT_READ_BYTES
     request = {"do": "read", "path": path, "offset": offset, "length": length}
-    said = await ask(place.lease, request, place.limits, Piece)
-    if said.value is None:
-        return Said(said.ending, error=said.error)
-    if not said.value.is_of(offset, length):
-        return Said(said.ending, error=not_as_agreed())
-    raw, size = said.value.content, said.value.size
+    piece = await place.ask(request, Piece)
+    if not piece.is_of(offset, length):
+        raise not_as_agreed()
+    raw, size = piece.content, piece.size
     encoding = arguments.get("encoding")
     is_last = offset + len(raw) >= size
     text = None if encoding == "base64" else _as_text(raw, is_last=is_last)
@@ -169,19 +183,18 @@ async def _read(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
         raw = text.encode()
         content: JsonObject = {"content": text}
     elif encoding == "text":
-        return Said(said.ending, error=_no_text(offset))
+        raise _no_text(offset)
     else:
         content = {"content_base64": base64.b64encode(raw).decode("ascii")}
     end = offset + len(raw)
     has_more = end < size
-    data = {
+    return {
         "path": path,
         **content,
         "size": size,
         "has_more": has_more,
         "next_offset": end if has_more else None,
     }
-    return Said(said.ending, data)
 
 
 def _as_text(raw: bytes, *, is_last: bool) -> str | None:
@@ -203,15 +216,12 @@ def _no_text(offset: int) -> InvalidParams:
     )
 
 
-async def _write(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
-    request = write_request(arguments) | place.guard
-    said = await ask(place.lease, request, place.limits, Written)
-    if said.value is None:
-        return Said(said.ending, error=said.error)
-    return Said(said.ending, {"path": arguments["path"], "size": said.value.size})
+async def _write(arguments: JsonObject, place: _Place) -> JsonObject:
+    written = await place.ask(write_request(arguments) | place.guard, Written)
+    return {"path": arguments["path"], "size": written.size}
 
 
-async def _list(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
+async def _list(arguments: JsonObject, place: _Place) -> JsonObject:
     domain = place.domain
     query = ListingQuery(
         session_id=domain.session_id or "",
@@ -221,19 +231,102 @@ async def _list(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
         limit=arguments.get("limit") or DEFAULT_PAGE,
         cursor=arguments.get("cursor"),
     )
-    said = await list_page(place.lease, query, place.limits, place.cursors)
-    if said.value is None:
-        return Said(said.ending, error=said.error)
-    items = [entry.model_dump() for entry in said.value.items]
-    return Said(said.ending, {"items": items, "pagination": said.value.pagination})
+    page = place.taken(await list_page(place.lease, query, place.limits, place.cursors))
+    items = [entry.model_dump() for entry in page.items]
+    return {"items": items, "pagination": page.pagination}
 
 
-async def _delete(arguments: JsonObject, place: _Place) -> Said[JsonObject]:
+async def _delete(arguments: JsonObject, place: _Place) -> JsonObject:
     request = delete_request(arguments) | place.guard
-    paths = request["paths"]
-    said = await ask(place.lease, request, place.limits, Deletion)
-    if said.value is None:
-        return Said(said.ending, error=said.error)
-    if not said.value.is_of(paths):
-        return Said(said.ending, error=not_as_agreed())
-    return Said(said.ending, said.value.model_dump(), deletion_error(said.value))
+    deletion = await place.ask(request, Deletion)
+    if not deletion.is_of(request["paths"]):
+        raise not_as_agreed()
+    error = deletion_error(deletion)
+    if error is not None:
+        raise error
+    return deletion.model_dump()
+
+
+_ACTIONS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[JsonObject]]] = MappingProxyType(
+    {
+        "workspace:read": _read,
+        "workspace:write": _write,
+        "workspace:list": _list,
+        "workspace:delete": _delete,
+    }
+)
+
+
+# -- the project and the processes of a session ----------------------------------------------
+
+
+def project_of(lease: Lease) -> Project:
+    """Return the project of a leased session. Raises InvalidParams."""
+    project = lease.project if isinstance(lease, SessionLease) else None
+    if project is None:
+        raise InvalidParams(
+            "This session was not made from a project directory.", fields=["options.session_id"]
+        )
+    return project
+
+
+class ProjectDiffExecutor(Executor):
+    """Tells what has changed in a project. No code of the caller runs."""
+
+    place = _in_session(
+        "the changed files are read in the container of the call's session; the engine itself "
+        "compares them with the project directory, and writes there"
+    )
+
+    async def run(self, run: ToolRun) -> Outcome:
+        return _outcome(run, await project_of(run.lease).difference(run.lease))
+
+
+class ProjectApplyExecutor(ProjectDiffExecutor):
+    """Writes into the project directory what its approval shows, and nothing else."""
+
+    has_preview = True
+
+    async def preview(
+        self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
+    ) -> Effect | None:
+        effect: Effect = await project_of(lease).effect(lease)
+        return effect
+
+    async def run(self, run: ToolRun) -> Outcome:
+        if run.expected is None:
+            raise InvalidParams("A project is written only after a human has seen the changes.")
+        return _outcome(run, await project_of(run.lease).apply(run.lease, run.expected))
+
+
+class ProcessExecutor(Executor):
+    """One action on the processes of a session: start, list, read, write or stop.
+
+    The guest starts a process as the user of the session's programs, with their filter and limits.
+    """
+
+    place = _in_session(
+        "processes run in the guest, in the container of the call's session, as its unprivileged "
+        "user"
+    )
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    async def run(self, run: ToolRun) -> Outcome:
+        assert isinstance(run.lease, SessionLease)
+        assert run.lease.processes is not None
+        given = {name: value for name, value in run.arguments.items() if value is not None}
+        data = await run.lease.processes({"do": self._action, **given})
+        if self._action == "read":
+            data = data["output"]
+        for one in [*data.get("processes", ()), *filter(None, [data.get("process")])]:
+            one["started_at"] = timestamp(datetime.fromtimestamp(one["started_at"], UTC))
+        return _outcome(run, data)
+
+
+def _outcome(run: ToolRun, data: JsonObject) -> Outcome:
+    session = {"id": run.domain.session_id, "state": None, "variables_bytes": None}
+    return Outcome(
+        EndedBy.OK, "session", data={**data, "session": session}, max_data_bytes=MAX_DATA_BYTES
+    )

@@ -40,8 +40,6 @@ STRICT = Dialect(
     is_strict=True,
     requires_all=True,
     max_levels=10,
-    max_properties=5000,
-    max_enum_values=1000,
 )  # fmt: skip
 
 

@@ -65,8 +65,8 @@ class Dialect:
     - `is_strict`: objects are closed, and a part that cannot be expressed is a fault.
     - `requires_all`: every property is required, so an optional one must accept null.
     - `property_name`: the pattern of accepted property names; others get an alias.
-    - the limits of one schema: levels of nesting, properties, and enum values. A definition is too
-      small for the providers' limits on characters.
+    - `max_levels`: levels of nesting. A definition is too small for the providers' limits on
+      characters.
     """
 
     keywords: frozenset[str]
@@ -77,8 +77,6 @@ class Dialect:
     has_recursion: bool = True
     property_name: re.Pattern[str] | None = None
     max_levels: int = MAX_SCHEMA_DEPTH
-    max_properties: int = 10_000
-    max_enum_values: int = 10_000
 
 
 @dataclass(slots=True)
@@ -156,11 +154,10 @@ class _Fitting:
         self._kept = dialect.keywords | {"title", "description", "type"}
         self._formats = dialect.formats or ()
         self._result = Fitted({})
-        self._properties = self._values = 0
         self._nulls: dict[int, bool] = {}
 
     def run(self) -> Fitted:
-        """Convert the root and its definitions, and check the dialect's limits."""
+        """Convert the root and its definitions."""
         root, result = dict(self._root), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:
@@ -173,18 +170,7 @@ class _Fitting:
                 name: self._node(schema, f"parameters.$defs.{name}", 2)
                 for name, schema in definitions.items()
             }
-        self._check_totals()
         return result
-
-    def _check_totals(self) -> None:
-        for what, count, most in (
-            ("properties", self._properties, self._dialect.max_properties),
-            ("values of enums", self._values, self._dialect.max_enum_values),
-        ):
-            if count > most:
-                self._miss(
-                    "parameters", f"it has {count} {what}, {most} are taken", "split the tool"
-                )
 
     def _miss(self, where: str, what: str, change: str) -> None:
         """Record a part that cannot be expressed: a fault if the dialect is strict, otherwise a
@@ -300,7 +286,6 @@ class _Fitting:
         return target
 
     def _enum(self, values: list[Any], where: str) -> list[Any]:
-        self._values += len(values)
         if any(isinstance(value, dict | list) for value in values):
             self._miss(f"{where}.enum", "it has objects or arrays", "use texts as its values")
         return list(values)
@@ -334,7 +319,6 @@ class _Fitting:
             )  # fmt: skip
         if dialect.is_strict:
             self._close(schema, where, is_root=level == 1)
-        self._properties += len(properties)
         made["properties"] = {
             alias_of(name, dialect.property_name): self._property(
                 name, said, f"{where}.properties.{name}", level, is_required=name in required

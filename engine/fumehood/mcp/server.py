@@ -42,8 +42,8 @@ from fumehood.core.pages import MAX_PAGE
 from fumehood.core.returned_file import FILE_CONTENT, parse_blob_url, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
-from fumehood.executors.handle import CallHandle
-from fumehood.formats.mcp import tool_to_mcp
+from fumehood.executors.base import CallHandle
+from fumehood.formats.exports import tool_to_mcp
 from fumehood.formats.schemas import without_nulls
 from fumehood.mcp import about
 from fumehood.mcp.about import LIST_TOOLS, RUN_TOOL
@@ -64,7 +64,7 @@ from fumehood.mcp.messages import (
     meta_of,
 )
 from fumehood.observe.tracing import HEADER, incoming
-from fumehood.pipeline.stream import StreamedCall, events_of
+from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.protocol import strict_json
 
 MODEL_TEXT_CHARACTERS = 2000

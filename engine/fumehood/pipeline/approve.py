@@ -33,9 +33,8 @@ from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.plan import Plan, can_be_tried, place_of, plan_now
-from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 from fumehood.protocol.messages import decode_envelope
 
@@ -48,7 +47,6 @@ class ApprovedCall:
     """A call that is approved or needs no approval."""
 
     permitted: PermittedCall
-    rule: str
     approval: StoredApproval | None = None
     """Its approval, which is used up when the call starts."""
     require_unchanged: Callable[[Plan], Awaitable[None]] | None = None
@@ -90,18 +88,18 @@ async def approve(
     permitted = claimed.permitted
     decision = permitted.decision
     if decision.verdict is Verdict.ALLOW:
-        return ApprovedCall(permitted, decision.rule)
+        return ApprovedCall(permitted)
     approvals = services.approvals
     plan = await plan_now(permitted, services.walls, services.sessions)
     if decision.wants_trial and can_be_tried(permitted, plan):
         call.request = replace(
             call.request, options=call.request.options.model_copy(update={"preview": True})
         )
-        return ApprovedCall(permitted.with_request(call.request), f"trial: {decision.rule}")
+        return ApprovedCall(permitted.with_request(call.request))
     definition = definition_digest(permitted.tool, permitted.request.context)
     remembered = approvals.remembered_for(permitted, definition)
     if remembered is not None and not permitted.request.is_decision_on_trial:
-        return ApprovedCall(permitted, f"remembered: {remembered}", remembered=remembered)
+        return ApprovedCall(permitted, remembered=remembered)
     approvals.eligibility.require_enough(
         permitted.tool.definition.name, decision, permitted.principal.id
     )
@@ -180,7 +178,7 @@ def approved_by_human(
     require_unchanged: Callable[[Plan], Awaitable[None]],
 ) -> ApprovedCall:
     """Return the call of a stored approval, which is used up when the call starts."""
-    return ApprovedCall(permitted, stored.approval.rule, stored, require_unchanged)
+    return ApprovedCall(permitted, stored, require_unchanged)
 
 
 def waits(

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
-from fumehood.core.call import CallRequest
-from fumehood.core.errors import PermissionDenied
-from fumehood.core.identity import Principal, TrustDomain
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.errors import InvalidParams, PermissionDenied
+from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
+from fumehood.identity.agents import Agents
 from fumehood.identity.principals import require_caller, require_credential
-from fumehood.pipeline.validate import ValidatedCall
-from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.pipeline.resolve import resolve
+from fumehood.pipeline.validate import ValidatedCall, validate
+from fumehood.policy.model import CallFacts, Decision, ExplainWish, Verdict
 from fumehood.policy.service import PolicyGate
-from fumehood.registry.index import RegisteredTool
+from fumehood.registry.index import RegisteredTool, ToolIndex
 from fumehood.sandbox.session import with_env
 
 
@@ -117,3 +120,24 @@ def facts_of(
         options.session_id,
         is_over_budget,
     )
+
+
+def facts_to_explain(
+    query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
+) -> CallFacts:
+    """Resolve and validate a call whose policy decision is to be explained. Ignores budgets.
+
+    Raises:
+        EngineError: as for a real call, before its policy decision.
+    """
+    speaks_for = frozenset({query.agent_id} if query.agent_id is not None else ())
+    try:
+        options = CallOptions(agent_id=query.agent_id, session_id=query.session_id)
+    except ValueError:
+        raise InvalidParams(
+            "The agent's or the session's id is not valid.", fields=["agent_id", "session_id"]
+        ) from None
+    principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
+    request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain", {})
+    validated = validate(resolve(request, registry, agents, now))
+    return facts_of(validated, principal.id, lambda: False)

@@ -29,9 +29,8 @@ from fumehood.core.errors import Timeout
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.plan import make_plan
-from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 from fumehood.protocol import strict_json
 

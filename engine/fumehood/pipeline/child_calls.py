@@ -33,26 +33,20 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB
 from fumehood.core.names import NET_TOOL
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import HeldTrial
 from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.result import shape_error
-from fumehood.pipeline.services import PipelineServices
+from fumehood.pipeline.result import MAX_RESULT_BYTES, shape_error
 from fumehood.pipeline.validate import MISFIT
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_CALLS, MAX_OPEN_CALLS
 from fumehood.sandbox.wall import CallPort
-
-MAX_RESULT_BYTES = MB
-"""Maximum size of a result that a program receives, in bytes of JSON. In a larger result, long
-texts are shortened first; if it is still larger, the program gets OutputLimitExceeded instead."""
 
 ANSWER_BYTES = 1024
 """Bytes reserved for the parts of an answer around its result."""

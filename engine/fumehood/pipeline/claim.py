@@ -102,12 +102,16 @@ class Claim:
         """
         if self._is_over:
             return envelope
+        self._is_over = True
         ending = ending_of(envelope.error, acted=acted, may_repeat=self._call.may_repeat)
         if ending != "keep":
-            await self._give_up(lose=ending == "lose")
+            give_up = rows.lose if ending == "lose" else rows.release
+            await self._keys.end(self._call, lambda connection: give_up(connection, self._call))
             return envelope
         answer = pack_answer(envelope)
-        if await self._end(lambda connection: rows.finish(connection, self._call, answer)):
+        if await self._keys.end(
+            self._call, lambda connection: rows.finish(connection, self._call, answer)
+        ):
             return envelope
         return _with_warning(envelope, NOT_KEPT)
 
@@ -115,14 +119,6 @@ class Claim:
         """End the claim after `storage.idempotency.hand_over` has given the key to an approval."""
         self._is_over = True
         self._keys.let_go(self._call)
-
-    async def _give_up(self, *, lose: bool) -> None:
-        give_up = rows.lose if lose else rows.release
-        await self._end(lambda connection: give_up(connection, self._call))
-
-    async def _end(self, job: Callable[[Connection], None]) -> bool:
-        self._is_over = True
-        return await self._keys.end(self._call, job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,13 +295,14 @@ def _parameter(permitted: PermittedCall) -> str | None:
 
 async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCall:
     tool = permitted.tool.definition
+    is_option = permitted.request.options.idempotency_key is not None
 
     def make() -> KeyedCall:
         return KeyedCall(
             principal_id=permitted.principal.id,
             # "auto" requests a derived key only as the option. In the tool's own parameter it is an
             # ordinary value.
-            key=key_made_of(permitted) if given == AUTO and _is_option(permitted) else given,
+            key=key_made_of(permitted) if given == AUTO and is_option else given,
             fingerprint=fingerprint(permitted),
             call_id=call_id,
             may_repeat=tool.idempotent or tool.read_only,
@@ -319,10 +316,6 @@ async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
     if len(strict_json.dumps(permitted.arguments)) <= MAX_ARGUMENT_BYTES:
         return make()
     return await anyio.to_thread.run_sync(make)
-
-
-def _is_option(permitted: PermittedCall) -> bool:
-    return permitted.request.options.idempotency_key is not None
 
 
 def _repeated(found: KeptKey, call: KeyedCall) -> Replay | Waiting:

@@ -1,34 +1,57 @@
-"""The context of one call: what is known about it so far, and what it holds.
+"""The context of one call, which is what is known about it so far, and the services of all calls.
 
-Created once for each call, by `run` or when an approved call is resumed, and passed from stage to
-stage. `build_envelope` and `record` read it when the call has ended. Invariant: it never decides
-whether a call may continue; that takes the value of the stage before (`PermittedCall`,
+A context is created once for each call, by `run` or when an approved call is resumed, and passed
+from stage to stage. `result` and `record` read it when the call has ended. Invariant: it never
+decides whether a call may continue; that takes the value of the stage before (`PermittedCall`,
 `AdmittedCall`). `CallTrace` measures the stages and logs them; it has no state of the call.
+`compose` creates the `PipelineServices` once for each engine.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fumehood.approvals.model import StoredApproval
-from fumehood.budgets.ledger import Reservation, taken_by
-from fumehood.budgets.limiter import RateHold
-from fumehood.cache.store import Flight
+from fumehood.approvals.requests import ApprovalRequests
+from fumehood.budgets.ledger import Budgets, Reservation, estimate_of, taken_by
+from fumehood.budgets.limiter import Exceeded as RateExceeded
+from fumehood.budgets.limiter import RateHold, RateLimits
+from fumehood.budgets.model import Amounts, Exceeded, Spender
+from fumehood.cache.store import Flight, ResultCache
+from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.handle import CallHandle
+from fumehood.core.usage import Prices, TokenCounter
+from fumehood.executors.base import CallHandle
+from fumehood.executors.outcome import HeldTrial
+from fumehood.executors.upstreams import Upstreams
+from fumehood.identity.agents import Agents
+from fumehood.observe.alerts import CallObserver
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
-from fumehood.pipeline.claim import Claim
+from fumehood.pipeline.check_result import ResultCheckers
+from fumehood.pipeline.claim import Claim, Keys
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
-from fumehood.pipeline.retry import Attempts
+from fumehood.pipeline.retry import Attempts, Retries
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.service import PolicyGate
+from fumehood.protocol.cursors import Cursors
+from fumehood.redaction.redactor import Redactor
+from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import Walls
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.calls import CallLog
 
 T = TypeVar("T")
+
+FALLBACK_SUFFIX = "_fallback"
+"""Added to a call's id to make the id of its fallback's call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +200,66 @@ class CallTrace:
     def stages_ms(self) -> dict[str, float]:
         """Return the duration of each passed stage in milliseconds."""
         return {stage: round(seconds * 1e3, 3) for stage, seconds in self._stages_s.items()}
+
+
+# -- services -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineServices:
+    """Everything that the stages of a call use."""
+
+    registry: ToolIndex
+    agents: Agents
+    walls: Walls
+    clock: Clock
+    log: Logger
+    counter: TokenCounter
+    prices: Prices
+    allow_debug: bool
+    is_draining: Callable[[], bool]
+    calls: CallLog
+    blobs: BlobStore
+    cursors: Cursors
+    upstreams: Upstreams
+    sessions: SessionKeeper
+    policy: PolicyGate
+    keys: Keys
+    cache: ResultCache
+    budgets: Budgets
+    rates: RateLimits
+    approvals: ApprovalRequests
+    redactor: Redactor
+    checkers: ResultCheckers | None
+    circuits: Circuits
+    retries: Retries
+    observer: CallObserver
+    trials: dict[str, HeldTrial] = field(default_factory=dict)
+    """Id of the call that asks a human → the effect of a trial."""
+
+    def estimate(self, validated: ValidatedCall) -> Amounts:
+        """Return the amounts that a call is expected to take from its budgets."""
+        tool = validated.tool.definition
+        return estimate_of(tool, validated.shown_arguments, self.counter)
+
+    def exceeded(self, validated: ValidatedCall) -> Exceeded | None:
+        """Return the budget that has too little left for a call, or None."""
+        if self.budgets.is_empty:
+            return None
+        return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
+
+    def rate_exceeded(self, validated: ValidatedCall) -> RateExceeded | None:
+        """Return the rate limit that would refuse a call now, or None."""
+        per_minute = validated.tool.definition.rate_limit
+        return self.rates.exceeded(spender_of(validated), per_minute)
+
+
+def spender_of(validated: ValidatedCall) -> Spender:
+    """Return whose budgets and rate limits a call counts against."""
+    request = validated.request
+    return Spender(
+        request.principal.id if request.principal is not None else "",
+        request.options.agent_id,
+        request.options.session_id,
+        validated.tool.definition.name,
+    )

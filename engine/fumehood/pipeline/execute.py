@@ -1,27 +1,128 @@
-"""Execute: run the tool in its place, and again if its service failed and a repeat is harmless.
+"""Admit and execute: give a call a place where its limits are enforced, and run its tool there.
 
-Seventh stage. Takes an `AdmittedCall` (which only `admit` creates), returns the `Outcome` of the
-last attempt, even of a failed program, because its envelope also reports what the call used.
-`retry` decides whether another attempt follows. Each attempt needs a permit from the circuit of the
-tool's service.
+Sixth stage, a lease: `admit` takes an `ApprovedCall` and yields an `AdmittedCall`, which holds a
+place behind the wall that its plan (`plan.py`) names. Only `admit` creates one. Seventh stage:
+`execute` takes it and returns the `Outcome` of the last attempt, even of a failed program, because
+its envelope also reports what the call used. `retry` decides whether another attempt follows. Each
+attempt needs a permit from the circuit of the tool's service. `dry_run` takes a `PermittedCall` and
+describes what would happen and why (mission P12); faults in the request itself are refused as in a
+real call before it is reached.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fumehood.circuits.breaker import Permit
-from fumehood.core.errors import ApprovalExpired, CircuitOpen, EngineError, code_of
+import anyio
+
+from fumehood.circuits.breaker import Circuit, Permit
+from fumehood.core.errors import (
+    ApprovalExpired,
+    CircuitOpen,
+    EndedBy,
+    EngineError,
+    QuotaExceeded,
+    RateLimited,
+    RequiresHumanApproval,
+    ShuttingDown,
+    code_of,
+)
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import WallLimits, smallest
+from fumehood.core.usage import money
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.pipeline.admit import AdmittedCall
+from fumehood.pipeline.approve import ApprovedCall
+from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.child_calls import ChildCalls, RunCall
-from fumehood.pipeline.context import CallContext
-from fumehood.pipeline.plan import Plan
+from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.plan import Plan, plan_now
+from fumehood.pipeline.result import shortened
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
-from fumehood.pipeline.services import PipelineServices
+from fumehood.policy.model import Verdict
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedCall:
+    """A call that holds its place behind a wall."""
+
+    permitted: PermittedCall
+    plan: Plan
+    lease: Lease
+    expected: str | None = None
+    """The `base` of the effect that a human approved; the call must find it unchanged."""
+    permit: Permit | None = None
+    """Permit of the first request to the tool's service, if it calls one."""
+
+
+async def plan_admission(
+    approved: ApprovedCall, services: PipelineServices
+) -> AbstractAsyncContextManager[AdmittedCall]:
+    """Plan where a call runs. The returned `admit` waits for that place when it is entered.
+
+    Raises:
+        ShuttingDown: the engine accepts no new calls.
+        CircuitOpen: requests to the tool's service are suspended.
+        SandboxUnavailable, InvalidParams, ResourceNotFound: as `plan_now`.
+    """
+    if services.is_draining():
+        raise ShuttingDown(
+            "The engine is stopping or not started. Repeat the call when it runs again.",
+            retry_after_ms=2000,
+        )
+    plan = await plan_now(approved.permitted, services.walls, services.sessions)
+    circuit = services.circuits.of(plan.upstream) if plan.upstream is not None else None
+    if circuit is not None:  # checked before the call waits for a place, and again afterwards
+        circuit.require_passable()
+    return admit(approved, plan, services.sessions, circuit)
+
+
+@asynccontextmanager
+async def admit(
+    approved: ApprovedCall, plan: Plan, sessions: SessionKeeper, circuit: Circuit | None
+) -> AsyncIterator[AdmittedCall]:
+    """Wait a bounded time for a place, and hold it: `async with admit(…) as admitted`.
+
+    Raises:
+        CircuitOpen: requests to the tool's service are suspended.
+        SandboxUnavailable: no place became free in time.
+        InvalidParams, ResourceNotFound: as `make_plan`.
+    """
+    expected = approved.approval.request.expected if approved.approval is not None else None
+    async with _lease(approved.permitted, plan, sessions) as lease:
+        permit = circuit.enter() if circuit is not None else None
+        try:
+            yield AdmittedCall(approved.permitted, plan, lease, expected, permit)
+        finally:
+            if permit is not None:
+                permit.give_back()
+
+
+def _lease(
+    permitted: PermittedCall, plan: Plan, sessions: SessionKeeper
+) -> AbstractAsyncContextManager[Lease]:
+    """Return the lease of the session's container if the call runs in it, otherwise of the wall."""
+    options, memory_mb = permitted.request.options, plan.limits.memory_mb
+    if plan.placement.is_of_session and plan.session is not None:
+        return sessions.lease(
+            permitted.principal,
+            options.agent_id,
+            plan.session.id,
+            language=plan.executor.language,
+            memory_mb=memory_mb,
+        )
+    return plan.wall.lease(
+        permitted.trust_domain,
+        fresh=plan.placement.needs_fresh_place(options.isolation),
+        memory_mb=memory_mb,
+        image=plan.image,
+    )
 
 
 async def execute(
@@ -80,7 +181,7 @@ async def _attempts(
             _stop(error, suspended_ms, call)
             break
         _tell(error, delay_s, most_retries(tool, error), call)
-        await retries.sleep(delay_s)
+        await anyio.sleep(delay_s)
         try:
             permit = circuit.enter() if circuit is not None else None
         except CircuitOpen as suspended:
@@ -99,13 +200,12 @@ def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
 
 
 async def _attempt(run: ToolRun, permit: Permit | None, plan: Plan) -> Outcome:
-    executor = plan.executor
     if permit is None:
-        return await executor.run(run)
+        return await plan.executor.run(run)
     was_hurried = _is_hurried(run, plan.wall.limits)
     with permit:
         try:
-            outcome = await executor.run(run)
+            outcome = await plan.executor.run(run)
         except EngineError as error:
             permit.conclude(error, was_hurried=was_hurried)
             raise
@@ -140,3 +240,80 @@ def _summed(before: Outcome, last: Outcome) -> Outcome:
     """Return the last outcome with the CPU and network time of all attempts added up."""
     cpu_ms = last.cpu_ms if before.cpu_ms is None else before.cpu_ms + (last.cpu_ms or 0.0)
     return replace(last, cpu_ms=cpu_ms, network_ms=before.network_ms + last.network_ms)
+
+
+# -- dry runs -------------------------------------------------------------------------------
+
+
+async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outcome:
+    """Return an outcome that describes what the call would do, without doing it."""
+    tool = permitted.tool.definition
+    exceeded = services.exceeded(permitted.validated)
+    over_rate = services.rate_exceeded(permitted.validated)
+    decision = permitted.decision
+    asks = decision.verdict is Verdict.ASK
+    refusal: str | None = RequiresHumanApproval.code if asks else None
+    if exceeded is not None and not decision.may_exceed_budget:
+        refusal = QuotaExceeded.code
+    if over_rate is not None:
+        refusal = RateLimited.code
+    plan: JsonObject = {"placement": None, "limits": None, "session": None}
+    try:
+        made = await plan_now(permitted, services.walls, services.sessions)
+        plan = {
+            "placement": {
+                "kind": made.placement.kind,
+                "why": made.placement.why,
+                **({"image": made.image} if made.image is not None else {}),
+            },
+            "limits": {
+                "timeout_seconds": made.limits.wall_s,
+                "memory_mb": made.limits.memory_mb,
+                "output_bytes": made.limits.output_bytes,
+                "enforced": sorted(made.wall.status.enforced),
+            },
+            "session": _session(made),
+        }
+        circuit = services.circuits.of(made.upstream)
+        if circuit is not None:
+            circuit.require_passable()
+    except EngineError as error:
+        refusal = refusal or error.code
+        if plan["placement"] is None:
+            plan["placement"] = {"kind": None, "why": error.message}
+    answer: dict[str, Any] = {
+        "dry_run": True,
+        "would_run": refusal is None,
+        "refused_with": refusal,
+        **plan,
+        "approval": {
+            "required": asks,
+            **({"approvers": list(decision.approvers), "quorum": decision.quorum} if asks else {}),
+        },
+        "policy": {
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "version": decision.policy_version,
+        },
+        "budget": None
+        if exceeded is None
+        else {
+            "exceeded": exceeded.budget,
+            "unit": exceeded.unit.value,
+            "left": exceeded.left,
+        },
+        "rate_limit": None
+        if over_rate is None
+        else {**over_rate.limit.details, "retry_after_ms": over_rate.retry_after_ms},
+        "requires_auth": tool.requires_auth,
+        "cost": {"per_use": money(tool.cost_per_use)},
+        "arguments": shortened(permitted.validated.shown_arguments),
+    }
+    return Outcome(EndedBy.OK, "none", data=answer, is_dry_run=True)
+
+
+def _session(plan: Plan) -> JsonObject | None:
+    if plan.session is None:
+        return None
+    shown = plan.session.model_dump(mode="json", include={"id", "image", "expires_at", "is_busy"})
+    return {**shown, "runs_in_it": plan.placement.is_of_session}

@@ -83,12 +83,11 @@ def parse_call_body(document: Any) -> CallBody:
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
     """
-    if not isinstance(document, dict):
-        raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
-    arguments = document.get("arguments")
-    if len(document) == 1 and type(arguments) is dict and len(arguments) <= MAX_KEYS:
+    given = document if isinstance(document, dict) else {}
+    arguments = given.get("arguments")
+    if len(given) == 1 and type(arguments) is dict and len(arguments) <= MAX_KEYS:
         return replaced(_NO_ARGUMENTS, arguments=arguments)  # fast path for most calls
-    for where in (document, document.get("options"), arguments):
+    for where in (given, given.get("options"), arguments):
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
     return parsed(CallBody, document, "call")
@@ -100,8 +99,6 @@ def parse_batch(document: Any) -> RawBatch:
     Raises:
         InvalidParams: some fields of the batch itself are invalid; the error names each.
     """
-    if not isinstance(document, dict):
-        raise InvalidParams('The body must be an object: {"calls": [{"tool": …}, …]}.')
     return parsed(RawBatch, document, "batch")
 
 
@@ -111,8 +108,6 @@ def parse_message(document: Any) -> HandleBody:
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
     """
-    if not isinstance(document, dict):
-        raise InvalidParams('The body must be an object: {"format": "openai", "message": {…}}.')
     return parsed(HandleBody, document, "request")
 
 
@@ -128,14 +123,13 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
     """
-    if not isinstance(document, dict) or not isinstance(document.get("tool"), str):
+    tool = document.get("tool") if isinstance(document, dict) else None
+    if not isinstance(tool, str) or len(tool) > MAX_TOOL_CHARACTERS:
         raise InvalidParams(
-            'A call of a batch must be an object with a tool: {"tool": "…", "arguments": {…}}.',
+            'A call of a batch must be an object with the name of a tool: {"tool": "…", '
+            '"arguments": {…}}.',
             fields=["tool"],
         )
-    tool: str = document["tool"]
-    if len(tool) > MAX_TOOL_CHARACTERS:
-        raise InvalidParams("That is not a tool's name: it is too long.", fields=["tool"])
     return tool, parse_call_body({key: document[key] for key in document if key != "tool"})
 
 

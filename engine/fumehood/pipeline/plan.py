@@ -75,66 +75,55 @@ async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
     packages = permitted.request.options.packages
     if not packages:
         return plan
-    if plan.placement.is_of_session:
-        raise _no_packages(
-            "A session has the packages that it was made with: sessions new --package."
-        )
-    if plan.executor.language == "javascript":
-        raise _no_packages("Packages are those of Python, and JavaScript cannot use them.")
     if plan.image is None or not isinstance(plan.wall, HasImages):
-        raise _no_packages("Packages are for programs that run in containers.")
+        raise InvalidParams(
+            "Packages are for programs that run in containers.", fields=["options.packages"]
+        )
     return replace(
         plan, image=await plan.wall.with_packages(plan.image, packages, permitted.principal.id)
     )
 
 
-def _no_packages(words: str) -> InvalidParams:
-    return InvalidParams(words, fields=["options.packages"])
-
-
-def _check_network(executor: Executor, options: CallOptions) -> None:
-    fault = None
-    if options.network and executor.language is None:
-        fault = "Network is for programs that run in containers."
+def _check_options(
+    permitted: PermittedCall,
+    executor: Executor,
+    placement: Placement,
+    session: SessionRecord | None,
+) -> None:
+    """Raise InvalidParams if the call asks for something that its tool or session cannot have."""
+    options, language = permitted.request.options, executor.language
+    has_tools = bool(permitted.arguments.get("tools"))
+    wants_receipt = options.receipt or options.replay is not None
+    receipt = "receipt" if options.receipt else "replay"
+    for field, is_wrong, words in (
+        ("network", options.network and language is None,
+         "Network is for programs that run in containers."),
+        ("preview", options.preview and language is None,
+         "Only programs can be tried: other tools show what they will change by themselves."),
+        ("preview", options.preview and has_tools,
+         "What tools do cannot be held back: leave the argument tools out."),
+        (receipt, wants_receipt and language is None, "Only programs have receipts."),
+        (receipt, wants_receipt and options.preview, "A trial has no receipt."),
+        (receipt, wants_receipt and has_tools,
+         "A receipt does not hold the answers of tools: leave the argument tools out."),
+        (receipt, wants_receipt and session is not None and session.env,
+         "A receipt does not hold environment variables of a session, and this one has some."),
+        ("packages", options.packages and placement.is_of_session,
+         "A session has the packages that it was made with: sessions new --package."),
+        ("packages", options.packages and language == "javascript",
+         "Packages are those of Python, and JavaScript cannot use them."),
+        ("preview", options.preview and (session is None or not session.durable),
+         "A trial needs a session whose files are saved: sessions new --durable."),
+    ):  # fmt: skip
+        if is_wrong:
+            raise InvalidParams(words, fields=[f"options.{field}"])
     for host in options.network or ():
         try:
             network_wish(host)
         except ValueError as error:
-            fault = f"The host {host[:100]!a} of network {error}."
-    if fault is not None:
-        raise InvalidParams(fault, fields=["options.network"])
-
-
-def _check_receipt(
-    permitted: PermittedCall, executor: Executor, session: SessionRecord | None
-) -> None:
-    """Refuse a receipt, or its replay, of what depends on more than a receipt holds."""
-    options, fault = permitted.request.options, None
-    if not options.receipt and options.replay is None:
-        return
-    if executor.language is None:
-        fault = "Only programs have receipts."
-    elif options.preview:
-        fault = "A trial has no receipt."
-    elif permitted.arguments.get("tools"):
-        fault = "A receipt does not hold the answers of tools: leave the argument tools out."
-    elif session is not None and session.env:
-        fault = "A receipt does not hold environment variables of a session, and this one has some."
-    if fault is not None:
-        field = "receipt" if options.receipt else "replay"
-        raise InvalidParams(fault, fields=[f"options.{field}"])
-
-
-def _check_preview(permitted: PermittedCall, executor: Executor) -> None:
-    if not permitted.request.options.preview:
-        return
-    fault = None
-    if executor.language is None:
-        fault = "Only programs can be tried: other tools show what they will change by themselves."
-    elif permitted.arguments.get("tools"):
-        fault = "What tools do cannot be held back: leave the argument tools out."
-    if fault is not None:
-        raise InvalidParams(fault, fields=["options.preview"])
+            raise InvalidParams(
+                f"The host {host[:100]!a} of network {error}.", fields=["options.network"]
+            ) from None
 
 
 def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
@@ -193,17 +182,16 @@ def make_plan(
             fields=["options.memory_limit_mb"],
         )
     _check_isolation(placement, options)
-    _check_network(executor, options)
-    _check_preview(permitted, executor)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
-    _check_receipt(permitted, executor, session)
+    _check_options(permitted, executor, placement, session)
+    place = session if placement.is_of_session else None
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
     )
     memory_mb = allowed_mb = None
-    if session is not None and placement.is_of_session:
-        memory_mb = allowed_mb = session.memory_mb
+    if place is not None:
+        memory_mb = allowed_mb = place.memory_mb
     elif offered.default_memory_mb is not None and offered.max_memory_mb is not None:
         allowed_mb = int(
             smallest(
@@ -220,22 +208,15 @@ def make_plan(
             )
         memory_mb = offered.memory_class(allowed_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
-    disk_mb = session.disk_mb if session is not None and placement.is_of_session else None
+    disk_mb = place.disk_mb if place is not None else None
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes, disk_mb)
     warnings = _lowered(options, limits, allowed_mb)
-    image = None
-    if session is not None and placement.is_of_session:
-        image = session.image
-    elif language is not None and isinstance(wall, HasImages):
+    image = place.image if place is not None else None
+    if place is None and language is not None and isinstance(wall, HasImages):
         image = wall.image_for(language)
-    if options.preview and (session is None or not session.durable):
-        raise InvalidParams(
-            "A trial needs a session whose files are saved: sessions new --durable.",
-            fields=["options.preview"],
-        )
     network = permitted.validated.resolved.network
-    if session is not None and placement.is_of_session and language is not None:
-        network += session.network
+    if place is not None and language is not None:
+        network += place.network
     return Plan(placement, limits, wall, executor, warnings, session, image, network, upstream)
 
 

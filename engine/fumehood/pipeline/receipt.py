@@ -13,33 +13,29 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import (
     REPEATED_OPTIONS,
     SESSION_WISHES,
-    Cassette,
     Exchange,
     Receipt,
 )
-from fumehood.core.session import SessionRecord
-from fumehood.executors.outcome import CutText, Recorded
+from fumehood.executors.outcome import CutText, Outcome, Recorded
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.plan import Plan, place_of
-from fumehood.pipeline.result import ShapedOutcome
-from fumehood.pipeline.services import PipelineServices
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import NotKept
 
 
 async def keep_receipt(
-    call: CallContext, shaped: ShapedOutcome, services: PipelineServices
+    call: CallContext, outcome: Outcome, data: JsonObject, services: PipelineServices
 ) -> ReceiptLink | None:
-    """Keep the receipt of a call that asked for one, or return None."""
-    recorded, plan, principal = shaped.outcome.recorded, call.plan, call.request.principal
+    """Keep the receipt of a call that asked for one, or None. `data` is not shortened yet."""
+    recorded, plan, principal = outcome.recorded, call.plan, call.request.principal
     if recorded is None or plan is None or principal is None or call.validated is None:
         return None
     place = None
     with suppress(EngineError):  # its image may be gone by now
         place = await place_of(plan, services.sessions)
     now = timestamp(services.clock.now())
-    receipt = _receipt(call, plan, place, shaped, recorded, now, services.redactor)
+    receipt = _receipt(call, plan, place, outcome, data, recorded, now, services.redactor)
     with anyio.CancelScope(shield=True):  # bounded by the disk; the program has already run
         draft = services.blobs.draft(principal.id)
         draft.feed(receipt.model_dump_json(indent=1).encode())
@@ -54,15 +50,15 @@ def _receipt(
     call: CallContext,
     plan: Plan,
     place: JsonObject | None,
-    shaped: ShapedOutcome,
+    outcome: Outcome,
+    data: JsonObject,
     recorded: Recorded,
     now: str,
     redactor: Redactor,
 ) -> Receipt:
     assert call.validated is not None
-    outcome, tool = shaped.outcome, call.validated.tool.definition
-    error = outcome.error
-    fields = shaped.data if error is None else error.details or {}
+    tool, error = call.validated.tool.definition, outcome.error
+    fields = data if error is None else error.details or {}
     options = call.request.options.model_dump(mode="json", include=set(REPEATED_OPTIONS))
     return Receipt(
         format="fumehood.receipt.1",
@@ -75,27 +71,21 @@ def _receipt(
             **{name: value for name, value in options.items() if value is not None},
             **({"network": list(plan.network)} if plan.network else {}),
         },
-        session=_session(plan.session),
+        session=plan.session.model_dump(mode="json", include={"id", *SESSION_WISHES})
+        if plan.session is not None
+        else None,
         place=place,
-        network=_redacted(recorded.network, redactor),
+        network=recorded.network.model_copy(
+            update={"exchanges": [_redacted(one, redactor) for one in recorded.network.exchanges]}
+        ),
         ended_by=outcome.ended_by.value,
         error=code_of(error) if error is not None else None,
         fields=_with_digests(fields, recorded, outcome.cuts),
     )
 
 
-def _session(record: SessionRecord | None) -> JsonObject | None:
-    return record.model_dump(mode="json", include={"id", *SESSION_WISHES}) if record else None
-
-
-def _redacted(cassette: Cassette, redactor: Redactor) -> Cassette:
-    """Return the exchanges without secrets that servers sent unasked."""
-    return cassette.model_copy(
-        update={"exchanges": [_redacted_exchange(one, redactor) for one in cassette.exchanges]}
-    )
-
-
-def _redacted_exchange(exchange: Exchange, redactor: Redactor) -> Exchange:
+def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
+    """Return an exchange without secrets that its server sent unasked."""
     shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
     body = base64.b64decode(exchange.body_base64)
     # Latin-1 keeps every byte, but a secret with other characters is found in UTF-8 only.

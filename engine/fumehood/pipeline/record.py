@@ -14,10 +14,8 @@ from fumehood.core.envelope import Envelope, Metadata, Resources, UsageReport
 from fumehood.core.errors import NO_FAULT
 from fumehood.observe.metrics import UNKNOWN, EndedCall
 from fumehood.observe.tracing import EndedStage, EndedTrace, context_of, span_id_of
-from fumehood.pipeline.admit import AdmittedCall
-from fumehood.pipeline.context import CallContext
-from fumehood.pipeline.fallback import ID_SUFFIX
-from fumehood.pipeline.services import PipelineServices
+from fumehood.pipeline.context import FALLBACK_SUFFIX, CallContext, PipelineServices
+from fumehood.pipeline.execute import AdmittedCall
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.calls import APPROVAL_WAIT, CallRow
 from fumehood.storage.records import Record, texts_in
@@ -154,7 +152,7 @@ def _trace(
         stages.insert(0, EndedStage(APPROVAL_WAIT, began, max(began, decided)))
     parent, parent_id = request.traceparent, None
     if request.is_fallback:
-        parent_id = span_id_of(request.call_id.removesuffix(ID_SUFFIX))
+        parent_id = span_id_of(request.call_id.removesuffix(FALLBACK_SUFFIX))
     elif request.parent_id is not None:
         parent_id = span_id_of(request.parent_id)
     elif parent is not None:

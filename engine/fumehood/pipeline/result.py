@@ -1,15 +1,17 @@
-"""Result: turn an outcome into the data, the error and the usage of an envelope.
+"""Result: turn the ending of a call into its envelope, whether it ran, failed or was refused.
 
-Eighth stage, in three steps. `shape` turns the data into a JSON object that keeps its size limit
-and its output schema, or into an error. `shorten` cuts long texts in `data` and `error.details` to
-head and tail, and stores each whole text as a blob of the caller (mission E6); contents of files do
-not count as texts (E7). `account` computes tokens and cost from measurements, in decimal
-arithmetic; `budgets/ledger` adds them up.
+Eighth stage; `build_envelope` fills the metadata from the call's context, and records nothing.
+`shape` turns the data into a JSON object that keeps its size limit and its output schema, or into
+an error. `shorten` cuts long texts in `data` and `error.details` to head and tail, and stores each
+whole text as a blob of the caller (mission E6); contents of files do not count as texts (E7).
+`account` computes tokens and cost from measurements, in decimal arithmetic; `budgets/ledger` adds
+them up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -17,7 +19,22 @@ from typing import Any
 import anyio
 from pydantic_core import to_jsonable_python
 
-from fumehood.core.envelope import ErrorInfo, UsageReport
+from fumehood.approvals.model import ApprovalState, StoredApproval
+from fumehood.approvals.preview import edit_warning
+from fumehood.core.call import CallRequest, CheckedResult
+from fumehood.core.envelope import (
+    CacheReport,
+    Envelope,
+    ErrorInfo,
+    FallbackReport,
+    LimitsApplied,
+    Metadata,
+    Performance,
+    ReceiptLink,
+    Resources,
+    SandboxReport,
+    UsageReport,
+)
 from fumehood.core.errors import (
     MAX_MESSAGE_CHARACTERS,
     EndedBy,
@@ -28,14 +45,21 @@ from fumehood.core.errors import (
     code_of,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limits
+from fumehood.core.limits import MB, Limits
 from fumehood.core.long_text import INLINE_BYTES, ends_of, head_and_tail
 from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import Prices, TextKind, TokenCounter, money
 from fumehood.executors.claims import unfit
+from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import CutText, Outcome
 from fumehood.observe.clock import timestamp
+from fumehood.pipeline.check_result import CheckedData, ResultCheckers
+from fumehood.pipeline.context import CallContext, FallbackAnswer, PipelineServices
+from fumehood.pipeline.plan import Plan
+from fumehood.pipeline.receipt import keep_receipt
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.validate import mask_fixed_arguments
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
@@ -52,6 +76,10 @@ MAX_DETAILS_BYTES = 64 * 1024
 NAME_CHARACTERS = 64
 """Texts up to this many characters are never shortened by `max_length`: they are names and
 codes."""
+
+MAX_RESULT_BYTES = MB
+"""Maximum size of a result that a program receives, in bytes of JSON. In a larger result, long
+texts are shortened first; if it is still larger, the program gets OutputLimitExceeded instead."""
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 
@@ -151,11 +179,13 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
     return total
 
 
-def brief_error(error: EngineError) -> ErrorInfo:
-    """Return the error of one attempt without its details, for an event."""
-    if isinstance(error, ToolError):
-        error = _shape_tool_error(error)
-    return shape_error(error).model_copy(update={"details": None})
+def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
+    """Return the error of one attempt for an event: redacted, and without its details."""
+    told = shape_error(_shape_tool_error(error) if isinstance(error, ToolError) else error)
+    # The whole message is redacted, before it is cut: half a key would not be found.
+    message = redact(_whole_text(error.message))[:MAX_MESSAGE_CHARACTERS]
+    code = redact(told.code)
+    return told.model_copy(update={"code": code, "message": message, "details": None})
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
@@ -163,7 +193,7 @@ def _shape_tool_error(error: ToolError) -> EngineError:
 
     Unsuitable details give another error instead.
     """
-    message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]
+    message = _whole_text(error.message)[:MAX_MESSAGE_CHARACTERS]
     try:
         details, encoded = _as_json_object(
             error.details if error.details is not None else {}, is_result=False
@@ -181,6 +211,11 @@ def _shape_tool_error(error: ToolError) -> EngineError:
         retry_after_ms=error.retry_after_ms,
         details=details or None,
     )
+
+
+def _whole_text(message: object) -> str:
+    """Return a tool's message as text that UTF-8 can represent."""
+    return str(message).encode("utf-8", "replace").decode()
 
 
 def _as_json_object(value: Any, *, is_result: bool) -> tuple[JsonObject, bytes]:
@@ -419,7 +454,9 @@ def account(
     """Return tokens and cost of a call. `outcome` is None if it was refused and costs nothing."""
     cost = Decimal(0)
     if tool is not None and outcome is not None:
-        cost = tool.cost_per_use + outcome.cost + _resources(outcome, limits, processing_s, prices)
+        cost = (
+            tool.cost_per_use + outcome.cost + _resource_cost(outcome, limits, processing_s, prices)
+        )
     return UsageReport(
         input_tokens=counter.count(arguments_json, TextKind.JSON),
         output_tokens=counter.count(_without_files(data, data_json), TextKind.JSON),
@@ -438,7 +475,7 @@ def _without_files(data: JsonObject, data_json: str) -> str:
     return strict_json.dumps({**data, **lists}).decode()
 
 
-def _resources(
+def _resource_cost(
     outcome: Outcome, limits: Limits | None, processing_s: float, prices: Prices
 ) -> Decimal:
     """Return the cost of the measured CPU time, and of the memory limit during the run."""
@@ -448,3 +485,283 @@ def _resources(
     if prices.gb_second and limits is not None and limits.memory_mb is not None:
         cost += prices.gb_second * Decimal(limits.memory_mb) / 1024 * Decimal(repr(processing_s))
     return cost
+
+
+# -- the envelope ---------------------------------------------------------------------------
+
+NOT_CHECKED = CheckedData()
+"""The result of checkers if none ran."""
+
+HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
+"""States of an approval whose call has started."""
+
+
+async def build_envelope(
+    call: CallContext, ending: Outcome | EngineError, services: PipelineServices
+) -> Envelope:
+    """Build the envelope of a call from its outcome or the error that refused it."""
+    shaped: ShapedOutcome | None = None
+    error = ending if isinstance(ending, EngineError) else ending.error
+    redacted, link = 0, None
+    if isinstance(ending, EngineError):
+        redacted = redact_error(ending, services.redactor)
+    else:
+        if call.resolved is not None:
+            max_bytes = call.plan.limits.output_bytes if call.plan is not None else MB
+            shaped = shape(ending, call.resolved.tool, max_bytes, services.redactor)
+            if shaped.outcome.recorded is not None:
+                link = await keep_receipt(call, shaped.outcome, shaped.data, services)
+            shaped = await _shorten(shaped, call.request, call.resolved, services)
+            error = shaped.outcome.error
+        if isinstance(error, HostFunctionFailed):
+            call.trace.fault("call.tool_failed", error.cause)
+    if call.validated is not None:
+        error = mask_fixed_arguments(error, call.validated)
+    if shaped is not None:
+        redacted = shaped.outcome.redacted
+    checked = NOT_CHECKED
+    if services.checkers is not None and shaped is not None and error is None:
+        checked = await _check(call, shaped, services.checkers)
+    envelope = _envelope(call, shaped, error, services, redacted, checked, link)
+    return _with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
+
+
+async def _check(call: CallContext, shaped: ShapedOutcome, checkers: ResultCheckers) -> CheckedData:
+    """Run the result checkers, except on the data of a dry run."""
+    request, validated = call.request, call.validated
+    if shaped.outcome.is_dry_run or validated is None:
+        return NOT_CHECKED
+    result = CheckedResult(
+        tool=validated.tool.definition.name,
+        arguments=copy.deepcopy(validated.shown_arguments),
+        data=copy.deepcopy(shaped.data),
+        principal=request.principal.id if request.principal is not None else None,
+        agent_id=request.options.agent_id,
+        session_id=request.options.session_id,
+        trace_id=request.trace_id,
+    )
+    return await checkers.check(result)
+
+
+async def _shorten(
+    shaped: ShapedOutcome,
+    request: CallRequest,
+    resolved: ResolvedCall,
+    services: PipelineServices,
+) -> ShapedOutcome:
+    """Shorten long texts. Dry runs store no blobs, and calls of programs get longer texts."""
+    is_whole = len(shaped.text) <= MAX_RESULT_BYTES and not shaped.outcome.cuts
+    if request.parent_id is not None and is_whole:
+        return shaped
+    is_owned = request.principal is not None and not shaped.outcome.is_dry_run
+    return await shorten(
+        shaped,
+        blobs=services.blobs,
+        principal_id=request.principal.id if request.principal is not None and is_owned else None,
+        session_id=request.options.session_id,
+        with_value=resolved.tool.definition.executor.startswith("code:"),
+        with_summary=request.options.return_summary,
+        max_length=request.options.max_length,
+    )
+
+
+def _envelope(
+    call: CallContext,
+    shaped: ShapedOutcome | None,
+    error: EngineError | None,
+    services: PipelineServices,
+    redacted: int,
+    checked: CheckedData,
+    receipt: ReceiptLink | None,
+) -> Envelope:
+    request = call.request
+    outcome = shaped.outcome if shaped is not None else None
+    tool = call.resolved.tool.definition if call.resolved is not None else None
+    stages_ms = call.trace.stages_ms()
+    given = call.validated.shown_arguments if call.validated is not None else None
+    usage = account(
+        arguments_json=strict_json.dumps(given).decode() if given is not None else "",
+        data=shaped.data if shaped is not None else {},
+        data_json=shaped.text if shaped is not None else "",
+        tool=tool,
+        outcome=outcome if outcome is not None and not outcome.is_dry_run else None,
+        limits=call.plan.limits if call.plan is not None else None,
+        processing_s=stages_ms.get("execute", 0.0) / 1e3,
+        counter=services.counter,
+        prices=services.prices,
+    )
+    total_ms = _total_ms(call, services)
+    name, version = _tool_names(call)
+    return Envelope(
+        success=error is None,
+        status="success" if error is None else "error",
+        data=shaped.data if shaped is not None and error is None else {},
+        error=_error_info(error, shaped, call.attempts.max_retries),
+        metadata=Metadata(
+            tool_name=name,
+            tool_version=version,
+            call_id=request.call_id,
+            trace_id=request.trace_id,
+            timestamp=timestamp(services.clock.now()),
+            execution_time_ms=total_ms,
+            performance=Performance(
+                total_ms=total_ms,
+                validation_ms=stages_ms.get("validate"),
+                queue_ms=_rounded(call.queue_ms),
+                approval_ms=_waited_ms(call.approval) or stages_ms.get("approve"),
+                processing_ms=stages_ms.get("execute"),
+                network_ms=_network_ms(stages_ms, outcome),
+            ),
+            sandbox=_sandbox(outcome, call.plan),
+            resources=_resources(outcome),
+            usage=usage,
+            retry_count=call.attempts.retry_count,
+            warnings=_warnings(call, outcome, services) + checked.warnings,
+            redacted=redacted,
+            metacognition=checked.metacognition,
+            cache=CacheReport(hit=False) if call.flight is not None else None,
+            receipt=receipt,
+        ),
+        debug_info=_debug_info(call, services),
+    )
+
+
+def _error_info(
+    error: EngineError | None, shaped: ShapedOutcome | None, max_retries: int | None
+) -> ErrorInfo | None:
+    if error is None:
+        return None
+    # `shaped.details` are the shortened details of the outcome's own error, not of another error
+    # that has replaced it.
+    is_own = shaped is not None and error is shaped.outcome.error
+    told = shape_error(error, shaped.details if shaped is not None and is_own else None)
+    return told.model_copy(update={"max_retries": max_retries}) if max_retries else told
+
+
+def _network_ms(stages_ms: dict[str, float], outcome: Outcome | None) -> float | None:
+    if "execute" not in stages_ms:
+        return None
+    return 0.0 if outcome is None else round(outcome.network_ms, 3)
+
+
+def _total_ms(call: CallContext, services: PipelineServices) -> float:
+    """Return milliseconds from the call's arrival to its answer, including the wait for approval.
+
+    The result is never less than the measured time, even if the clock was set back meanwhile.
+    """
+    if call.approval is None:
+        return round(call.trace.total_ms, 3)
+    since_asked = services.clock.now() - call.approval.approval.created_at
+    measured_ms = (_waited_ms(call.approval) or 0.0) + call.trace.total_ms
+    return round(max(since_asked.total_seconds() * 1e3, measured_ms), 3)
+
+
+def _tool_names(call: CallContext) -> tuple[str, str | None]:
+    """Return the tool's name and version. For an unknown tool, return the requested name."""
+    if call.resolved is not None:
+        tool = call.resolved.tool.definition
+        return tool.name, tool.version
+    if call.approval is not None:  # it existed when the approval was requested
+        return call.approval.approval.tool, call.approval.approval.tool_version
+    return call.request.tool[:80], None
+
+
+def _waited_ms(stored: StoredApproval | None) -> float | None:
+    """Return the milliseconds that the call waited for a human's decision, or None."""
+    approval = stored.approval if stored is not None else None
+    if approval is None or approval.decided_at is None:
+        return None
+    return round((approval.decided_at - approval.created_at).total_seconds() * 1e3, 3)
+
+
+def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None:
+    if outcome is None or plan is None or plan.placement.is_outside:
+        return None
+    return SandboxReport(
+        placement=plan.placement.kind,
+        isolation=outcome.isolation,
+        ended_by=outcome.ended_by,
+        limits=LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb),
+        node=outcome.node,
+        network=outcome.network,
+    )
+
+
+def _resources(outcome: Outcome | None) -> Resources:
+    if outcome is None or outcome.is_dry_run:
+        return Resources()
+    peak = outcome.peak_memory_bytes
+    return Resources(
+        cpu_ms=_rounded(outcome.cpu_ms),
+        peak_memory_mb=None if peak is None else round(peak / MB, 2),
+        output_bytes=outcome.output_bytes,
+    )
+
+
+def _warnings(
+    call: CallContext, outcome: Outcome | None, services: PipelineServices
+) -> tuple[str, ...]:
+    warnings: tuple[str, ...] = ()
+    for source in (call.validated or call.resolved, call.plan, outcome):
+        warnings += source.warnings if source is not None else ()
+    if call.attempts.warning is not None:
+        warnings += (call.attempts.warning,)
+    approval = call.approval  # an edit is told if the call is known to have run
+    if approval is not None and (call.is_approved or approval.approval.state in HAS_BEGUN):
+        edited = edit_warning(approval)
+        warnings += (edited,) if edited is not None else ()
+    if call.request.options.debug and not services.allow_debug:
+        warnings += ("debug: the engine's configuration does not allow it",)
+    return warnings
+
+
+def _debug_info(call: CallContext, services: PipelineServices) -> JsonObject | None:
+    if not (call.request.options.debug and services.allow_debug):
+        return None
+    return {
+        "stages_ms": call.trace.stages_ms(),
+        "placement": call.plan.placement.why if call.plan is not None else None,
+        "limits_enforced": sorted(call.plan.wall.status.enforced) if call.plan is not None else [],
+        "arguments": (
+            shortened(call.validated.shown_arguments) if call.validated is not None else None
+        ),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
+    """Return the envelope of a failed call with the fallback's answer.
+
+    If the fallback also failed, the first tool's error stays the answer.
+    """
+    other, told = answer.envelope, envelope.error
+    warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)
+    if not other.success:
+        code = other.error.code if other.error is not None else ""
+        warnings += (f"fallback: {answer.tool} gave no answer ({code})",)
+    failed = told if other.success else other.error
+    report = FallbackReport(
+        tool=answer.tool,
+        tool_version=other.metadata.tool_version,
+        call_id=other.metadata.call_id,
+        answered=other.success,
+        error=failed.model_copy(update={"details": None}) if failed is not None else None,
+        usage=other.metadata.usage,
+    )
+    metadata = envelope.metadata.model_copy(
+        update={
+            "fallback": report,
+            "warnings": (*envelope.metadata.warnings, *warnings),
+            "redacted": envelope.metadata.redacted + other.metadata.redacted,
+            "metacognition": other.metadata.metacognition,
+        }
+    )
+    changes: dict[str, object] = {"metadata": metadata}
+    if other.success:
+        changes |= {"success": True, "status": "success", "data": other.data, "error": None}
+    elif told is not None and answer.may_have_acted:
+        changes["error"] = told.model_copy(update={"retryable": False, "retry_after_ms": None})
+    return envelope.model_copy(update=changes)

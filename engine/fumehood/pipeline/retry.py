@@ -9,11 +9,9 @@ has more retries than `FREE_RETRIES` plus a tenth of its calls.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-
-import anyio
 
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import CallOptions
@@ -117,10 +115,8 @@ class Retries:
         self,
         clock: Clock,
         *,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        self.sleep = sleep
         self._clock = clock
         self._uniform = uniform
         self._recent: dict[str, Window] = {}

@@ -7,6 +7,12 @@ Each stage takes the value of the stage before it and returns its own, or raises
 No stage changes an earlier one's value. The answer is always an envelope. A failure of the engine
 itself is logged, and its cause is hidden from the caller. A cancelled task records the call's end
 and is then cancelled. `CallContext` collects what is known about the call.
+
+If a tool's service fails, its fallback, another tool, is called once: through the whole pipeline,
+for the same caller and agent, with the same arguments, under its own id. There is no fallback if
+the first tool may have acted and is not idempotent, if the fallback needs approval, or if a human
+approved the call, because the approval is for the first tool only. A call whose fallback may have
+acted is never reported as retryable, unless repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import anyio
 
@@ -22,11 +27,17 @@ from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.budgets.ledger import refusal
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import Cancelled, CircuitOpen, EngineError, InternalError
-from fumehood.executors.handle import CallHandle
+from fumehood.core.errors import (
+    Cancelled,
+    CircuitOpen,
+    EngineError,
+    Fault,
+    InternalError,
+    RequiresHumanApproval,
+)
+from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import HeldTrial, Outcome, cancelled
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import (
     ApprovedCall,
     approve,
@@ -34,7 +45,6 @@ from fumehood.pipeline.approve import (
     wait_for,
 )
 from fumehood.pipeline.authorize import PermittedCall, authorize
-from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
 from fumehood.pipeline.child_calls import ChildCalls, require_for_program, tools_of
 from fumehood.pipeline.claim import (
@@ -45,13 +55,19 @@ from fumehood.pipeline.claim import (
     key_of,
     repeat_key_of,
 )
-from fumehood.pipeline.context import CallContext, CallTrace
-from fumehood.pipeline.dry_run import dry_run
-from fumehood.pipeline.execute import execute
-from fumehood.pipeline.fallback import fall_back, fallback_of, require_no_approval
+from fumehood.pipeline.context import (
+    FALLBACK_SUFFIX,
+    CallContext,
+    CallTrace,
+    FallbackAnswer,
+    PipelineServices,
+    spender_of,
+)
+from fumehood.pipeline.execute import dry_run, execute, plan_admission
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.services import PipelineServices, spender_of
+from fumehood.pipeline.result import build_envelope
+from fumehood.pipeline.retry import is_harmless, is_of_service, is_passing
 from fumehood.pipeline.validate import validate
 from fumehood.policy.model import Verdict
 from fumehood.sandbox.session_use import SessionLease
@@ -61,13 +77,12 @@ CONCLUDE_S = 5.0
 
 
 async def run_call(
-    request: CallRequest, services: PipelineServices, handle: CallHandle | None = None
+    request: CallRequest, services: PipelineServices, handle: CallHandle
 ) -> Envelope:
     """Run one call through every stage. Always returns an envelope.
 
     `handle` reports the call's events and allows its caller to cancel it.
     """
-    handle = handle if handle is not None else CallHandle()
     handle.attach()
     trace = CallTrace(request.tool, request.call_id, request.trace_id, services.clock, services.log)
     return await _run(CallContext(request, trace, handle), services)
@@ -79,14 +94,7 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
     try:
         permitted = permit(call, services)
         if request.options.dry_run:
-            planned = await dry_run(
-                permitted,
-                services.walls,
-                services.sessions,
-                exceeded=services.exceeded(permitted.validated),
-                circuits=services.circuits,
-                over_rate=services.rate_exceeded(permitted.validated),
-            )
+            planned = await dry_run(permitted, services)
             return await conclude(call, trace.passed("dry_run", planned), services)
         _log_shadow(permitted, services)
         found = await _claim(permitted, call, services)
@@ -127,7 +135,10 @@ async def _claim(
     no key, because the first tool's call holds it for both.
     """
     if permitted.request.is_fallback:
-        require_no_approval(permitted)
+        if permitted.decision.verdict is Verdict.ASK:
+            raise RequiresHumanApproval(
+                "The fallback needs approval, and a fallback waits for nobody. It was not called."
+            )
         return None
     if permitted.decision.verdict is Verdict.ASK:
         require_readable(permitted)
@@ -157,7 +168,10 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     if call.request.parent_id is not None and not call.request.is_decision_on_trial:
         require_for_program(resolved.tool.definition)
     call.validated = validated = trace.passed("validate", validate(resolved))
-    is_over_budget = partial(services.is_over_budget, validated, call.reservation)
+
+    def is_over_budget() -> bool:
+        return call.reservation is None and services.exceeded(validated) is not None
+
     permitted = trace.passed(
         "authorize",
         authorize(validated, services.policy, is_over_budget, services.sessions.own_env),
@@ -190,13 +204,55 @@ async def _run_or_fall_back(
     except CircuitOpen as refused:
         ending = refused
     error = ending.error if isinstance(ending, Outcome) else ending
-    fallback = fallback_of(call, error) if error is not None else None
+    fallback = _fallback_of(call, error) if error is not None else None
     if fallback is not None:
-        await fall_back(call, fallback, services, _run)
+        await _fall_back(call, fallback, services)
         if call.handle.close():  # the caller cancelled, but the fallback could not be stopped
             call.fallback = None
             return cancelled_ending(call)
     return ending
+
+
+def _fallback_of(call: CallContext, error: EngineError) -> str | None:
+    """Return the fallback that is called after this error, or None."""
+    # After output, listeners have already received a part of the first tool's result.
+    if call.resolved is None or call.handle.is_cancelled or call.handle.has_output:
+        return None
+    tool = call.resolved.tool.definition
+    is_called = (
+        not call.request.is_fallback
+        and call.approval is None
+        and is_of_service(tool)
+        and (is_passing(error) or error.fault is Fault.UPSTREAM)
+        and is_harmless(tool, error)
+    )
+    return tool.fallback if is_called else None
+
+
+async def _fall_back(call: CallContext, name: str, services: PipelineServices) -> None:
+    """Call the fallback `name` and store its answer in `call.fallback`."""
+    # The idempotency key of the first tool's call covers both.
+    options = {"idempotency_key": None, "wait_for_approval": None}
+    request = replace(
+        call.request,
+        tool=name,
+        call_id=call.request.call_id + FALLBACK_SUFFIX,
+        options=call.request.options.model_copy(update=options),
+        is_fallback=True,
+    )
+    trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
+    other = CallContext(request, trace, call.handle.for_fallback())
+    other.handle.attach()
+    call.trace.tell("call.fallback", fallback=name)
+    if not call.has_begun:
+        call.release()  # the first tool did not run
+    try:
+        envelope = await _run(other, services)
+    finally:
+        call.has_begun |= other.has_begun
+    tool = other.resolved.tool.definition if other.resolved is not None else None
+    acted = other.has_begun and not (tool is not None and tool.idempotent)
+    call.fallback = FallbackAnswer(name, envelope, may_have_acted=acted)
 
 
 async def run_approved(
@@ -205,10 +261,7 @@ async def run_approved(
     """Reserve, admit, start and execute a call that needs no more approval."""
     call.is_approved = True
     await _reserve(approved, call, services)
-    admission = await plan_admission(
-        approved, services.walls, is_draining=services.is_draining(),
-        sessions=services.sessions, circuits=services.circuits,
-    )  # fmt: skip
+    admission = await plan_admission(approved, services)
     call.handle.begin()
     async with admission as admitted:
         call.plan, call.queue_ms = admitted.plan, admitted.lease.queue_ms
@@ -223,7 +276,7 @@ async def run_approved(
             await services.approvals.remembered.use(approved.remembered)
         call.begin()
         outcome = await execute(admitted, call=call, services=services, run_call=run_call)
-        is_over = outcome.error is None or fallback_of(call, outcome.error) is None
+        is_over = outcome.error is None or _fallback_of(call, outcome.error) is None
         if (
             is_over and outcome.held is None and call.handle.close()
         ):  # the caller cancelled, but the tool ran to its end

@@ -21,15 +21,18 @@ from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.claims import Claim
 from fumehood.executors.effects import Sha256
-from fumehood.executors.workspace_guest import MAX_LISTED, Piece, ask, not_as_agreed
-from fumehood.executors.workspace_tree import (
+from fumehood.executors.workspace_guest import (
     DIRECTORY,
     LIMITS,
     LINK,
+    MAX_LISTED,
     NotRead,
+    Piece,
     Row,
     answer_of,
+    ask,
     contents,
+    not_as_agreed,
     scan,
 )
 from fumehood.projects.rules import (

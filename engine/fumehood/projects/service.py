@@ -37,16 +37,16 @@ from fumehood.core.names import MAX_NAMED
 from fumehood.core.names import listed as listed_names
 from fumehood.core.session import Project, ProjectHome, SessionRecord
 from fumehood.executors.effects import Effect
-from fumehood.executors.project import project_of
+from fumehood.executors.workspace import project_of
 from fumehood.executors.workspace_guest import (
     MAX_LISTED,
     SHOWN_CHARACTERS,
+    NotRead,
     Said,
     Unpacked,
     ask,
     not_as_agreed,
 )
-from fumehood.executors.workspace_tree import NotRead
 from fumehood.projects.changes import (
     SHOWN_BYTES,
     Baseline,

@@ -20,8 +20,13 @@ from pathlib import Path
 from fumehood.core.errors import InvalidParams
 from fumehood.core.escaping import visible
 from fumehood.core.workspace_path import path_fault
-from fumehood.executors.workspace_guest import SHOWN_CHARACTERS
-from fumehood.executors.workspace_tree import DIRECTORY, LINK, MAX_FILES, MAX_TARGET
+from fumehood.executors.workspace_guest import (
+    DIRECTORY,
+    LINK,
+    MAX_FILES,
+    MAX_TARGET,
+    SHOWN_CHARACTERS,
+)
 from fumehood.projects.rules import FILE_NAME, MAX_RULES_BYTES, IgnoreRules, TooManyRules, is_never
 from fumehood.protocol import framing
 

@@ -1,6 +1,6 @@
 """Sessions: containers that a principal keeps from one call to the next.
 
-Host side. `pipeline/admit` and the public interfaces use it; it uses a wall that offers containers
+Host side. `pipeline/execute` and the faces use it; it uses a wall that offers containers
 for sessions, and database rows that outlive the engine. Invariants: a session belongs to one
 principal and one agent, and other callers cannot tell that it exists; it serves one call at a time;
 its container ends with it; no principal has more than its share of sessions. A session is reported

@@ -1,6 +1,6 @@
 """Recordings: the events of calls, one file for each call, kept for a while after its end.
 
-Host side, in a `file_room`. Written by `pipeline/stream`, read by the public interfaces. A file's
+Host side, in a `file_room`. Written by `pipeline/running`, read by the public interfaces. A file's
 first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers read
 the file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
 events, from the beginning or after any event; a file's first line names the one principal that owns

@@ -17,7 +17,7 @@ from fumehood.approvals.model import (
 )
 from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.core.envelope import Envelope
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
 from support.asking import ALICE, CALLER, OTHER_CALLER, Asking, Deeds, asking
 

@@ -45,7 +45,7 @@ async def test_approved_call_that_cannot_start_after_a_restart_gets_its_final_an
 
     def prepare(engine: Engine) -> None:
         if removes:
-            engine._made.registry.remove("erase", "1.0.0")
+            engine._made.services.registry.remove("erase", "1.0.0")
 
     async with asking(tmp_path, deeds=deeds, clock=clock, approvals=rules, prepare=prepare) as desk:
         answer = await desk.ended(approval_id)

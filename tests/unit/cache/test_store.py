@@ -111,17 +111,6 @@ async def test_cache_sizes_add_up_and_never_exceed_the_bound(
         assert not cache._flights
 
 
-async def test_concurrent_equal_calls_make_one_run() -> None:
-    cache, flight = await led()
-    waiting = [asyncio.create_task(cache.take("k", a_minute)) for _ in range(99)]
-    await asyncio.sleep(0)
-    assert cache.status().running == 1
-    land(flight, b'{"a":1}')
-    found = await asyncio.gather(*waiting)
-    assert {answer.data for answer in found if isinstance(answer, CachedAnswer)} == {b'{"a":1}'}
-    assert (cache.status().hits, cache.status().misses) == (99, 1)
-
-
 async def test_one_waiting_call_runs_after_a_failure() -> None:
     cache, flight = await led()
     calls = [asyncio.create_task(cache.take("k", a_minute)) for _ in range(20)]

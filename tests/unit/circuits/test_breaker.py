@@ -11,8 +11,7 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from fumehood.circuits.breaker import Circuit, Circuits, health_of, upstream_of
-from fumehood.circuits.settings import CircuitSettings
+from fumehood.circuits.breaker import Circuit, Circuits, CircuitSettings, health_of, upstream_of
 from fumehood.core.errors import (
     ERROR_CODES,
     CircuitOpen,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.executors import program_output
+from fumehood.executors import program
 from fumehood.executors.program import KeptStreams
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import BlobStore
@@ -20,9 +20,9 @@ OWNER = "uid:1"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_output, "SPILL_CHARACTERS", 1000)
-    monkeypatch.setattr(program_output, "FEED_CHARACTERS", 300)
-    monkeypatch.setattr(program_output, "SIDE_CHARACTERS", 50)
+    monkeypatch.setattr(program, "SPILL_CHARACTERS", 1000)
+    monkeypatch.setattr(program, "FEED_CHARACTERS", 300)
+    monkeypatch.setattr(program, "SIDE_CHARACTERS", 50)
 
 
 @pytest.fixture

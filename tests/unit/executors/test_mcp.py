@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.call import TraceParent
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.executors.mcp import call_tool
 from fumehood.observe.tracing import context_of
 from support.definitions import function_definition, registered

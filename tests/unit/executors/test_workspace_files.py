@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.executors.program import SentFile
-from fumehood.executors.program_output import (
+from fumehood.executors.program import (
     MAX_INLINE_BYTES,
     MAX_INLINE_TOTAL_BYTES,
     ProgramFiles,
@@ -40,7 +39,7 @@ def put(files: ProgramFiles, path: str, content: bytes = b"abc", size: int | Non
 
 
 def taker(store: BlobStore, **sent: bytes) -> ProgramFiles:
-    return ProgramFiles(store, OWNER, [SentFile(path, text) for path, text in sent.items()])
+    return ProgramFiles(store, OWNER, sent)
 
 
 async def content(store: BlobStore, entry: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood import ToolDefinition
-from fumehood.formats.mcp import tool_to_mcp
+from fumehood.formats.exports import tool_to_mcp
 from fumehood.formats.schemas import without_nulls
 from support.definitions import expression_document
 

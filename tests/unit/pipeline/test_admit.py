@@ -20,7 +20,6 @@ from fumehood.core.limits import WallLimits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
@@ -29,7 +28,7 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import MAX_REQUESTS, Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
-from support.answers import code_of, error_of, sandbox_of
+from support.answers import code_of, error_of
 from support.asking import add_approvers
 from support.definitions import (
     OWNER,
@@ -324,20 +323,6 @@ async def test_call_in_a_session_with_variables_has_no_receipt(bench: Bench) -> 
 
 
 @pytest.mark.row("S6", "S1")
-async def test_call_with_session_runs_in_the_session_container(bench: Bench) -> None:
-    session = await bench.engine.sessions.create(bench.engine.owner)
-    for isolation in (None, "session"):
-        envelope = await bench.run(session_id=session.id, isolation=isolation)
-        assert code_of(envelope) == "OK", envelope.error
-        assert sandbox_of(envelope).isolation == "session"
-        assert sandbox_of(envelope).limits.memory_mb == 512
-    assert [run.held_in for run in bench.container.runs] == ["python", "python"]
-    assert bench.engine.sessions.find(bench.engine.owner, session.id).calls == 2
-    record = await bench.engine.call_record(envelope.metadata.call_id or "")
-    assert record.session_id == session.id
-
-
-@pytest.mark.row("S6", "S1")
 @pytest.mark.parametrize(
     ("tool", "options", "expected", "field"),
     [
@@ -442,19 +427,6 @@ async def test_dry_run_reports_the_session_without_taking_a_turn(bench: Bench) -
     outside = (await bench.run("calculator", session_id=session.id, dry_run=True)).data
     assert outside["session"]["runs_in_it"] is False
     assert "image" not in outside["placement"]
-
-
-@pytest.mark.row("P12", "S1")
-async def test_dry_run_reports_limits_and_cost_or_a_missing_wall() -> None:
-    wall, permitted = FakeWall(), _permitted(_expression(cost_per_use="0.25"))
-    said = (await dry_run(permitted, Walls(interpreter=wall))).data
-    assert (said["would_run"], said["cost"]) == (True, {"per_use": "0.250000"})
-    assert said["limits"]["enforced"] == sorted(wall.enforced)
-    assert wall.runs == []
-    missing = (await dry_run(permitted, Walls())).data
-    assert (missing["would_run"], missing["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
-    assert missing["placement"]["kind"] is None
-    assert missing["limits"] is None
 
 
 @pytest.mark.row("P6", "P9")

@@ -91,20 +91,6 @@ async def test_concurrent_batch_calls_are_limited_to_max_parallel(
     assert gate.begun == list(range(20))
 
 
-async def test_cancelled_batch_task_cancels_its_running_calls(home: Path) -> None:
-    gate = Gate()
-    gate.full = 2
-    async with bench(home, [gate.tool()]) as b:
-        task = asyncio.create_task(b.engine.batch(waits(9), max_parallel=2))
-        with anyio.fail_after(10):
-            await gate.reached.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert (gate.begun, gate.running) == ([0, 1], 0)
-        assert [row.code for row in (await b.engine.calls()).items] == ["CANCELLED"] * 2
-
-
 async def test_cancelled_batch_returns_an_answer_for_every_call(home: Path) -> None:
     gate = Gate()
     gate.full = 2

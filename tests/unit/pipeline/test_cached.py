@@ -204,18 +204,6 @@ async def test_modifying_a_cached_answer_does_not_affect_later_ones(home: Path) 
 # What is never kept
 
 
-@pytest.mark.parametrize("result", [REFUSED, ValueError("x"), object()])
-async def test_error_is_not_cached(home: Path, result: Any) -> None:
-    counted = Counted(lambda run: result if run == 1 else {"run": run})
-    async with case(home, counted) as c:
-        failed = await c.look()
-        again = await c.look()
-        assert c.bench.engine.cache.status().running == 0
-    assert not failed.success
-    assert hit(failed) is False
-    assert (hit(again), again.data) == (False, {"run": 2})
-
-
 @pytest.mark.parametrize(
     "data",
     [

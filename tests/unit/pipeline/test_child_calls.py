@@ -22,7 +22,6 @@ from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
-from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import child_calls
 from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
 from fumehood.sandbox.wall import RunSinks
@@ -426,24 +425,6 @@ async def test_program_end_cancels_its_calls_before_the_answer(home: Path) -> No
         page = await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="wait"))
     assert envelope.success
     assert {call.code for call in page.items} == {"CANCELLED"}
-
-
-async def test_cancelled_program_cancels_its_calls(home: Path) -> None:
-    async with stage(home) as on:
-
-        async def stay(guest: Guest) -> None:
-            guest.begin("wait", {"name": "a"})
-            await asyncio.Event().wait()
-
-        on.play = stay
-        handle = CallHandle()
-        body = CallBody(arguments={"code": "1", "tools": ["wait"]})
-        task = asyncio.ensure_future(on.engine.run("run_python", body, on.engine.owner, handle))
-        await on.started.wait()
-        handle.cancel()
-        envelope = await task
-    assert code_of(envelope) == "CANCELLED"
-    assert on.ended == ["a"]
 
 
 # -- bounds ------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import anyio
 import pytest
 from sqlalchemy import Connection, select
 
-from fumehood import Config, Engine, tool
-from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions
+from fumehood import tool
+from fumehood.core.call import DECIDING_OPTIONS, CallOptions
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -21,7 +21,6 @@ from fumehood.core.errors import (
     InvalidParams,
     OutcomeUnknown,
 )
-from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import claim as claim_module
 from fumehood.pipeline.claim import (
     Claim,
@@ -36,8 +35,7 @@ from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import WriteFailed
 from fumehood.storage.idempotency import KEY_LIFETIME, KeyState
 from fumehood.storage.schema import IDEMPOTENCY
-from fumehood.testing import FakeWall, ManualClock
-from support.answers import code_of, failure
+from support.answers import failure
 from support.definitions import function_definition
 from support.keyed import (
     KEYED,
@@ -146,17 +144,6 @@ async def test_idempotency_key_from_an_unknown_parameter_or_default_is_ignored(
 
 
 # What a repeat hears
-
-
-async def test_repeat_replays_the_first_answer_without_running(driver: Driver) -> None:
-    call = permitted({"text": "a"}, idempotency_key="k")
-    first = await driver.call(call, "call_1")
-    again = await driver.call(call, "call_2", now=NOW + KEY_LIFETIME - timedelta(seconds=1))
-    assert isinstance(first, Envelope)
-    assert isinstance(again, Envelope)
-    assert (again.data, again.metadata.call_id) == (first.data, "call_1")
-    assert (first.metadata.idempotent_replay, again.metadata.idempotent_replay) == (False, True)
-    assert driver.acted == ["call_1"]
 
 
 @pytest.mark.parametrize(
@@ -521,46 +508,3 @@ async def test_replay_is_recorded_at_no_cost_and_dry_run_takes_no_key(home: Path
     assert [record.cost for record in page.items] == ["0.000000", "0.000000", "0.500000"]
     assert len({record.call_id for record in page.items}) == 3
     assert {record.code for record in page.items} == {"OK"}
-
-
-@pytest.mark.parametrize(("read_only", "heard"), [(False, "OUTCOME_UNKNOWN"), (True, "OK")])
-@pytest.mark.parametrize("by", ["its caller", "the task's end"])
-async def test_cancelled_keyed_call_is_rerun_only_if_read_only(
-    home: Path, read_only: bool, heard: str, by: str
-) -> None:
-    begun, deeds = asyncio.Event(), []
-
-    @tool(sandboxed=False, description="Act.", read_only=read_only)
-    async def act() -> None:
-        deeds.append(1)
-        if len(deeds) == 1:
-            begun.set()
-            await asyncio.Event().wait()
-
-    async with bench(home, [act]) as b:
-        body, live = CallBody(options=CallOptions(idempotency_key="k")), CallHandle()
-        running = asyncio.create_task(b.engine.run("act", body, b.engine.owner, live))
-        with anyio.fail_after(20):
-            await begun.wait()
-            (live if by == "its caller" else running).cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        assert code_of(await b.engine.call("act", idempotency_key="k")) == heard
-    assert len(deeds) == (2 if read_only else 1)
-
-
-async def test_engine_prunes_expired_keys_at_start(home: Path) -> None:
-    database, clock = open_database(home / "state.db"), ManualClock()
-
-    def engine() -> Engine:
-        config = Config(home=home)
-        return Engine(config=config, interpreter=FakeWall(), clock=clock, database=database)
-
-    async with engine() as first:
-        await first.call("calculator", {"expression": "1"}, idempotency_key="k")
-        assert await states(database) == [KeyState.DONE]
-    clock.advance(KEY_LIFETIME.total_seconds())
-    async with engine():
-        with anyio.fail_after(20):
-            while await states(database):
-                await anyio.lowlevel.checkpoint()
-    database.close()

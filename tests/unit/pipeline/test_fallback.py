@@ -15,8 +15,7 @@ from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import ERROR_CODES, EngineError, RateLimited, UpstreamTimeout
-from fumehood.executors.base import ToolRun
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle, ToolRun
 from support.answers import code_of, error_of
 from support.asking import add_approvers, approve
 from support.identities import bind, make_agent

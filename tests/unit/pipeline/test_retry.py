@@ -15,14 +15,14 @@ from fumehood import ToolError
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.errors import (
     ERROR_CODES,
+    MAX_MESSAGE_CHARACTERS,
     EngineError,
     RateLimited,
     UpstreamTimeout,
 )
 from fumehood.core.events import ResultEvent, RetryingEvent
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.base import ToolRun
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle, ToolRun
 from fumehood.pipeline.retry import (
     FREE_RETRIES,
     LEAST_ATTEMPT_S,
@@ -201,9 +201,10 @@ async def test_cancelled_call_is_not_retried(home: Path, monkeypatch: pytest.Mon
 async def test_failed_attempts_are_streamed_without_details(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    late = f"{'x' * (MAX_MESSAGE_CHARACTERS - 20)} ghp_{'a' * 36}"  # the cut is within the key
     async with upstream_bench(home, monkeypatch, weather(retry_count=2)) as made:
         made.upstream.scripts["weather"] = [
-            ToolError("LATER", "Later.", retryable=True, details={"secret": "PRIVATE"}),
+            ToolError("LATER", late, retryable=True, details={"secret": "PRIVATE"}),
             gone(),
         ]
         events = [event async for event in made.bench.engine.stream("weather", {"city": "Oslo"})]
@@ -213,6 +214,7 @@ async def test_failed_attempts_are_streamed_without_details(
         (2, 2, "NETWORK_ERROR"),
     ]
     assert retrying[0].error.details is None
+    assert "ghp_" not in retrying[0].error.message
     assert isinstance(events[-1], ResultEvent)
     assert events[-1].envelope.metadata.retry_count == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood import Envelope, ToolError, ToolResult, tool
+from fumehood import Envelope, ToolResult, tool
 from fumehood.core.call import CallBody
 from fumehood.core.errors import ENDING_ERRORS, EndedBy, InvalidParams
 from fumehood.core.identity import Principal, Scope, TrustDomain
@@ -23,7 +22,7 @@ from fumehood.core.limits import Limit
 from fumehood.registry.declare import FunctionTool
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun, always_four
-from support.answers import code_of, details_of, error_of, sandbox_of
+from support.answers import details_of, error_of, sandbox_of
 from support.definitions import expression_document
 from support.identities import bind, make_agent
 from support.recording import bench
@@ -111,17 +110,6 @@ async def test_limit_that_ended_a_run_is_named_in_details(
         )
     assert error_of(envelope).details == {"ended_by": ended_by.value, "limit": limit}
     assert error_of(envelope).retryable is False
-
-
-@pytest.mark.row("S4")
-async def test_program_error_message_is_shown_truncated(home: Path) -> None:
-    wall = _ends(
-        ended_by=EndedBy.EXCEPTION, claimed_kind="exception", claimed_message="word " * 1000
-    )
-    async with bench(home, wall=wall) as b:
-        envelope = await b.engine.call("calculator", {"expression": "1"})
-    assert error_of(envelope).message.startswith("The expression has no value: word word")
-    assert len(error_of(envelope).message) < 600
 
 
 @pytest.mark.parametrize(
@@ -228,45 +216,10 @@ async def test_wall_that_cannot_enforce_a_limit_is_never_used(home: Path, missin
 # -- host functions -----------------------------------------------------------------------
 
 
-async def test_host_function_result_is_returned_in_envelope(home: Path) -> None:
-    async def act(name: str, count: int = 2) -> Any:
-        return {"said": name * count}
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {"name": "ab"})
-    assert _code(envelope) is None
-    assert envelope.data == {"said": "abab"}
-    sandbox = envelope.metadata.sandbox
-    assert (sandbox.placement, sandbox.isolation) == ("host", "none")
-    assert sandbox.limits.model_dump() == {"timeout_seconds": 30.0, "memory_mb": None}
-    assert envelope.metadata.resources.model_dump() == {
-        "cpu_ms": None,
-        "peak_memory_mb": None,
-        "output_bytes": len('{"said":"abab"}'),
-    }
-
-
 def _circle() -> Any:
     circle: dict[str, Any] = {}
     circle["self"] = circle
     return circle
-
-
-@pytest.mark.row("E1")
-async def test_tool_error_reaches_the_caller_unchanged(home: Path) -> None:
-    async def act() -> Any:
-        raise ToolError("CITY_NOT_FOUND", "No such city.", retryable=True, details={"city": "X"})
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {})
-    assert _code(envelope) == "CITY_NOT_FOUND"
-    assert error_of(envelope).model_dump() == {
-        "code": "CITY_NOT_FOUND",
-        "message": "No such city.",
-        "retryable": True,
-        "human_review": False,
-        "details": {"city": "X"},
-    }
 
 
 async def test_invalid_params_come_from_parameter_types_but_not_from_function_code(
@@ -297,27 +250,6 @@ async def test_function_exception_is_logged_and_hidden_from_the_caller(home: Pat
     assert [str(text["exc_info"]) for text in texts] == [PRIVATE]
     assert any("act" in place for place in faults[0]["where"])
     assert faults[0]["trace_id"] == envelope.metadata.trace_id
-
-
-@pytest.mark.row("P8")
-async def test_timeout_cancels_the_host_function(home: Path) -> None:
-    cancelled = anyio.Event()
-
-    async def act() -> Any:
-        try:
-            await anyio.Event().wait()
-        except anyio.get_cancelled_exc_class():
-            cancelled.set()
-            raise
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {}, timeout_seconds=0.01)
-        assert cancelled.is_set()
-    assert _code(envelope) == "TIMEOUT"
-    assert error_of(envelope).details == {
-        "ended_by": "wall_time",
-        "limit": {"timeout_seconds": 0.01},
-    }
 
 
 @pytest.mark.row("E2", "E3")
@@ -508,31 +440,3 @@ async def test_agent_call_runs_in_the_agents_trust_domain(home: Path) -> None:
         TrustDomain("uid:1", "a"),
         TrustDomain("uid:1"),
     ]
-
-
-@pytest.mark.row("D6")
-async def test_drain_waits_for_running_calls_and_refuses_new_ones_with_retry_after(
-    home: Path,
-) -> None:
-    begun, may_end = anyio.Event(), anyio.Event()
-
-    async def wait() -> dict[str, int]:
-        """Wait."""
-        begun.set()
-        await may_end.wait()
-        return {"done": 1}
-
-    async with bench(home, [_host(wait)]) as b:
-        running = asyncio.create_task(b.engine.call("wait"))
-        await begun.wait()
-        b.engine.drain()
-        drained = asyncio.create_task(b.engine.drained())
-        refused = await b.engine.call("calculator", {"expression": "1"})
-        await anyio.wait_all_tasks_blocked()
-        assert not drained.done()
-        may_end.set()
-        assert _code(await running) is None
-        await drained
-    assert code_of(refused) == "SHUTTING_DOWN"
-    assert error_of(refused).retryable is True
-    assert error_of(refused).retry_after_ms is not None

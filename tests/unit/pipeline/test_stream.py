@@ -168,7 +168,7 @@ async def test_cancelled_call_does_not_leave_its_task_cancelling(home: Path) -> 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             with anyio.fail_after(20):
-                while not (running := list(engine._made.calls.running._calls)):
+                while not (running := list(engine._made.calls.running)):
                     await anyio.lowlevel.checkpoint()
                 await engine.cancel(running[0])
     assert ended == ["CANCELLED", "and went on"]
@@ -191,7 +191,7 @@ async def test_closing_the_stream_cancels_the_call_only_if_requested(
         assert (await anext(events)).type == "tool_progress"
         await events.aclose()  # type: ignore[attr-defined]
         if not cancels:
-            (call_id,) = engine._made.calls.running._calls
+            (call_id,) = engine._made.calls.running
             await engine.cancel(call_id)
         with anyio.fail_after(20):
             while len(engine._made.calls.running):
@@ -210,6 +210,6 @@ async def test_reader_cancelled_before_call_begins_leaves_no_recording(home: Pat
         with anyio.fail_after(20):
             while engine._made.calls.streamed:
                 await anyio.lowlevel.checkpoint()
-            room = engine._made.state.recordings.room
+            room = engine._made.recordings.room
             while room.taken or os.listdir(room.directory):
                 await anyio.lowlevel.checkpoint()

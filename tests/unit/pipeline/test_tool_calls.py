@@ -15,8 +15,8 @@ from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.identity import Principal, Scope
 from fumehood.formats.model import HandledCalls
 from fumehood.identity.model import Agent, Binding
+from fumehood.pipeline.batch import REPAIRED
 from fumehood.pipeline.incoming import parse_own_message
-from fumehood.pipeline.tool_calls import REPAIRED
 from support.answers import code_of
 from support.recording import Bench, bench
 

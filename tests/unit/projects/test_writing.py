@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.core.errors import InvalidParams, StateUnavailable
-from fumehood.executors.workspace_tree import LINK
+from fumehood.executors.workspace_guest import LINK
 from fumehood.projects import writing
 from fumehood.projects.patch import patch_of
 from fumehood.projects.rules import STAGING_PREFIX

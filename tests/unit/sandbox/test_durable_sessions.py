@@ -26,7 +26,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.session import SessionRecord
-from fumehood.executors import workspace_tree
+from fumehood.executors import workspace_guest
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
@@ -422,7 +422,7 @@ async def test_cancelled_call_is_saved_as_well(tmp_path: Path) -> None:
 async def test_too_many_or_too_large_files_are_refused_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspace_tree, "MAX_FILES", 100)
+    monkeypatch.setattr(workspace_guest, "MAX_FILES", 100)
 
     def sparse(workspace: Path) -> None:
         for path in workspace.iterdir():

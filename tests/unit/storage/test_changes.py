@@ -54,7 +54,7 @@ async def delete_agent(engine: Engine) -> tuple[Change, IsMade]:
 async def disable_tool(engine: Engine) -> tuple[Change, IsMade]:
     document = rest_document()
     await engine.registrations.register(document, by=ADMIN, now=NOW)
-    registry = engine._made.registry
+    registry = engine._made.services.registry
 
     def is_made() -> bool:
         return not registry.get(document["name"]).definition.is_active

@@ -29,7 +29,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine, parse_batch, parse_call_body
-from fumehood.executors.handle import CallHandle
+from fumehood.executors.base import CallHandle
 from fumehood.formats.model import HandleBody, HandledCalls
 from fumehood.http.answers import (
     answer,
@@ -44,9 +44,8 @@ from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import ANY_MEDIA, Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.batch import Batch
+from fumehood.pipeline.batch import Batch, MessageCalls
 from fumehood.pipeline.incoming import parse_message
-from fumehood.pipeline.tool_calls import MessageCalls
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import NO_SUCH_CALL

@@ -59,7 +59,7 @@ from fumehood.core.session import (
 )
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
-from fumehood.executors.program_output import content_type_of
+from fumehood.executors.program import content_type_of
 from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
 from fumehood.http.answers import engine_of
 from fumehood.http.bodies import (
