@@ -72,8 +72,7 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.directory import WatchedDirectory
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
-from fumehood.registry.external import ExternalTools
-from fumehood.registry.index import ToolIndex
+from fumehood.registry.index import ExternalTools, ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper

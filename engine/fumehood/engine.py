@@ -86,9 +86,10 @@ from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.pipeline.tool_calls import FindTool, MessageCalls
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
-from fumehood.registry.index import RegisteredTool, Source
-from fumehood.registry.listing import (
+from fumehood.registry.index import (
+    RegisteredTool,
     Selection,
+    Source,
     ToolFilter,
     ToolPage,
     filter_tools,

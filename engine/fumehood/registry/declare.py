@@ -119,13 +119,10 @@ def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> Functio
         **fields,
     }
     definition = parse_definition(document)
-    if definition.streaming and not _is_generator(function):
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if definition.streaming and not is_generator:
         raise InvalidDefinition(name, ["streaming: the function must yield its parts"])
     return FunctionTool(function, definition, model)
-
-
-def _is_generator(function: Callable[..., Any]) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
