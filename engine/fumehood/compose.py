@@ -81,16 +81,14 @@ from fumehood.sandbox.wall import OnEvent, SessionWall, Wall
 from fumehood.sandbox.walls import EngineWalls, logged
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database, count_start, open_database
 from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.file_room import FileRoom
-from fumehood.storage.files import Bucket, open_bucket
+from fumehood.storage.files import PROJECTS, SESSIONS, Bucket, SavedFiles, open_bucket
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
-from fumehood.storage.saved_files import PROJECTS, SESSIONS, SavedFiles
 from fumehood.storage.sessions import SessionTable
-from fumehood.storage.starts import count_start
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import (
@@ -97,31 +96,9 @@ APPROVAL_WAIT = "approval wait"
 _NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
-class CallRow(TypedDict):
-    """One row, made by `pipeline/record`."""
-
-    id: str
-    at: str
-    principal_id: str
-    agent_id: str | None
-    session_id: str | None
-    trace_id: str
-    tool: str
-    version: str | None
-    code: str
-    ended_by: str | None
-    total_ms: float
-    cpu_ms: float | None
-    cost: str
-    currency: str
-    input_tokens: int
-    output_tokens: int
-    tokens_used: int
-    cache_hit: NotRequired[bool | None]
-    parent_id: NotRequired[str | None]
-    stages: NotRequired[dict[str, float] | None]
-    network: NotRequired[JsonObject | None]
-    record: NotRequired[Record | None]
+CallRow = Row
+"""One row, made by `pipeline/record`: the columns of `CALLS` but `seq` and `audit_seq`, of which
+those without a value may be missing, and as `record` the call's Record or None."""
 
 
 class CallLog:
@@ -139,19 +116,18 @@ class CallLog:
         recorded: Literal["all", "failed", "none"] = "none",
         record: RecordSettings | None = None,
     ) -> None:
-        in_memory, settings = database.directory is None, record or RecordSettings()
+        settings = record or RecordSettings()
+        kept_mb = settings.kept_mb
+        if database.directory is None:
+            kept, kept_mb = min(kept, IN_MEMORY_KEPT), min(kept_mb, IN_MEMORY_MB)
         self._database = database
         self._kept_days = kept_days
-        self._kept = min(kept, IN_MEMORY_KEPT) if in_memory else kept
+        self._kept = kept
         self._recorded = recorded
         self._record_days = settings.kept_days
-        self._record_bytes = MB * (
-            min(settings.kept_mb, IN_MEMORY_MB) if in_memory else settings.kept_mb
-        )
-        self._has_recorded = False
+        self._record_bytes = MB * kept_mb
         self._unpruned = 0
         self._unpruned_bytes = 0
-        self._patience = max(1, self._kept // 10)
         self.overdue = asyncio.Event()
 
     def keeps_record_of(self, code: str) -> bool:
@@ -161,16 +137,14 @@ class CallLog:
     def record(self, row: CallRow) -> None:
         """Add one row without waiting. A crash within the next second may lose it."""
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
-        record = row.get("record")
+        record: Record | None = row.get("record")
         size = len(record.document) + len(record.words) if record is not None else 0
         if size * self._database.waiting > MAX_WAITING_BYTES:
             row["record"], size = None, 0
-        self._database.post(_keep, row)  # type: ignore[arg-type]  # a TypedDict is a Row
-        self._has_recorded = True
+        self._database.post(_keep, row)
         self._unpruned += 1
         self._unpruned_bytes += size
-        is_much = self._unpruned_bytes * 10 >= self._record_bytes
-        if self._unpruned == self._patience or (is_much and not self.overdue.is_set()):
+        if self._unpruned * 10 >= self._kept or self._unpruned_bytes * 10 >= self._record_bytes:
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
@@ -213,17 +187,19 @@ class CallLog:
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
-        if not self._has_recorded and self._database.directory is None:
+        if not self._unpruned and self._database.directory is None:
             return 0
         self._unpruned = self._unpruned_bytes = 0
         await self._database.flush()
-        oldest_record = as_kept(now - timedelta(days=self._record_days))
-        records_gone: list[int] = await self._database.read(
-            lambda connection: records.outdated(connection, oldest_record, self._record_bytes)
+        oldest = as_kept(now - timedelta(days=self._record_days))
+        await self._database.delete(
+            RECORDS.c.seq,
+            await self._database.read(
+                lambda connection: records.outdated(connection, oldest, self._record_bytes)
+            ),
         )
-        await self._database.delete(RECORDS.c.seq, records_gone)
         oldest_kept = as_kept(now - timedelta(days=self._kept_days))
-        gone: list[int] = await self._database.read(
+        gone = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
         for column in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
@@ -262,11 +238,10 @@ def _audited(row: Row) -> AuditEntry:
 
 def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
     own = CALLS.c.principal_id == principal_id
-    wanted = [own, *filters_of(query), *_mentioning(connection, query)]
+    wanted = [own]
     if query.cursor is not None:
         wanted.append(CALLS.c.seq < _place_of(connection, query.cursor, own))
-    with _in_time(connection, query):
-        items, has_more = _newest_first(connection, wanted, query.limit)
+    items, has_more = _found(connection, query, wanted)
     return CallPage(
         items=items,
         has_more=has_more,
@@ -296,12 +271,16 @@ async def _all_found(database: Database, query: CallQuery) -> None:
         await database.repeat(records.index_words)
 
 
-def _in_time(connection: Connection, query: CallQuery) -> AbstractContextManager[None]:
-    return nullcontext() if query.text is None else records.in_time(connection)
-
-
-def _mentioning(connection: Connection, query: CallQuery) -> list[ColumnElement[bool]]:
-    return [] if query.text is None else [records.mentions(connection, query.text)]
+def _found(
+    connection: Connection, query: CallQuery, wanted: list[ColumnElement[bool]]
+) -> tuple[tuple[CallRecord, ...], bool]:
+    """Return the newest calls of a query that also match `wanted`, and whether there are more."""
+    wanted += filters_of(query)
+    if query.text is None:
+        return _newest_first(connection, wanted, query.limit)
+    with records.in_time(connection):
+        wanted.append(records.mentions(connection, query.text))
+        return _newest_first(connection, wanted, query.limit)
 
 
 def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
@@ -468,10 +447,7 @@ def _page_of_all(connection: Connection, query: AllCallsQuery) -> CallPage:
     if query.cursor is not None:
         newest = _place_of(connection, query.cursor) - 1
     oldest = newest - SCANNED + 1
-    seen = [CALLS.c.seq.between(oldest, newest), *filters_of(query)]
-    seen += _mentioning(connection, query)
-    with _in_time(connection, query):
-        items, has_more = _newest_first(connection, seen, query.limit)
+    items, has_more = _found(connection, query, [CALLS.c.seq.between(oldest, newest)])
     cursor = items[-1].call_id if has_more else None
     if cursor is None and _first(connection, CALLS.c.seq < oldest) is not None:
         cursor = _first(connection, CALLS.c.seq >= oldest)
@@ -516,7 +492,8 @@ def _recent(
 
 def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
     wanted, is_cut = _recent(connection, since, SUMMED)
-    rows = connection.execute(_figures_of(wanted)).all()
+    summed = _summed(CALLS.c.tool, wanted).order_by(text("calls DESC"), text("step"))
+    rows = connection.execute(summed.limit(MAX_TOOLS + 1)).all()
     items = tuple(
         ToolFigures(
             tool=row.step, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
@@ -543,11 +520,6 @@ def _series(connection: Connection, query: SeriesQuery, since: datetime) -> Call
         ),
         is_partial=is_cut,
     )  # fmt: skip
-
-
-def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[Any]:
-    calls, tool = text("calls DESC"), text("step")
-    return _summed(CALLS.c.tool, wanted).order_by(calls, tool).limit(MAX_TOOLS + 1)
 
 
 def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Select[Any]:

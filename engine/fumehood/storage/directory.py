@@ -62,7 +62,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
 
     Raises:
         InUse: another process holds the lock.
-        StateError: the file cannot be opened or locked.
+        StateError: the file cannot be opened.
     """
     try:
         descriptor = os.open(
@@ -78,8 +78,6 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
-        except OSError as error:  # the file system does not support locks
-            raise StateError(f"{path} cannot be locked: {error.strerror}.") from None
         yield
     finally:
         os.close(descriptor)

@@ -102,7 +102,7 @@ async def test_expired_blob_is_refused_at_once_and_removed_on_prune(
     assert files(home) == [blob.id]
     assert await store.prune(clock.now()) == 1
     assert files(home) == []
-    assert (rows(store._database), store.room.taken) == (0, 0)
+    assert (rows(store._database), store.room.share.total) == (0, 0)
     assert await store.prune(clock.now()) == 0
 
 
@@ -110,7 +110,7 @@ async def test_discarded_draft_leaves_no_file(store: BlobStore, home: Path) -> N
     fed(store, b"x" * 5 * KB).discard()
     await keep(store)  # the thread has come past it
     assert len(files(home)) == 1
-    assert store.room.taken == 3
+    assert store.room.share.total == 3
 
 
 async def test_principals_oldest_blob_is_evicted_for_its_newest(
@@ -120,7 +120,7 @@ async def test_principals_oldest_blob_is_evicted_for_its_newest(
     old = [await keep(store, b"%d" % number * 20 * KB) for number in range(2)]
     new = await keep(store, b"n" * 20 * KB)
     assert files(home) == sorted([twin.id, old[1].id, new.id])
-    assert store.room.taken == 80 * KB
+    assert store.room.share.total == 80 * KB
     with anyio.fail_after(20):
         await store.overdue.wait()
     assert await store.prune(clock.now()) == rows(store._database) - 2 == 1
@@ -134,7 +134,7 @@ async def test_content_over_share_or_total_is_not_kept(store: BlobStore, home: P
     with pytest.raises(NotKept, match="your share"):
         await keep(store, b"x" * 51 * KB)
     assert store.overdue.is_set()
-    assert (files(home), store.room.taken) == ([], 0)
+    assert (files(home), store.room.share.total) == ([], 0)
     drafts = [fed(store, b"x" * 50 * KB, owner) for owner in (OWNER, OTHER)]
     with pytest.raises(NotKept, match="is used up"):  # what is not yet a blob does not go
         await keep(store, b"x", "uid:3")
@@ -149,7 +149,7 @@ async def test_principal_with_most_storage_is_evicted_if_total_is_used_up(
     own = [await keep(store, b"x" * 20 * KB) for _ in range(2)]
     new = [await keep(store, b"x" * 10 * KB, "uid:3") for _ in range(2)]
     assert files(home) == sorted(blob.id for blob in (*most[1:], *own, *new))
-    assert store.room.taken == 100 * KB
+    assert store.room.share.total == 100 * KB
 
 
 async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -> None:
@@ -174,7 +174,7 @@ async def test_full_disk_refuses_blob_and_store_recovers(
         with pytest.raises(NotKept, match="disk is full"):
             await keep(store)
     assert files(home) == []
-    assert store.room.taken == 0
+    assert store.room.share.total == 0
     await keep(store)
 
 
@@ -216,7 +216,7 @@ async def test_restart_removes_orphan_files_and_rows_and_keeps_the_rest(
     async with opened(home, clock) as store:
         assert files(home) == [kept.id]
         assert rows(store._database) == 1
-        assert store.room.taken == 4
+        assert store.room.share.total == 4
         assert await read_blob(store, kept.url) == b"kept"
         with pytest.raises(ResourceNotFound):
             await read_blob(store, lost.url)

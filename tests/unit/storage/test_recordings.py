@@ -71,7 +71,7 @@ async def read_all(reader: RecordingReader) -> list[Record]:
 async def gone(store: RecordingStore) -> None:
     """Wait until no recording is left."""
     with anyio.fail_after(20):
-        while os.listdir(store.room.directory) or store.room.taken:
+        while os.listdir(store.room.directory) or store.room.share.total:
             await anyio.lowlevel.checkpoint()
 
 
@@ -415,7 +415,7 @@ async def test_restart_with_smaller_bound_keeps_the_newest_recordings(home: Path
     size = path.stat().st_size
     async with opened(home, kept_s=60, max_bytes=2 * int(2.5 * size)) as store:
         assert set(os.listdir(store.room.directory)) == {"call_4", "call_5"}
-        assert store.room.taken == 2 * size
+        assert store.room.share.total == 2 * size
 
 
 async def test_lost_recording_without_room_for_its_ending_is_removed(home: Path) -> None:
