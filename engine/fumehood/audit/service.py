@@ -34,7 +34,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, reading
-from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.directory import private
 from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
 
 ANCHORED = "audit.anchored"
@@ -260,17 +260,14 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
     """Append an anchor to the file. It is durable when this returns. Raises OSError."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(state / ANCHORS_NAME, flags, PRIVATE_FILE)
-    try:
-        end = os.lseek(descriptor, 0, os.SEEK_END)
+    with open(state / ANCHORS_NAME, "ab+", opener=private) as file:
+        end = file.seek(0, os.SEEK_END)
         # A crash may have cut the last line off. The new anchor must begin a new line.
-        is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        is_torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
         line = f"{json.dumps(shown(anchor))}\n".encode()
-        os.write(descriptor, b"\n" + line if is_torn else line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        file.write(b"\n" + line if is_torn else line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_anchors(path: Path) -> list[Anchor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +69,22 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
     if place.startswith(("postgresql:", "postgres:")):
         from fumehood.storage.postgres import open_postgres
 
-        backend: Backend | None = open_postgres(place)
-        if backend is None:
+        remote = open_postgres(place)
+        if remote is None:
             raise Standby
-        try:
-            yield backend
-        finally:
-            backend.close()
+        with closing(remote):
+            yield remote
         return
     path = Path(place.removeprefix("sqlite:///"))
     if path.is_dir():
         path /= FILE_NAME
     if not is_new and not path.is_file():
         raise StoreError(f"There is no database {path}.")
-    with hold_lock(path.parent / "engine.lock", "this state directory"):
-        backend = open_file(path)
-        try:
-            yield backend
-        finally:
-            backend.close()
+    with (
+        hold_lock(path.parent / "engine.lock", "this state directory"),
+        closing(open_file(path)) as backend,
+    ):
+        yield backend
 
 
 def _let_wait(connection: Connection) -> None:

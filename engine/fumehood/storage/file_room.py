@@ -28,7 +28,7 @@ import anyio
 import anyio.to_thread
 
 from fumehood.core.fair_share import FairShare, Lack
-from fumehood.storage.directory import PRIVATE_FILE, private_directory
+from fumehood.storage.directory import private, private_directory
 from fumehood.storage.errors import FilesAway
 from fumehood.storage.files import MIN_FREE_BYTES, Directory, Files
 
@@ -303,8 +303,7 @@ class FileRoom:
 
     def open_file(self, name: str, flags: int) -> BinaryIO:
         """Open a file of the room, which must not be a link. Runs in a thread. Raises OSError."""
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self.directory / name, flags, PRIVATE_FILE)
+        descriptor = private(os.fspath(self.directory / name), flags)
         return os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab")
 
     def _run_queue(self) -> None:

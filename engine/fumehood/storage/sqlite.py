@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine,
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.storage.backend import READ_THREADS, Backend
-from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.directory import PRIVATE_FILE, private
 from fumehood.storage.errors import DamagedState, ForeignState, NewerState, StoreError
 from fumehood.storage.schema import METADATA, STEPS
 
@@ -197,12 +197,8 @@ def _prepare(path: Path) -> None:
     """Create the file, or remove other users' access, and let it have a write-ahead log. SQLite's
     side files get the same mode.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, PRIVATE_FILE)
-    try:
-        os.fchmod(descriptor, PRIVATE_FILE)
-    finally:
-        os.close(descriptor)
+    with open(path, "ab", opener=private) as file:
+        os.fchmod(file.fileno(), PRIVATE_FILE)
     uri = _uri(path, "mode=rw")
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()

@@ -277,18 +277,6 @@ async def test_variadic_keyword_function_accepts_additional_parameters() -> None
     assert await open_ended.invoke({"name": "a", "b": 1}) == {"name": "a", "more": {"b": 1}}
 
 
-@pytest.mark.anyio
-async def test_mutable_default_is_not_shared_between_calls() -> None:
-    @tool(sandboxed=False)
-    async def collect(items: list[int] = []) -> Any:  # noqa: B006
-        """Collect."""
-        items.append(1)
-        return list(items)
-
-    assert await collect.invoke({}) == [1]
-    assert await collect.invoke({}) == [1]
-
-
 @pytest.mark.row("T7")
 @pytest.mark.parametrize(
     "name", ["schema", "json", "copy", "dict", "model_fields", "_hidden", "model_config"]

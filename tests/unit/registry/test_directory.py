@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,19 +230,6 @@ def test_file_fault_is_short_and_printable(
 
 
 # -- one file ------------------------------------------------------------------------------
-
-
-JSON = b'{"name": "a", "type": "REST", "tags": ["x", "y"], "timeout": 500, "dangerous": true}'
-TOML = b'name = "a"\ntype = "REST"\ntags = ["x", "y"]\ntimeout = 500\ndangerous = true\n'
-YAML = b"name: a\ntype: REST\ntags: [x, y]\ntimeout: 500\ndangerous: true\n"
-
-
-@pytest.mark.row("R4")
-@pytest.mark.parametrize(
-    ("name", "data"), [("a.json", JSON), ("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML)]
-)
-def test_json_toml_and_yaml_give_equal_definitions(name: str, data: bytes) -> None:
-    assert read_documents(name, data) == [json.loads(JSON)]
 
 
 @pytest.mark.row("R4")

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
-from fumehood.core.fair_share import FairShare
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.storage import file_room
 from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept
 from fumehood.storage.database import FILE_NAME, Database
-from fumehood.storage.directory import random_file
 from fumehood.storage.schema import BLOBS
 from fumehood.testing import ManualClock
 from support.blobs import blob_store, read_blob
@@ -163,21 +157,6 @@ async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -
         assert files(home) == sorted(blob.id for blob in (*kept[2:], new))
 
 
-async def test_full_disk_refuses_blob_and_store_recovers(
-    store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path) -> Any:
-        return os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(file_room.os, "statvfs", full)
-        with pytest.raises(NotKept, match="disk is full"):
-            await keep(store)
-    assert files(home) == []
-    assert store.room.share.total == 0
-    await keep(store)
-
-
 @pytest.mark.sqlite
 async def test_blob_file_is_removed_if_its_row_cannot_be_written(
     store: BlobStore, home: Path
@@ -189,18 +168,6 @@ async def test_blob_file_is_removed_if_its_row_cannot_be_written(
     blob = await keep(store)
     assert len(files(home)) == rows(store._database)
     assert await read_blob(store, blob.url) == b"abc"
-
-
-async def test_draft_faster_than_the_disk_is_not_kept(
-    store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store.room, "_waiting", FairShare(4 * KB, 2 * KB))
-    draft = fed(store, b"x" * 10 * KB)  # the event loop has not come round meanwhile
-    assert draft.fault is not None
-    with pytest.raises(NotKept, match="too slow"):
-        await store.keep(draft, "a", "text/plain")
-    assert files(home) == []
-    await keep(store, b"x" * KB)
 
 
 async def test_restart_removes_orphan_files_and_rows_and_keeps_the_rest(
@@ -290,17 +257,3 @@ def test_url_that_is_not_a_blob_url_is_rejected(change: tuple[str, str]) -> None
     url = BlobLinks(b"k" * KEY_BYTES).make(BLOB, "uid:1", 1000)
     with pytest.raises(ValueError, match="not the address of a blob"):
         parse_blob_url(url.replace(*change, 1))
-
-
-@pytest.mark.row("E7", "D4")
-def test_key_file_is_created_once_and_private_with_any_umask(home: Path) -> None:
-    (home / "key.new").write_bytes(b"left by a crash")
-    before = os.umask(0)
-    try:
-        key, _ = random_file(home / "key", KEY_BYTES)
-    finally:
-        os.umask(before)
-    assert len(key) == KEY_BYTES
-    assert random_file(home / "key", KEY_BYTES)[0] == key
-    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
-    assert [path.name for path in home.iterdir()] == ["key"]

@@ -224,18 +224,6 @@ async def test_unopenable_store_gives_a_notice_and_the_answer(home: Path) -> Non
     assert last.kind == "tool_error"
 
 
-async def test_closed_store_ends_readers_with_notice_and_answer(home: Path) -> None:
-    async with opened(home) as store:
-        recording = made(store)
-        reader = recording.reader()
-        say(recording, "x")
-        assert len(await reader.read()) == 1
-    say(recording, "y")
-    recording.finish("tool_error", b"{}")
-    found = await read_all(reader)
-    assert [record.kind for record in found] == ["tool_notice", "tool_error"]
-
-
 # -- recordings of ended calls ---------------------------------------------------------------
 
 
