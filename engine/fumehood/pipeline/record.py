@@ -19,8 +19,7 @@ from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import ID_SUFFIX
 from fumehood.pipeline.services import PipelineServices
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.calls import APPROVAL_WAIT, CallRow
-from fumehood.storage.records import Record, texts_in
+from fumehood.storage.calls import APPROVAL_WAIT, CallRow, Record, texts_in
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:

@@ -2,7 +2,10 @@
 
 Host side. `pipeline/record` writes without waiting. The public interfaces read: `CallLog` for a
 principal's own calls, `AllCalls` for approvers and administrators. Each row is also added to the
-audit chain in the same transaction, without the record. Invariants: through `CallLog` a principal
+audit chain in the same transaction, without the record. A record holds the arguments and the
+envelope as two lines of JSON, redacted as its caller got them, and the words in them for the search
+by text; it is written with the row of its call. Invariants: a record has at most
+`MAX_DOCUMENT_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal
 sees only its own rows; one principal's calls never displace another's rows; a query of `AllCalls`
 reads at most `SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set
 back.
@@ -11,7 +14,12 @@ back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import re
+import sqlite3
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -23,12 +31,15 @@ from sqlalchemy import (
     Select,
     case,
     cast,
+    column,
     func,
     insert,
+    literal_column,
     select,
     text,
 )
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import DatabaseError
 
 from fumehood.audit.chain import AuditEntry, chain_of
 from fumehood.core.call_log import (
@@ -41,13 +52,14 @@ from fumehood.core.call_log import (
     SeriesQuery,
     ToolFigures,
     ToolFiguresList,
+    only_words,
+    words_in,
 )
 from fumehood.core.errors import NO_FAULT, InvalidParams, ResourceNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.storage import records
+from fumehood.protocol import strict_json
 from fumehood.storage.database import Database
-from fumehood.storage.records import Record, Recorded
 from fumehood.storage.schema import CALLS, MAX_INTEGER, RECORDS
 from fumehood.storage.settings import RecordSettings
 from fumehood.storage.writer import Row
@@ -78,6 +90,32 @@ MAX_BELOW = 500
 
 BUSY_ROWS = 50
 """With so many rows at a time, calls come fast, and words are indexed later."""
+
+MAX_DOCUMENT_BYTES = 1 << 20
+"""Bytes of the JSON of one record. Of a longer one, the result is left out."""
+
+MAX_WORDS = 16 * 1024
+"""Characters of one record that the search by text finds."""
+
+MAX_TEXT_WORDS = MAX_WORDS // 4
+"""Characters of one text of a record that it finds: half of them at each end."""
+
+COMPRESSED_FROM = 2048
+"""Bytes from which a document is compressed: below, that takes longer than it saves."""
+
+_ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
+"""A text without words, such as the content of a file."""
+
+INDEXED_AT_ONCE = 100
+"""Records whose words are indexed in one transaction, for which other writes wait."""
+
+SEARCH_S = 2.0
+"""The longest time of one search: the words of its records are its callers' choice."""
+
+_INDEX = text("""
+    INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
+    WHERE seq > coalesce((SELECT max(id) FROM record_words_docsize), 0) ORDER BY seq LIMIT :most
+""")
 
 _INSERT = insert(CALLS)
 _INSERT_RECORD = insert(RECORDS)
@@ -195,15 +233,15 @@ class CallLog:
         await self._database.delete(
             RECORDS.c.seq,
             await self._database.read(
-                lambda connection: records.outdated(connection, oldest, self._record_bytes)
+                lambda connection: outdated_records(connection, oldest, self._record_bytes)
             ),
         )
         oldest_kept = as_kept(now - timedelta(days=self._kept_days))
         gone = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        for column in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
-            await self._database.delete(column, gone)
+        for seq in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
+            await self._database.delete(seq, gone)
         return len(gone)
 
 
@@ -225,7 +263,7 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
     if recorded:
         connection.execute(_INSERT_RECORD, recorded)
     if recorded and len(rows) < BUSY_ROWS:
-        records.index_words(connection)
+        index_words(connection)
 
 
 def _audited(row: Row) -> AuditEntry:
@@ -258,7 +296,7 @@ async def _find(
 
     def found(connection: Connection) -> tuple[RowMapping, Recorded | None] | None:
         row = connection.execute(wanted).mappings().one_or_none()
-        return None if row is None else (row, records.recorded(connection, row["seq"]))
+        return None if row is None else (row, record_at(connection, row["seq"]))
 
     await database.flush()
     return await database.read(found)
@@ -268,7 +306,7 @@ async def _all_found(database: Database, query: CallQuery) -> None:
     """Let a query find every call that has ended by now."""
     await database.flush()
     if query.text is not None:
-        await database.repeat(records.index_words)
+        await database.repeat(index_words)
 
 
 def _found(
@@ -278,8 +316,8 @@ def _found(
     wanted += filters_of(query)
     if query.text is None:
         return _newest_first(connection, wanted, query.limit)
-    with records.in_time(connection):
-        wanted.append(records.mentions(connection, query.text))
+    with in_time(connection):
+        wanted.append(mentions(connection, query.text))
         return _newest_first(connection, wanted, query.limit)
 
 
@@ -562,7 +600,7 @@ def _given(
     found = select(*keys, RECORDS.c.document).select_from(both)
     found = found.where(CALLS.c.at >= as_kept(since), CALLS.c.tool.in_(tools), _WAS_JUDGED)
     rows = connection.execute(found.order_by(CALLS.c.seq.desc()).limit(MAX_GIVEN))
-    return [(CallGroup(*row[:4], 1), records.read(row[4]).arguments) for row in rows]
+    return [(CallGroup(*row[:4], 1), read_record(row[4]).arguments) for row in rows]
 
 
 def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], bool]:
@@ -573,3 +611,171 @@ def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], b
         select(*keys, count).where(*wanted, _WAS_JUDGED).group_by(*keys).order_by(count.desc())
     )
     return [CallGroup(*row) for row in connection.execute(counted)], is_cut
+
+
+# -- records of calls -----------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """The record of one call, as it is stored."""
+
+    document: bytes
+    words: str
+
+    @classmethod
+    def of(cls, arguments: JsonObject, envelope: bytes, texts: Sequence[str]) -> Record | None:
+        """Make the record of a call from its arguments and its envelope as JSON. `texts` are those
+        that are found. Return None if it is too long.
+        """
+        document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
+        if len(document) > MAX_DOCUMENT_BYTES:
+            return None
+        if len(document) >= COMPRESSED_FROM:
+            document = zlib.compress(document, 1)
+        return cls(document, only_words(" ".join(_ends(texts)))[:MAX_WORDS])
+
+    def row(self, seq: int) -> dict[str, Any]:
+        """The row of a call's record."""
+        size = len(self.document) + 2 * len(self.words)  # the index is about as long as they are
+        return {"seq": seq, "size": size, "document": self.document, "words": self.words}
+
+
+def texts_in(value: Any) -> list[str]:
+    """Return the texts and numbers in a JSON value and its keys, in order."""
+    found: list[str] = []
+    waiting: list[Any] = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            for key in reversed(value):
+                waiting += (value[key], key)
+        elif isinstance(value, list | tuple):
+            waiting += reversed(value)
+        elif value is not None and not isinstance(value, bool):
+            found.append(str(value))
+    return found
+
+
+def _ends(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts, of long ones both ends, until there are enough."""
+    room = MAX_WORDS
+    for one in texts:
+        if len(one) >= 200 and _ENCODED.fullmatch(one):
+            continue
+        if len(one) > MAX_TEXT_WORDS:
+            half = MAX_TEXT_WORDS // 2
+            yield f"{one[:half]} {one[-half:]}"
+        else:
+            yield one
+        room -= min(len(one), MAX_TEXT_WORDS) + 1
+        if room <= 0:
+            return
+
+
+def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
+    """Let the words of the oldest records be found that are not yet; return their number. SQLite
+    only: in PostgreSQL an index does that.
+    """
+    if connection.dialect.name == "postgresql":
+        return 0
+    return connection.execute(_INDEX, {"most": most}).rowcount
+
+
+class Recorded(NamedTuple):
+    """What the record of a call says. The envelope is JSON."""
+
+    arguments: JsonObject
+    envelope: bytes
+
+
+def record_at(connection: Connection, seq: int) -> Recorded | None:
+    """Return the record of a call, or None if it has none."""
+    found = connection.execute(select(RECORDS.c.document).where(RECORDS.c.seq == seq)).scalar()
+    return None if found is None else read_record(found)
+
+
+def read_record(document: bytes) -> Recorded:
+    """Read a stored document."""
+    whole = document if document.startswith(b"{") else zlib.decompress(document)
+    arguments, _, envelope = whole.partition(b"\n")
+    return Recorded(strict_json.loads(arguments), envelope)
+
+
+def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
+    """Return the condition that the record of a call has all words and phrases of a text."""
+    phrases = words_in(wanted)
+    if connection.dialect.name == "postgresql":
+        words = func.to_tsvector(literal_column("'simple'"), RECORDS.c.words)
+        queries = [func.phraseto_tsquery(literal_column("'simple'"), one) for one in phrases]
+        return CALLS.c.seq.in_(select(RECORDS.c.seq).where(*(words.op("@@")(q) for q in queries)))
+    match = " ".join(f'"{phrase}"' for phrase in phrases)
+    found = text("SELECT rowid AS seq FROM record_words WHERE record_words MATCH :match")
+    return CALLS.c.seq.in_(found.bindparams(match=match).columns(column("seq")))
+
+
+@contextmanager
+def in_time(connection: Connection) -> Iterator[None]:
+    """Let a search take `SEARCH_S` at most. Raises InvalidParams."""
+    latest = time.monotonic() + SEARCH_S
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        driver.set_progress_handler(lambda: time.monotonic() > latest, 100)
+    else:
+        limit = func.set_config("statement_timeout", f"{SEARCH_S * 1000:.0f}", True)
+        connection.execute(select(limit))
+    try:
+        yield
+    except DatabaseError:
+        if time.monotonic() < latest:
+            raise
+        words = f"The search took longer than {SEARCH_S:g} s. Use rarer words, or fewer."
+        raise InvalidParams(words, fields=["text"]) from None
+    finally:
+        if isinstance(driver, sqlite3.Connection):
+            driver.set_progress_handler(None, 0)
+
+
+def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
+    """Return the `seq` of each record to delete: those of calls before a moment, and the oldest
+    ones of who has more than a fair share of `kept_bytes`.
+    """
+    both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
+    old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)
+    gone = set(connection.execute(old).scalars())
+    sizes = (
+        select(CALLS.c.principal_id, func.sum(RECORDS.c.size))
+        .select_from(both)
+        .where(CALLS.c.at >= oldest_kept)
+        .group_by(CALLS.c.principal_id)
+    )
+    used = {principal: int(size) for principal, size in connection.execute(sizes).all()}
+    share = _share(list(used.values()), kept_bytes)
+    for principal, size in used.items():
+        if size > share:
+            gone.update(_oldest_records(connection, principal, size - share))
+    return sorted(gone)
+
+
+def _share(used: list[int], most: int) -> int:
+    """Return how much each may have at most, so that all together have at most `most`."""
+    left = most
+    for done, amount in enumerate(sorted(used)):
+        share = left // (len(used) - done)
+        if amount > share:
+            return share
+        left -= amount
+    return most
+
+
+def _oldest_records(connection: Connection, principal: str, excess: int) -> Iterator[int]:
+    """Yield the `seq` of a principal's oldest records that have together at least `excess`."""
+    both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
+    own = select(RECORDS.c.seq, RECORDS.c.size).select_from(both)
+    own = own.where(CALLS.c.principal_id == principal).order_by(RECORDS.c.seq)
+    for seq, size in connection.execute(own):
+        if excess <= 0:
+            return
+        excess -= size
+        yield seq
