@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fumehood.core.keyword_types import ToolKeywords
 
 _GOOGLE_ARGUMENT = re.compile(r"^\s{2,}(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
-_SPHINX_ARGUMENT = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)$")
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$")
 
 
@@ -203,9 +202,6 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     for line in text.splitlines():
         if heading := _SECTION.match(line):
             section = heading.group(1)
-        elif match := _SPHINX_ARGUMENT.match(line):
-            section = "param"
-            described[match.group(1)] = match.group(2).strip()
         elif section in ("Args", "Arguments", "Parameters"):
             if match := _GOOGLE_ARGUMENT.match(line):
                 described[match.group(1).lstrip("*")] = match.group(2).strip()

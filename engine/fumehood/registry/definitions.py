@@ -121,7 +121,7 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
     chosen = document.get("cache_key_params")
     if chosen == () or chosen == []:
         yield "cache_key_params: empty, so that all calls would share one answer; leave it out"
-    known, _ = _declared(document)
+    known, _ = declared_in(document)
     for name in chosen if isinstance(chosen, list | tuple) else ():
         if isinstance(name, str) and name not in known:
             yield f"cache_key_params: there is no parameter {name[:64]!r}"
@@ -180,7 +180,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
         faults.append(f"memory_limit_mb: {where} needs at least {least_mb}")
     if sandboxed is False:
         faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
-    properties, _ = _declared(document)
+    properties, _ = declared_in(document)
     known, one_of = ARGUMENTS[executor].model_fields, ARGUMENTS[executor].one_of
     if one_of and not properties.keys() & set(one_of):
         names = " or ".join(map(repr, one_of))
@@ -197,7 +197,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     return faults
 
 
-def _declared(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
+def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
     """Return the declared parameters and the names of the required ones. Both are empty if
     invalid.
     """
@@ -294,7 +294,7 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
         yield f"method: a REST tool needs one of {', '.join(METHODS)}"
     for value in headers.values() if isinstance(headers, dict) else ():
         place = PLACEHOLDER.fullmatch(str(value))
-        if place is not None and place[1] not in _declared(document)[0]:
+        if place is not None and place[1] not in declared_in(document)[0]:
             yield f"headers: {{{place[1]}}} needs a parameter of that name"
     if document.get("endpoint") is None:
         yield "endpoint: a REST tool needs an https or http URL"
@@ -317,7 +317,7 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
     name = response.get("cursor_parameter")
     if not isinstance(name, str):
         return
-    properties, required = _declared(document)
+    properties, required = declared_in(document)
     declared = properties.get(CURSOR)
     is_text = isinstance(declared, dict) and declared.get("type") == "string"
     if not is_text or CURSOR in required:
@@ -369,7 +369,7 @@ def _placeholder_faults(
     names: list[str], values: list[str], queried: set[str], document: JsonObject
 ) -> Iterator[str]:
     """Yield faults of the placeholders in the path and in the query's values."""
-    properties, required = _declared(document)
+    properties, required = declared_in(document)
     for name in dict.fromkeys(names):
         declared = properties.get(name)
         kind = declared.get("type") if isinstance(declared, dict) else None

@@ -252,17 +252,6 @@ class ToolIndex:
         """Iterate over the preferred version of each name, sorted by name."""
         return iter([self._preferred[name] for name in self._sorted()])
 
-    def page(
-        self, accepts: Callable[[ToolDefinition], bool], after: str, limit: int
-    ) -> tuple[list[RegisteredTool], int]:
-        """Return one page of accepted tools, and the total number of accepted tools.
-
-        The page has at most `limit` tools, whose names sort after `after`.
-        """
-        accepted = [name for name in self._sorted() if accepts(self._preferred[name].definition)]
-        start = bisect_right(accepted, after)
-        return [self._preferred[name] for name in accepted[start : start + limit]], len(accepted)
-
     def _sorted(self) -> list[str]:
         """Return every name in alphabetical order. Cached, so that lists need not sort."""
         if self._names is None:
@@ -452,11 +441,13 @@ def page_of_tools(
         raise InvalidParams(f"limit must be from 1 to {MAX_PAGE}.", fields=["limit"])
     listing = filter_by.listing
     after = "" if cursor is None else cursors.read(cursor, listing, principal_id)
-    found, total = index.page(filter_by.accepts, after, limit + 1)
-    tools = found[:limit]
-    more = len(found) > limit
-    last = tools[-1].definition.name if more else ""
-    return ToolPage(tools, cursors.make(listing, principal_id, last) if more else None, total)
+    found = [tool for tool in index if filter_by.accepts(tool.definition)]
+    start = bisect_right(found, after, key=lambda tool: tool.definition.name)
+    tools = found[start : start + limit]
+    following = None
+    if len(found) > start + limit:
+        following = cursors.make(listing, principal_id, tools[-1].definition.name)
+    return ToolPage(tools, following, len(found))
 
 
 @dataclass(frozen=True, slots=True)

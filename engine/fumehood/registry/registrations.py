@@ -108,8 +108,10 @@ class Registrations:
                 raise ToolNotFound(f"There is no tool {which[:80]!r}. List the tools to see all.")
 
             def change(connection: Connection) -> None:
-                for each in chosen:
-                    put_switch(connection, name, each, is_active)
+                here = (SWITCHES.c.name == name) & SWITCHES.c.version.in_(chosen)
+                connection.execute(delete(SWITCHES).where(here))
+                rows = [{"name": name, "version": v, "is_active": is_active} for v in chosen]
+                connection.execute(insert(SWITCHES), rows)
 
             action = "tool.activate" if is_active else "tool.deactivate"
             details: JsonObject = {"versions": chosen}
@@ -204,9 +206,3 @@ def delete_definition(connection: Connection, name: str, version: str) -> None:
     """Delete a definition and its on/off switch."""
     for table in (DEFINITIONS, SWITCHES):
         connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
-
-
-def put_switch(connection: Connection, name: str, version: str, is_active: bool) -> None:
-    here = (SWITCHES.c.name == name) & (SWITCHES.c.version == version)
-    connection.execute(delete(SWITCHES).where(here))
-    connection.execute(insert(SWITCHES), {"name": name, "version": version, "is_active": is_active})

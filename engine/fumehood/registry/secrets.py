@@ -53,10 +53,14 @@ HostPattern = Annotated[str, AfterValidator(_lower_host)]
 """A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
 
 
-class RestSettings(BaseModel):
-    """What REST tools may do beyond their definitions."""
+class Settings(BaseModel):
+    """Settings of the operator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RestSettings(Settings):
+    """What REST tools may do beyond their definitions."""
 
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that REST tools may reach although their addresses are not public."""
@@ -64,19 +68,15 @@ class RestSettings(BaseModel):
     """The longest answer of a tool with `streaming`, in KiB."""
 
 
-class KeyringEntry(BaseModel):
+class KeyringEntry(Settings):
     """An entry of the keyring of the engine's user."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     service: str = Field(min_length=1, max_length=200)
     username: str = Field(min_length=1, max_length=200)
 
 
-class SecretSettings(BaseModel):
+class SecretSettings(Settings):
     """The source of one secret, and the tools and hosts that it is for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     env: str | None = Field(default=None, min_length=1, max_length=200)
     """A variable of the engine's environment."""

@@ -122,24 +122,6 @@ def test_function_gives_name_summary_and_required_parameters() -> None:
 
 
 @pytest.mark.row("T7")
-def test_sphinx_fields_describe_parameters() -> None:
-    @tool(sandboxed=False)
-    async def wait(seconds: int, reason: str) -> None:
-        """Wait.
-
-        :param int seconds: How long.
-        :param reason: Why.
-        :returns: nothing
-        """
-
-    assert wait.definition.description == "Wait."
-    assert [_properties(wait)[name]["description"] for name in ("seconds", "reason")] == [
-        "How long.",
-        "Why.",
-    ]
-
-
-@pytest.mark.row("T7")
 def test_decimal_parameter_is_a_number_with_bounds() -> None:
     @tool(sandboxed=False)
     async def pay(
