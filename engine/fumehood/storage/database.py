@@ -27,9 +27,10 @@ from fumehood.audit.chain import (
     key_id_after,
 )
 from fumehood.audit.keys import new_key, open_key
+from fumehood.core.errors import ResourceNotFound
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
-from fumehood.storage.schema import META
+from fumehood.storage.schema import META, UnstorableText
 from fumehood.storage.sqlite import SQLite, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
@@ -119,12 +120,15 @@ class Database:
 
         Raises:
             ReadFailed: the database cannot be read.
-            UnstorableText: the query looks for a text with a NUL character.
+            ResourceNotFound: the query looks for a text that cannot be stored.
         """
-        # A database in memory has only the writer's connection.
-        if not self._backend.has_readers:
-            return await asyncio.wrap_future(self._writer.submit(query, durable=False))
-        return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
+        try:
+            # A database in memory has only the writer's connection.
+            if not self._backend.has_readers:
+                return await asyncio.wrap_future(self._writer.submit(query, durable=False))
+            return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
+        except UnstorableText:
+            raise ResourceNotFound("Nothing has a NUL character in its name.") from None
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
         """Run a query in this thread, which it blocks. For the engine's start."""
