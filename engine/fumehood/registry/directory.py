@@ -43,6 +43,10 @@ PERIOD_S = 0.5
 """Seconds between two polls. A change takes effect at the second poll that sees it."""
 
 
+MAX_DEFINITIONS = 10_000
+"""The most definitions in one file."""
+
+
 @dataclass(frozen=True, slots=True)
 class DirectoryFault:
     """A file whose tools are not served, and the reason. `file` is None for a fault of the
@@ -215,6 +219,8 @@ def read_documents(name: str, data: bytes) -> list[JsonObject]:
         if not isinstance(value, list):
             raise FileFault("'tools' is not a list of definitions")
     listed = value if isinstance(value, list) else [value]
+    if len(listed) > MAX_DEFINITIONS:
+        raise FileFault(f"it holds {len(listed)} tools; at most {MAX_DEFINITIONS} are read")
     if not all(isinstance(item, dict) for item in listed):
         raise FileFault("neither a definition, nor a list of definitions, nor {'tools': [...]}")
     return listed
