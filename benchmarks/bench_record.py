@@ -24,9 +24,8 @@ from benchmarks.bench_sight import CLIENTS, PAIRS, compare
 from benchmarks.bench_web import TIMEOUT, console
 from benchmarks.line import Line
 from fumehood import Client, ControlClient
-from fumehood.storage.calls import CallRow, _keep
+from fumehood.storage.calls import CallRow, Record, _keep
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.records import Record
 
 LOGGED = 100_000
 ROUNDS = 15

@@ -20,7 +20,7 @@ from fumehood.identity.model import Agent, Binding
 from fumehood.pipeline.resolve import resolve
 from fumehood.protocol.messages import encode_envelope
 from fumehood.registry.directory import ToolDirectory
-from fumehood.registry.listing import ToolFilter
+from fumehood.registry.index import ToolFilter
 
 TOOLS = 10_000
 FILES = 20

@@ -72,8 +72,7 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.directory import WatchedDirectory
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
-from fumehood.registry.external import ExternalTools
-from fumehood.registry.index import ToolIndex
+from fumehood.registry.index import ExternalTools, ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
@@ -82,16 +81,14 @@ from fumehood.sandbox.wall import OnEvent, SessionWall, Wall
 from fumehood.sandbox.walls import EngineWalls, logged
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database, count_start, open_database
 from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.file_room import FileRoom
-from fumehood.storage.files import open_bucket
+from fumehood.storage.files import PROJECTS, SESSIONS, SavedFiles, open_bucket
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
-from fumehood.storage.saved_files import PROJECTS, SESSIONS, SavedFiles
 from fumehood.storage.sessions import SessionTable
-from fumehood.storage.starts import count_start
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

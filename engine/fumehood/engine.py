@@ -85,9 +85,10 @@ from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
-from fumehood.registry.index import RegisteredTool, Source
-from fumehood.registry.listing import (
+from fumehood.registry.index import (
+    RegisteredTool,
     Selection,
+    Source,
     ToolFilter,
     ToolPage,
     filter_tools,

@@ -57,9 +57,8 @@ from fumehood.policy.rules import compile_rule
 from fumehood.protocol.messages import decode_envelope
 from fumehood.sandbox.session_use import SessionProcesses
 from fumehood.storage.blobs import Blob
-from fumehood.storage.calls import AllCalls, CallGroup, FoundCall
+from fumehood.storage.calls import AllCalls, CallGroup, FoundCall, Recorded
 from fumehood.storage.changes import recorded, stamp
-from fumehood.storage.records import Recorded
 
 SHOWN_GROUPS = 20
 _HAS_CONDITIONS = re.compile(r"\b(?:when|any)\b")

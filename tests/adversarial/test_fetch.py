@@ -18,7 +18,7 @@ from fumehood import Config, Engine, Envelope, InvalidDefinition
 from fumehood.executors.upstreams import Upstreams
 from fumehood.gateway import addresses
 from fumehood.gateway.addresses import RESOLVED_AT_ONCE, CheckedBackend
-from fumehood.registry.listing import filter_tools
+from fumehood.registry.index import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.registry.settings import WebSettings
 from upstream import Reply, Upstream, bomb, redirect, running_upstream

@@ -20,9 +20,8 @@ from fumehood.storage import files
 from fumehood.storage.blobs import BLOB_ID, Blob, BlobStore, NotKept
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import FilesAway, StoreError, WriteFailed
-from fumehood.storage.files import Bucket, Directory, Files, open_bucket
+from fumehood.storage.files import Bucket, Directory, Files, Missing, SavedFiles, open_bucket
 from fumehood.storage.recordings import Record, RecordedCall, RecordingStore
-from fumehood.storage.saved_files import Missing, SavedFiles
 from support.blobs import OWNER, read_blob
 from support.s3 import S3, running_s3, silent_server
 from tests.conftest import StartDaemon
@@ -138,8 +137,6 @@ def test_file_is_put_found_read_and_deleted(place: Files, home: Path, size: int)
     content = bytes(range(256)) * (size // 256)
     (home / "draft").write_bytes(content)
     place.put("12ab", home / "draft")
-    assert place.size("12ab") == size
-    assert place.size("34cd") is None
     with place.open("12ab", size) as file:
         assert file.read(10) + file.read(100_000) + file.read() == content
     for name, wrong in (("12ab", size + 1), ("34cd", size)):
@@ -169,7 +166,6 @@ def test_attack_name_of_another_form_reaches_no_object(
     for reach in (
         lambda: blobs.put(attack, home / "draft"),
         lambda: blobs.open(attack, 6),
-        lambda: blobs.size(attack),
         lambda: blobs.delete([attack]),
         lambda: blobs.secret(attack, 6),
     ):
@@ -193,10 +189,11 @@ def test_unfinished_upload_does_not_exist(server: S3, name: str, bucket: Bucket)
     of = {"Bucket": name, "Key": key, "UploadId": begun["UploadId"]}
     part = server.client.upload_part(**of, PartNumber=1, Body=b"half")
     assert blobs.found() == {}
-    assert blobs.size(OURS) is None
+    with pytest.raises(FileNotFoundError):
+        blobs.open(OURS, 4)
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
     server.client.complete_multipart_upload(**of, MultipartUpload=parts)
-    assert blobs.size(OURS) == 4  # twin
+    assert blobs.open(OURS, 4).read() == b"half"  # twin
 
 
 def test_bucket_without_s3fs_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +246,7 @@ async def test_next_engine_reads_a_blob_and_deletes_what_has_no_row(
     server.put(name, **foreign, **{f"our/files/blobs/{OURS}": b"left by a crash"})
     async with blobs_of(home_of("two"), database, bucket) as store:
         assert await read_blob(store, blob.url) == content
-        assert store.room.taken == len(content)
+        assert store.room.share.total == len(content)
     assert server.keys(name) == {*foreign, "our/files/blobs.key", f"our/files/blobs/{blob.id}"}
 
 
@@ -274,7 +271,7 @@ async def test_blob_is_in_the_bucket_before_its_row_and_is_deleted_without_one(
                 await keep(store)
         assert [len(found) for found in there] == [1]
         await store.prune(now())
-        assert (blobs_in(server, name), store.room.taken) == (set(), 0)
+        assert (blobs_in(server, name), store.room.share.total) == (set(), 0)
 
 
 async def test_bytes_in_the_bucket_stay_within_the_limit(
@@ -287,7 +284,7 @@ async def test_bytes_in_the_bucket_stay_within_the_limit(
             await read_blob(store, kept[0].url)
         assert await store.prune(now()) == 3
         assert await store.prune(now() + timedelta(seconds=61)) == 2
-        assert (blobs_in(server, name), store.room.taken) == (set(), 0)
+        assert (blobs_in(server, name), store.room.share.total) == (set(), 0)
 
 
 async def test_blob_is_not_kept_if_what_it_replaces_cannot_be_deleted(
@@ -447,10 +444,10 @@ async def test_next_engine_reads_a_recording_of_an_ended_call(
         assert await read_recording(store, CALL, after=read[1].id) == read[2:]
         assert await read_recording(store, CALL, "uid:2") is None
         size = (home_of("two") / "spool" / CALL).stat().st_size
-        assert store.room.taken == size
+        assert store.room.share.total == size
     async with recordings_of(home_of("two"), bucket) as store:  # a restart
         assert await read_recording(store, CALL) == read
-        assert store.room.taken == size
+        assert store.room.share.total == size
         await store.prune(now() + timedelta(seconds=61))
     assert server.keys(name) == set()
 
@@ -464,13 +461,13 @@ async def test_recordings_of_the_engine_before_count_and_are_evicted(
             begin(store, call_id, events=100)
             end(store, call_id)
             await read_recording(store, call_id)
-        both = store.room.taken
+        both = store.room.share.total
     async with recordings_of(home_of("two"), bucket, max_bytes=both * 5 // 4) as store:
-        assert store.room.taken == both
+        assert store.room.share.total == both
         begin(store, calls[2], events=100)
         end(store, calls[2])
         await read_recording(store, calls[2])
-        assert store.room.taken == both
+        assert store.room.share.total == both
         assert await read_recording(store, calls[0]) is None
     assert server.keys(name) == {f"our/files/spool/{call_id}" for call_id in calls[1:]}
 
@@ -482,7 +479,7 @@ async def test_invalid_recording_in_the_bucket_is_deleted_when_requested(
     server.put(name, **{f"our/files/spool/{CALL}": content, "our/files/spool/x": content})
     async with recordings_of(home, bucket) as store:
         assert await read_recording(store, CALL) is None
-        assert store.room.taken == 0
+        assert store.room.share.total == 0
         await store.prune(now())
     assert server.keys(name) == {"our/files/spool/x"}
 

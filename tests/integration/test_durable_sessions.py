@@ -32,7 +32,7 @@ from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding
 from fumehood.storage.database import open_database
 from fumehood.storage.directory import owner_id
-from fumehood.storage.saved_files import SavedFiles
+from fumehood.storage.files import SavedFiles
 from support.containers import containers_of, kill_container
 from support.nodes import LocalMembership, make_cluster
 from support.session_rows import SessionRows

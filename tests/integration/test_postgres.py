@@ -53,8 +53,7 @@ from fumehood.storage.errors import (
     WriteFailed,
     WriteUnavailable,
 )
-from fumehood.storage.postgres import FENCE, open_postgres
-from fumehood.storage.postgres_connection import PatientConnection
+from fumehood.storage.postgres import FENCE, PatientConnection, open_postgres
 from fumehood.storage.schema import CHANGES, SESSIONS
 from fumehood.storage.settings import FileSettings
 from support.authority import make_first_approver

@@ -15,7 +15,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client, Config, Engine
 from fumehood.core.errors import InvalidParams
-from fumehood.registry.listing import ToolFilter
+from fumehood.registry.index import ToolFilter
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
 from support.http import SocketClient

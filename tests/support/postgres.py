@@ -183,4 +183,4 @@ def use_postgres(put: Callable[[Any, str, Any], None], server: str) -> None:
 
     put(database, "open_file", open_file)
     put(database, "open_to_read", open_to_read)
-    put(database, "in_words", postgres.in_words)
+    put(database, "SQLite", postgres.Postgres)

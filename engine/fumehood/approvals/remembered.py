@@ -24,7 +24,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.canonical import digest_of
-from fumehood.registry.external import NET
+from fumehood.registry.index import NET
 from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import REMEMBERED

@@ -67,18 +67,13 @@ class AuditChain:
     def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
         self._first_key = key
         self._keys = {key.id: key}
-        self._kept = kept
-        self.on_growth: Callable[[int], None] = _nobody
+        self.kept = kept
+        self.on_growth: Callable[[int], None] = lambda rows: None
 
     @property
     def keys(self) -> dict[str, bytes]:
         """The secrets used since the chain was opened, by id."""
         return {key.id: key.secret for key in self._keys.values()}
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all rows are kept."""
-        return self._kept is None
 
     def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
         """Append a row in the caller's transaction, on the writer's thread. Return its number."""
@@ -91,13 +86,15 @@ class AuditChain:
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
         rows = []
         for entry in entries:
+            if {"kind", "at"} & entry.fields.keys():
+                raise ValueError("a row of the audit chain has its kind and its time already")
             seq += 1
-            body = _body(entry)
+            body = strict_json.dumps({"kind": entry.kind, "at": entry.at, **entry.fields})
             before = mac_of(key.secret, before, seq, body)
             rows.append({"seq": seq, "key_id": key.id, "body": body.decode("ascii"), "mac": before})
         connection.execute(_INSERT, rows)
-        if self._kept is not None:
-            connection.execute(delete(AUDIT).where(AUDIT.c.seq <= seq - self._kept))
+        if self.kept is not None:
+            connection.execute(delete(AUDIT).where(AUDIT.c.seq <= seq - self.kept))
         self.on_growth(len(rows))
         return seq
 
@@ -188,16 +185,3 @@ def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
         linked = before if follows is None or seq == follows else None
         yield AuditRow(seq, key_id.decode("ascii", "replace"), body, mac, linked)
         follows, before = seq + 1, mac
-
-
-def _body(entry: AuditEntry) -> bytes:
-    if "kind" in entry.fields or "at" in entry.fields:
-        raise ValueError("a row of the audit chain has its kind and its time already")
-    return strict_json.dumps({"kind": entry.kind, "at": entry.at, **entry.fields})
-
-
-def _nobody(rows: int) -> None:
-    """Ignore growth."""
-
-
-__all__ = ["GENESIS", "AuditChain", "AuditEntry", "AuditKey", "chain_of", "mac_of"]

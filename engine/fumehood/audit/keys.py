@@ -55,7 +55,11 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
             return current
         kept = _read(state / kept_name(wanted)) if KEPT.fullmatch(kept_name(wanted)) else None
         if kept is None or kept.id != wanted:
-            raise AuditKeyLost(_lost_words(state, wanted))
+            raise AuditKeyLost(
+                f"The audit chain continues with the key {wanted[:40]!r}, which is neither "
+                f"{CURRENT} nor kept beside it in {state}. Restore the key from a copy; it belongs "
+                f"to the database as it was copied. {_ANEW.format(state)}"
+            )
         make_current(state, kept)
         return kept
 
@@ -135,11 +139,3 @@ _ANEW = (
     "To begin a new chain instead, move the whole directory {} away: without its key the old "
     "chain cannot be continued."
 )
-
-
-def _lost_words(state: Path, wanted: str) -> str:
-    return (
-        f"The audit chain continues with the key {wanted[:40]!r}, which is neither {CURRENT} nor "
-        f"kept beside it in {state}. Restore the key from a copy; it belongs to the database as "
-        f"it was copied. {_ANEW.format(state)}"
-    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
@@ -33,7 +34,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, reading
-from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.directory import private
 from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
 
 ANCHORED = "audit.anchored"
@@ -41,8 +42,8 @@ ANCHORED = "audit.anchored"
 ANCHORS_NAME = "audit-anchors.jsonl"
 """The file of anchors beside the database."""
 
-TAIL_BYTES = 4096
-"""Bytes of the end of that file that are read to find the last anchor: about twenty lines."""
+TAIL_LINES = 20
+"""Lines of the end of that file in which the last anchor is: a crash may have cut one off."""
 
 Tell = Callable[[Connection, JsonObject, datetime], None]
 """Queues a message about an anchor, in the transaction that writes the anchor's row."""
@@ -167,7 +168,7 @@ class AuditService:
         state = self._state
         keys = all_keys(state) if state is not None else self._chain.keys
         anchors = own_anchors(state) if state is not None else []
-        return verify(all_rows(connection), keys, anchors, whole=self._chain.is_whole)
+        return verify(all_rows(connection), keys, anchors, whole=self._chain.kept is None)
 
     async def rotate(self, by: Principal) -> AuditRotation:
         """Continue the chain under a new key. The old key is kept for verification.
@@ -259,17 +260,14 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
     """Append an anchor to the file. It is durable when this returns. Raises OSError."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(state / ANCHORS_NAME, flags, PRIVATE_FILE)
-    try:
-        end = os.lseek(descriptor, 0, os.SEEK_END)
+    with open(state / ANCHORS_NAME, "ab+", opener=private) as file:
+        end = file.seek(0, os.SEEK_END)
         # A crash may have cut the last line off. The new anchor must begin a new line.
-        is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        is_torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
         line = f"{json.dumps(shown(anchor))}\n".encode()
-        os.write(descriptor, b"\n" + line if is_torn else line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        file.write(b"\n" + line if is_torn else line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_anchors(path: Path) -> list[Anchor]:
@@ -288,14 +286,9 @@ def own_anchors(state: Path) -> list[Anchor]:
 
 def last_own_anchor(state: Path) -> Anchor | None:
     """Return the newest anchor beside the database, or None. Raises OSError."""
-    try:
-        with (state / ANCHORS_NAME).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            tail = file.read().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return None
-    anchors = read_anchors(tail.splitlines())
-    return anchors[-1] if anchors else None
+    with suppress(FileNotFoundError), (state / ANCHORS_NAME).open(errors="replace") as lines:
+        return next(reversed(read_anchors(deque(lines, TAIL_LINES))), None)
+    return None
 
 
 def shown(anchor: Anchor) -> dict[str, int | str]:

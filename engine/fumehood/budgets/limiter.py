@@ -205,7 +205,6 @@ class RateLimits:
         self._unwritten: dict[CounterKey, _Count] = {}
         self._arrivals = 0
         self._sweep_at = FIRST_SWEEP
-        self._swept_ns = 0
         self.has_rules = bool(rules)
         self._load()
 
@@ -318,21 +317,10 @@ class RateLimits:
 
     def _key(self, limit: Limit, caller: Spender) -> CounterKey:
         key = CounterKey(limit.id, limit.subject(caller), PERIOD, UNIT)
-        if key.subject.session is None or key in self._counts:
-            return key
-        return self._shared(key) if self._has_too_many(key) else key
-
-    def _has_too_many(self, key: CounterKey) -> bool:
-        """Whether another session of this principal has to use the shared count."""
-        if self._sessions[_owner(key)] < MAX_SESSIONS:
-            return False
-        if self._now_ns() >= self._swept_ns + SECOND_NS:
-            self._sweep_at = 0  # before the next call
-        return True
-
-    @staticmethod
-    def _shared(key: CounterKey) -> CounterKey:
-        return key._replace(subject=Subject(principal=key.subject.principal))
+        is_new = key.subject.session is not None and key not in self._counts
+        if is_new and self._sessions[_owner(key)] >= MAX_SESSIONS:
+            return key._replace(subject=Subject(principal=key.subject.principal))
+        return key
 
     def _counts_of(self, limits: Sequence[Limit], caller: Spender) -> list[tuple[Limit, _Count]]:
         if len(self._counts) >= self._sweep_at:  # only here, where no count is used by a caller
@@ -348,7 +336,7 @@ class RateLimits:
 
     def _sweep(self) -> None:
         """Drop the counts that are free again."""
-        now_ns = self._swept_ns = self._now_ns()
+        now_ns = self._now_ns()
         for count in [one for one in self._counts.values() if one.is_idle(now_ns)]:
             del self._counts[count.key]
             if count.key.subject.session is not None:

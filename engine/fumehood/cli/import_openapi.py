@@ -35,8 +35,15 @@ from fumehood.gateway.addresses import is_public
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.directory import ToolDirectory
-from fumehood.registry.openapi import Imported, ImportOptions, import_openapi, shown_host
-from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
+from fumehood.registry.openapi import (
+    MAX_DOCUMENT_BYTES,
+    CannotImport,
+    Imported,
+    ImportOptions,
+    import_openapi,
+    read_document,
+    shown_host,
+)
 from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
 from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, open_directory
 

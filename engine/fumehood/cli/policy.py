@@ -44,8 +44,7 @@ from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.discover import discover
-from fumehood.registry.external import ExternalTools
-from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.index import ExternalTools, Source, ToolIndex
 from fumehood.registry.secrets import SecretBindings
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)

@@ -1,7 +1,7 @@
 """Decisions about calls of external tools: the request and the answer. Values only.
 
 The caller runs such a tool itself, if the decision is `allow`. To the engine a decision is a call
-of the tool `external:NAME` that does nothing: `registry/external` makes the tool, and every gate
+of the tool `external:NAME` that does nothing: `registry/index` makes the tool, and every gate
 before it decides as about any other call.
 """
 

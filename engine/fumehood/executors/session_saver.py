@@ -1,6 +1,6 @@
 """The saver of durable sessions: copies their workspaces to the engine's files, and back.
 
-Host side, below the sessions that call it, above the guest's program `files` and `saved_files`.
+Host side, below the sessions that call it, above the guest's program `files` and `storage/files`.
 What the guest says is untrusted, but can only harm its own session: names of files are digests that
 the engine computes, and numbers and sizes are limited. Invariants: a manifest is stored after all
 that it names; what it names is deleted only after the next one is stored; an unchanged workspace
@@ -45,7 +45,7 @@ from fumehood.executors.workspace_guest import (
 )
 from fumehood.sandbox.session import CopyLost, CopySource, NotSaved
 from fumehood.sandbox.wall import try_later
-from fumehood.storage.saved_files import Missing, SavedFiles
+from fumehood.storage.files import Missing, SavedFiles
 
 BATCH_BYTES = 16 << 20
 """Bytes of pieces that are in memory at once."""

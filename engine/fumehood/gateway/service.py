@@ -31,7 +31,7 @@ from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
 from fumehood.redaction.redactor import Redactor
-from fumehood.registry.external import NET
+from fumehood.registry.index import NET
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.wall import CallPort, Dial, Network

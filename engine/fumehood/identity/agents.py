@@ -21,8 +21,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.model import Agent, Binding
-from fumehood.registry.index import ToolIndex
-from fumehood.registry.listing import LeftOut
+from fumehood.registry.index import LeftOut, ToolIndex
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import AGENTS, BINDINGS

@@ -17,8 +17,7 @@ from fumehood.observe.tracing import EndedStage, EndedTrace, context_of, span_id
 from fumehood.pipeline.context import FALLBACK_SUFFIX, CallContext, PipelineServices
 from fumehood.pipeline.execute import AdmittedCall
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.calls import APPROVAL_WAIT, CallRow
-from fumehood.storage.records import Record, texts_in
+from fumehood.storage.calls import APPROVAL_WAIT, CallRow, Record, texts_in
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:

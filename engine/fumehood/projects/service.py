@@ -79,7 +79,7 @@ from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import CallPort, Dial, Lease, Network, RunSinks, try_later
-from fumehood.storage.saved_files import Missing, SavedFiles, file_name
+from fumehood.storage.files import Missing, SavedFiles, file_name
 
 MAX_CLAIMS = 1000
 """Claims that can be used at the same time. The oldest is forgotten first."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fumehood.core.keyword_types import ToolKeywords
 
 _GOOGLE_ARGUMENT = re.compile(r"^\s{2,}(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
-_SPHINX_ARGUMENT = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)$")
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$")
 
 
@@ -119,13 +118,10 @@ def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> Functio
         **fields,
     }
     definition = parse_definition(document)
-    if definition.streaming and not _is_generator(function):
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if definition.streaming and not is_generator:
         raise InvalidDefinition(name, ["streaming: the function must yield its parts"])
     return FunctionTool(function, definition, model)
-
-
-def _is_generator(function: Callable[..., Any]) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
@@ -206,9 +202,6 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     for line in text.splitlines():
         if heading := _SECTION.match(line):
             section = heading.group(1)
-        elif match := _SPHINX_ARGUMENT.match(line):
-            section = "param"
-            described[match.group(1)] = match.group(2).strip()
         elif section in ("Args", "Arguments", "Parameters"):
             if match := _GOOGLE_ARGUMENT.match(line):
                 described[match.group(1).lstrip("*")] = match.group(2).strip()

@@ -57,7 +57,9 @@ def parse_definition(document: JsonObject) -> ToolDefinition:
         InvalidDefinition: the document has faults. The error lists all of them.
     """
     if not isinstance(document, dict):
-        raise InvalidDefinition(type(document).__name__, ["definition: not an object"])
+        raise InvalidDefinition(
+            type(document).__name__, ["definition: neither made by @tool nor an object"]
+        )
     listed = document.get("parameters")
     faults: list[str] = []
     if isinstance(listed, list | tuple):
@@ -119,7 +121,7 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
     chosen = document.get("cache_key_params")
     if chosen == () or chosen == []:
         yield "cache_key_params: empty, so that all calls would share one answer; leave it out"
-    known, _ = _declared(document)
+    known, _ = declared_in(document)
     for name in chosen if isinstance(chosen, list | tuple) else ():
         if isinstance(name, str) and name not in known:
             yield f"cache_key_params: there is no parameter {name[:64]!r}"
@@ -127,9 +129,6 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
 
 def _failure_faults(document: JsonObject) -> Iterator[str]:
     """Yield faults in the fields about retries and fallbacks."""
-    fallback = document.get("fallback")
-    if isinstance(fallback, str) and fallback.partition("@")[0] == document.get("name"):
-        yield "fallback: a tool cannot be its own fallback"
     executor = document.get("executor")
     if isinstance(executor, str) and executor in ARGUMENTS:
         for field in ("retry_count", "fallback"):
@@ -148,11 +147,8 @@ def _executor_faults(document: JsonObject) -> list[str]:
     faults = []
     if kind in ("REST", "MCP") and executor != {"REST": "http", "MCP": "mcp"}[kind]:
         faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
-    not_fitting = {"BUILTIN": ("mcp",), "NATIVE": ("http", "http:fetch", "mcp")}
-    if executor in not_fitting.get(kind, ()):
+    if kind == "NATIVE" and executor in ("http", "http:fetch", "mcp"):
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
-    if kind == "BUILTIN" and not document.get("executor"):
-        faults.append("executor: a tool of type BUILTIN must say how it runs")
     if executor not in EXECUTORS_HERE:
         faults.append(f"executor: {executor!r} is not enforced by this version")
     if executor in ARGUMENTS:
@@ -184,7 +180,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
         faults.append(f"memory_limit_mb: {where} needs at least {least_mb}")
     if sandboxed is False:
         faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
-    properties, _ = _declared(document)
+    properties, _ = declared_in(document)
     known, one_of = ARGUMENTS[executor].model_fields, ARGUMENTS[executor].one_of
     if one_of and not properties.keys() & set(one_of):
         names = " or ".join(map(repr, one_of))
@@ -201,7 +197,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     return faults
 
 
-def _declared(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
+def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
     """Return the declared parameters and the names of the required ones. Both are empty if
     invalid.
     """
@@ -235,9 +231,6 @@ MAX_DEFINITION_BYTES = 128 * 1024
 
 MAX_URL = 2048
 """Characters of a URL. This also limits how much data an agent can leak in one address."""
-
-MAX_TIMEOUT_MS = 86_400_000
-"""Milliseconds of a tool's `timeout`: one day, as for `timeout_seconds`."""
 
 # *Source*: RFC 3986, section 2: the characters that a URL may hold.
 _URL_TEXT = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
@@ -288,9 +281,6 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     if kind == "REST":
         yield from _request_faults(document)
         yield from _response_faults(document)
-    timeout = document.get("timeout")
-    if isinstance(timeout, int) and timeout > MAX_TIMEOUT_MS:
-        yield f"timeout: over {MAX_TIMEOUT_MS} milliseconds"
     if isinstance(document.get("endpoint"), str):
         yield from _endpoint_faults(document["endpoint"], document, is_rest=kind == "REST")
     if isinstance(document.get("headers"), dict):
@@ -304,7 +294,7 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
         yield f"method: a REST tool needs one of {', '.join(METHODS)}"
     for value in headers.values() if isinstance(headers, dict) else ():
         place = PLACEHOLDER.fullmatch(str(value))
-        if place is not None and place[1] not in _declared(document)[0]:
+        if place is not None and place[1] not in declared_in(document)[0]:
             yield f"headers: {{{place[1]}}} needs a parameter of that name"
     if document.get("endpoint") is None:
         yield "endpoint: a REST tool needs an https or http URL"
@@ -327,7 +317,7 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
     name = response.get("cursor_parameter")
     if not isinstance(name, str):
         return
-    properties, required = _declared(document)
+    properties, required = declared_in(document)
     declared = properties.get(CURSOR)
     is_text = isinstance(declared, dict) and declared.get("type") == "string"
     if not is_text or CURSOR in required:
@@ -335,14 +325,6 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
             f"response: pages need an optional parameter {CURSOR!r} of the type string; callers "
             "hand next_cursor back in it"
         )
-    endpoint = str(document.get("endpoint") or "")
-    queried = {key for key, _ in parse_qsl(endpoint.partition("?")[2], keep_blank_values=True)}
-    if (name != CURSOR and name in properties) or name in queried:
-        yield f"response: {name!r} is the cursor_parameter, and the engine sets it"
-    headers = document.get("headers")
-    placed = [endpoint, *map(str, headers.values() if isinstance(headers, dict) else ())]
-    if any(CURSOR in PLACEHOLDER.findall(text) for text in placed):
-        yield f"response: the place of the cursor is {name!r}, not the endpoint or a header"
 
 
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
@@ -387,7 +369,7 @@ def _placeholder_faults(
     names: list[str], values: list[str], queried: set[str], document: JsonObject
 ) -> Iterator[str]:
     """Yield faults of the placeholders in the path and in the query's values."""
-    properties, required = _declared(document)
+    properties, required = declared_in(document)
     for name in dict.fromkeys(names):
         declared = properties.get(name)
         kind = declared.get("type") if isinstance(declared, dict) else None
@@ -432,14 +414,9 @@ def url_faults(url: str) -> Iterator[str]:
 
 
 def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
-    seen: set[str] = set()
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            continue  # the model names this fault
-        yield from header_faults(name, value)
-        if name.lower() in seen:
-            yield f"headers: {name[:60]!a} is given twice"
-        seen.add(name.lower())
+        if isinstance(name, str) and isinstance(value, str):  # else the model names the fault
+            yield from header_faults(name, value)
 
 
 def header_faults(name: str, value: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,9 @@ from fumehood.sandbox.trusted_files import (
 PERIOD_S = 0.5
 """Seconds between two polls. A change takes effect at the second poll that sees it."""
 
+
 MAX_DEFINITIONS = 10_000
-"""The most definitions in one file, and in the whole directory."""
+"""The most definitions in one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +65,8 @@ class DirectoryContents:
     faults: tuple[DirectoryFault, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The files that one poll found, by name, or the reason why the poll failed."""
-
-    files: dict[str, Signature] = field(default_factory=dict)
-    fault: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The result of reading a file. If `signature` is None, the next poll reads the file again."""
-
-    signature: Signature | None
-    tools: tuple[RegisteredTool, ...] = ()
-    fault: str | None = None
+_Look = dict[str, Signature] | str
+"""The files that one poll found, by name, or the reason why the poll failed."""
 
 
 class ToolDirectory:
@@ -100,40 +88,34 @@ class ToolDirectory:
         self._owner_of = owner_of
         self._owners = owners if owners is not None else frozenset({0, os.geteuid()})
         self._secrets = secrets
-        self._last = _Look()
-        self._files: dict[str, _File] = {}
-        self._read_of: _Look | None = None
-        """What the poll had found whose files were read, or None if not all could be read."""
-        self._contents = DirectoryContents()
+        self._last: _Look = {}
+        self._read_of: _Look = {}
+        """What the poll had found whose files were read."""
 
     def load(self) -> DirectoryContents:
         """Read the whole directory now and return its contents."""
         self._last = self._look()
-        self._contents = self._read(self._last)
-        return self._contents
+        return self._read(self._last)
 
     def poll(self) -> DirectoryContents | None:
-        """Check the directory. Returns its contents if they differ from the last ones returned.
+        """Check the directory. Returns its contents if something has changed.
 
         A change takes effect once two polls in a row have found the same files, so that a file is
         never read while it is being written. A fault of the directory takes effect at once.
         """
         look, before = self._look(), self._last
         self._last = look
-        has_settled = look == before or look.fault is not None
-        if look == self._read_of or not has_settled:
-            return None
-        shown, self._contents = self._contents, self._read(look)
-        return self._contents if self._contents != shown else None
+        has_settled = look == before or isinstance(look, str)
+        return self._read(look) if has_settled and look != self._read_of else None
 
     def _look(self) -> _Look:
         try:
             with self._opened() as directory:
-                return _Look(list_files(directory))
+                return list_files(directory)
         except Untrusted as refused:
-            return _Look(fault=str(refused))
+            return str(refused)
         except OSError as error:
-            return _Look(fault=f"the directory cannot be read: {error.strerror}")
+            return f"the directory cannot be read: {error.strerror}"
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -144,61 +126,47 @@ class ToolDirectory:
             os.close(directory)
 
     def _read(self, look: _Look) -> DirectoryContents:
-        """Read the files that have changed, and return the contents."""
         self._read_of = look
-        if look.fault is not None:
-            return DirectoryContents(faults=(DirectoryFault(None, look.fault),))
+        if isinstance(look, str):
+            return DirectoryContents(faults=(DirectoryFault(None, look),))
+        tools: dict[str, list[RegisteredTool]] = {}
+        faults: dict[str, str] = {}
         try:
             with self._opened() as directory:
-                self._files = {
-                    name: self._read_file(directory, name, seen)
-                    for name, seen in look.files.items()
-                }
+                for name, seen in look.items():
+                    try:
+                        tools[name] = self._read_file(directory, name, seen)
+                    except (FileFault, Untrusted) as refused:
+                        faults[name] = str(refused)
+                    except OSError as error:
+                        faults[name] = f"it cannot be read: {error.strerror}"
+                    except Exception as error:  # a bug must not keep the other files out
+                        faults[name] = f"it could not be understood ({type(error).__name__})"
         except Untrusted as refused:
-            return self._read(_Look(fault=str(refused)))
-        if any(file.signature is None for file in self._files.values()):
-            self._read_of = None
-        return self._merged()
+            return self._read(str(refused))
+        faults |= self._clashes(tools)
+        return DirectoryContents(
+            tuple(tool for name in sorted(tools) if name not in faults for tool in tools[name]),
+            tuple(
+                DirectoryFault(one_line(ascii(name)[1:-1]), reason)
+                for name, reason in sorted(faults.items())
+            ),
+        )
 
-    def _read_file(self, directory: int, name: str, seen: Signature) -> _File:
-        known = self._files.get(name)
-        if known is not None and known.signature == seen:
-            return known
-        try:
-            if not name.endswith(SUFFIXES):
-                raise FileFault(f"its name must end in one of {', '.join(SUFFIXES)}")
-            data, signature = read_file(directory, name, self._owners)
-            if signature != seen:
-                before = known or _File(None, fault="it changed while it was read")
-                return replace(before, signature=None)
-            return _File(seen, tuple(_tools(read_documents(name, data), self._secrets)))
-        except (FileFault, Untrusted) as refused:
-            return _File(seen, fault=str(refused))
-        except OSError as error:
-            return _File(None, fault=f"it cannot be read: {error.strerror}")
-        except Exception as error:  # a bug in the engine must not keep the other files out
-            return _File(seen, fault=f"it could not be understood ({type(error).__name__})")
+    def _read_file(self, directory: int, name: str, seen: Signature) -> list[RegisteredTool]:
+        if not name.endswith(SUFFIXES):
+            raise FileFault(f"its name must end in one of {', '.join(SUFFIXES)}")
+        data, signature = read_file(directory, name, self._owners)
+        if signature != seen:  # the next poll finds its new signature, and it is read again
+            raise FileFault("it changed while it was read")
+        return _tools(read_documents(name, data), self._secrets)
 
-    def _merged(self) -> DirectoryContents:
-        clashes = self._clashes()
-        tools: list[RegisteredTool] = []
-        faults: list[DirectoryFault] = []
-        for name, file in sorted(self._files.items()):
-            fault = file.fault or clashes.get(name)
-            if fault is None and len(tools) + len(file.tools) > MAX_DEFINITIONS:
-                fault = f"with it the directory would hold over {MAX_DEFINITIONS} tools"
-            if fault is None:
-                tools += file.tools
-            else:
-                faults.append(DirectoryFault(one_line(ascii(name)[1:-1]), fault))
-        return DirectoryContents(tuple(tools), tuple(faults))
-
-    def _clashes(self) -> dict[str, str]:
+    def _clashes(self, files: dict[str, list[RegisteredTool]]) -> dict[str, str]:
         """Return, by file, a conflict of its tools with those of another file or source."""
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}
-        for file, read in sorted(self._files.items()):
-            for tool in read.tools:
+        for file, tools in sorted(files.items()):
+            for tool in tools:
                 name, version = tool.definition.name, tool.definition.version
                 reference = f"{name}@{version}"
                 other = first.setdefault(reference, file)
@@ -242,10 +210,7 @@ def read_documents(name: str, data: bytes) -> list[JsonObject]:
     Raises:
         FileFault: the data is not of this format, or has no definitions.
     """
-    return _documents(read_values(name, data))
-
-
-def _documents(value: Any) -> list[JsonObject]:
+    value = read_values(name, data)
     if isinstance(value, dict) and "tools" in value:
         others = sorted(value.keys() - {"tools"})
         if others:
@@ -255,7 +220,7 @@ def _documents(value: Any) -> list[JsonObject]:
             raise FileFault("'tools' is not a list of definitions")
     listed = value if isinstance(value, list) else [value]
     if len(listed) > MAX_DEFINITIONS:
-        raise FileFault(f"it holds {len(listed)} tools; at most {MAX_DEFINITIONS} are read in all")
+        raise FileFault(f"it holds {len(listed)} tools; at most {MAX_DEFINITIONS} are read")
     if not all(isinstance(item, dict) for item in listed):
         raise FileFault("neither a definition, nor a list of definitions, nor {'tools': [...]}")
     return listed

@@ -84,17 +84,16 @@ def discover(
     # Built-in tools first, so that no other source takes their names.
     for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e), e.value)):
         try:
-            tools = _as_list(entry_point.load())
+            offer = entry_point.load()
         except (
             Exception,
             SystemExit,
         ) as error:  # a package's own code: anything can come out of it
             faults.append(LoadFault(entry_point.value, f"{type(error).__name__}: {error}"))
             continue
-        for tool in tools:
+        for tool in offer if isinstance(offer, list | tuple) else [offer]:
             try:
-                is_builtin = _is_builtin(entry_point)
-                source = Source.BUILTIN if is_builtin else Source.ENTRY_POINT
+                source = Source.BUILTIN if _is_builtin(entry_point) else Source.ENTRY_POINT
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
                     definition, why = _configured(tool, web or WebSettings())
                     if why is None and definition is not tool:
@@ -192,10 +191,6 @@ def _is_own(distribution: Distribution | None) -> bool:
     return distribution is not None and distribution.name == "fumehood"
 
 
-def _as_list(offered: Any) -> list[Any]:
-    return list(offered) if isinstance(offered, list | tuple) else [offered]
-
-
 Tool = FunctionTool | ToolDefinition | JsonObject
 
 
@@ -211,7 +206,7 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
         if isinstance(tool, FunctionTool):
             register_function(registry, tool, Source.PROGRAM, private=private)
         else:
-            definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
+            definition = tool if isinstance(tool, ToolDefinition) else parse_definition(tool)
             registry.register(definition, Source.PROGRAM)
 
 
@@ -227,14 +222,6 @@ def import_paths(registry: ToolIndex) -> frozenset[str]:
         for tool in versions
         if tool.address is not None and tool.definition.sandboxed
     )
-
-
-def _parse(document: object) -> ToolDefinition:
-    if not isinstance(document, dict):
-        fault = "definition: neither made by @tool nor a definition"
-        name = getattr(document, "__name__", type(document).__name__)
-        raise InvalidDefinition(str(name), [fault])
-    return parse_definition(document)
 
 
 # -- functions ------------------------------------------------------------------------------
@@ -330,14 +317,9 @@ def _import_path(module: ModuleType) -> Path:
     parts = module.__name__.split(".")
     if hasattr(module, "__path__"):
         parts.append("__init__")
-    directory = file.parent
-    for part in reversed(parts[:-1]):
-        if directory.name != part:
-            raise _NotFound(f"its file is not where the name {module.__name__} says")
-        directory = directory.parent
-    if file.name.split(".")[0] != parts[-1]:
+    if [*file.parts[-len(parts) : -1], file.name.split(".")[0]] != parts:
         raise _NotFound(f"its file is not where the name {module.__name__} says")
-    return directory.resolve()
+    return file.parents[len(parts) - 1].resolve()
 
 
 def _check_import_path(path: Path, private: Sequence[Path]) -> None:

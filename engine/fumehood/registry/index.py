@@ -8,19 +8,35 @@ it resolved.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from fumehood.core.call import FunctionAddress, HostFunction
-from fumehood.core.errors import ToolNotFound
-from fumehood.core.names import EXTERNAL, NET_TOOL, did_you_mean
-from fumehood.core.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
+from fumehood.core.errors import InvalidParams, ToolNotFound
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NET_TOOL, did_you_mean
+from fumehood.core.pages import MAX_PAGE
+from fumehood.core.tool import (
+    CODE_OUTPUT,
+    DECISION,
+    EXPRESSION_OUTPUT,
+    NET_EXECUTOR,
+    PROGRAM_OUTPUT,
+    ToolDefinition,
+    ToolType,
+)
+from fumehood.protocol import strict_json
+from fumehood.protocol.cursors import Cursors
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.secrets import NO_SECRETS, SecretBindings
+from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
@@ -73,44 +89,6 @@ def tool_of_document(
     return _registered(definition, source)
 
 
-class _Tools:
-    """One state of the index: tools by name and version, and the preferred version of each name."""
-
-    def __init__(self, tools: Iterable[RegisteredTool] = ()) -> None:
-        self.by_name: dict[str, dict[str, RegisteredTool]] = {}
-        for tool in tools:
-            self.by_name.setdefault(tool.definition.name, {})[tool.definition.version] = tool
-        self.preferred = {
-            name: max(versions.values(), key=_preference) for name, versions in self.by_name.items()
-        }
-        self._names: list[str] | None = None
-
-    def put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
-        """Set all versions of one name. Without versions, the name is removed."""
-        if versions:
-            self.by_name[name] = versions
-            self.preferred[name] = max(versions.values(), key=_preference)
-        else:
-            self.by_name.pop(name, None)
-            self.preferred.pop(name, None)
-        self._names = None
-
-    def all(self) -> Iterator[RegisteredTool]:
-        """Iterate over all versions."""
-        return (tool for versions in self.by_name.values() for tool in versions.values())
-
-    def definitions(self) -> dict[str, ToolDefinition]:
-        """All versions, by name and version."""
-        return {f"{t.definition.name}@{t.definition.version}": t.definition for t in self.all()}
-
-    @property
-    def names(self) -> list[str]:
-        """Every name in alphabetical order. Cached, so that lists need not sort."""
-        if self._names is None:
-            self._names = sorted(self.preferred)
-        return self._names
-
-
 class ToolIndex:
     """Tools by name and version. Their definitions may refer to these `secrets`.
 
@@ -132,7 +110,9 @@ class ToolIndex:
 
         A policy may name such tools, so its loader must not report them as unknown.
         """
-        self._now = _Tools()
+        self._by_name: dict[str, dict[str, RegisteredTool]] = {}
+        self._preferred: dict[str, RegisteredTool] = {}
+        self._names: list[str] | None = None
 
     def register(
         self,
@@ -183,7 +163,7 @@ class ToolIndex:
 
     def remove(self, name: str, version: str) -> None:
         """Remove one version."""
-        versions = self._now.by_name.get(name, {})
+        versions = self._by_name[name]
         self._put(name, {v: tool for v, tool in versions.items() if v != version})
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
@@ -196,16 +176,21 @@ class ToolIndex:
 
     def find(self, name: str, version: str) -> RegisteredTool | None:
         """Return one version, or None."""
-        return self._now.by_name.get(name, {}).get(version)
+        return self._by_name.get(name, {}).get(version)
 
     def _set(self, tool: RegisteredTool) -> None:
         """Add or replace one version."""
         name, version = tool.definition.name, tool.definition.version
-        self._put(name, {**self._now.by_name.get(name, {}), version: tool})
+        self._put(name, {**self._by_name.get(name, {}), version: tool})
 
     def _put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
-        """Replace one name's versions, so that readers see all of the change or nothing."""
-        self._now.put(name, versions)
+        """Set all versions of one name. Without versions, the name is removed."""
+        if versions:
+            self._by_name[name] = versions
+            self._preferred[name] = max(versions.values(), key=_preference)
+        else:
+            del self._by_name[name], self._preferred[name]
+        self._names = None
         self.changes += 1
 
     def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
@@ -214,14 +199,23 @@ class ToolIndex:
         The caller guarantees that the tools have this source and distinct names and versions, and
         that no other source owns their names.
         """
-        others = (tool for tool in self._now.all() if tool.source is not source)
-        after = _Tools([*others, *tools])
-        self.changes += after.definitions() != self._now.definitions()
-        self._now = after
+        after = {
+            name: versions
+            for name, versions in self._by_name.items()
+            if all(tool.source is not source for tool in versions.values())
+        }
+        for tool in tools:
+            after.setdefault(tool.definition.name, {})[tool.definition.version] = tool
+        self._by_name = after
+        self._preferred = {
+            name: max(versions.values(), key=_preference) for name, versions in after.items()
+        }
+        self._names = None
+        self.changes += 1
 
     def owner(self, name: str, *, but: Source) -> Source | None:
         """Return the source, other than `but`, that already has this name, or None."""
-        versions = self._now.by_name.get(name, {}).values()
+        versions = self._by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source is not but), None)
 
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
@@ -236,14 +230,14 @@ class ToolIndex:
         name, at, version = reference.partition("@")
         if self._external is not None and (reference.startswith(EXTERNAL) or name == NET_TOOL):
             return self._external(reference)
-        versions = self._now.by_name.get(name)
+        versions = self._by_name.get(name)
         if versions is None:
-            near = did_you_mean(name, self._now.names) if names_others else ""
+            near = did_you_mean(name, self._sorted()) if names_others else ""
             raise ToolNotFound(
                 f"There is no tool {name[:80]!r}.{near} List the tools to see which exist."
             )
         if not at:
-            return self._now.preferred[name]
+            return self._preferred[name]
         if version not in versions:
             known = ", ".join(sorted(versions))
             raise ToolNotFound(f"{name} has no version {version[:40]!r}; it has {known}.")
@@ -251,25 +245,18 @@ class ToolIndex:
 
     def versions(self, name: str) -> list[RegisteredTool]:
         """Return all versions of one name, newest first."""
-        found = self._now.by_name.get(name, {}).values()
+        found = self._by_name.get(name, {}).values()
         return sorted(found, key=lambda tool: tool.definition.version_key, reverse=True)
 
     def __iter__(self) -> Iterator[RegisteredTool]:
         """Iterate over the preferred version of each name, sorted by name."""
-        now = self._now
-        return (now.preferred[name] for name in now.names)
+        return iter([self._preferred[name] for name in self._sorted()])
 
-    def page(
-        self, accepts: Callable[[ToolDefinition], bool], after: str, limit: int
-    ) -> tuple[list[RegisteredTool], int]:
-        """Return one page of accepted tools, and the total number of accepted tools.
-
-        The page has at most `limit` tools, whose names sort after `after`.
-        """
-        now = self._now
-        accepted = [name for name in now.names if accepts(now.preferred[name].definition)]
-        start = bisect_right(accepted, after)
-        return [now.preferred[name] for name in accepted[start : start + limit]], len(accepted)
+    def _sorted(self) -> list[str]:
+        """Return every name in alphabetical order. Cached, so that lists need not sort."""
+        if self._names is None:
+            self._names = sorted(self._preferred)
+        return self._names
 
     def _faults(
         self,
@@ -280,7 +267,7 @@ class ToolIndex:
         faults = []
         if definition.name == NET_TOOL:
             faults.append("name: net is the name of requests that programs send")
-        versions = self._now.by_name.get(definition.name, {})
+        versions = self._by_name.get(definition.name, {})
         if definition.version in versions:
             faults.append(f"name: {definition.name}@{definition.version} is already registered")
         elif source is not Source.BUILTIN and any(
@@ -330,3 +317,193 @@ def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
     if promised is None or promised == _KEPT_BY_EXECUTOR.get(definition.executor):
         return None
     return CompiledSchema(promised)
+
+
+# -- external tools ------------------------------------------------------------------------
+
+
+ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
+
+
+class ExternalTools:
+    """The external tools of one configuration. Calling the object looks one up."""
+
+    def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
+        self._declared = {name: _made(name, settings) for name, settings in declared.items()}
+        self._other = lru_cache(lambda name: _made(name, ExternalToolSettings()))
+
+    def __call__(self, reference: str) -> RegisteredTool:
+        """Return the tool for `external:NAME` or `external:NAME@VERSION` (there is one version),
+        or for `net`.
+
+        Raises:
+            ToolNotFound: the name is invalid, or there is no such version.
+        """
+        if reference.partition("@")[0] == NET_TOOL:
+            return NET
+        name, _, version = reference.removeprefix(EXTERNAL).partition("@")
+        if not re.fullmatch(EXTERNAL_NAME_PATTERN, name):
+            raise ToolNotFound(f"No tool can have the name {reference[:80]!r}. Do not retry.")
+        tool = self._declared.get(name) or self._other(name)
+        if version not in ("", tool.definition.version):
+            raise ToolNotFound(f"{EXTERNAL}{name} has no version {version[:40]!r}.")
+        return tool
+
+
+def _made(name: str, settings: ExternalToolSettings) -> RegisteredTool:
+    definition = ToolDefinition(
+        name="external", parameters=ANY_ARGUMENTS, sandboxed=False, **dict(settings)
+    )
+    # Skips validation, because a definition's pattern for names refuses `external:`.
+    own = {"id": f"{EXTERNAL}{name}@{definition.version}", "name": f"{EXTERNAL}{name}",
+           "executor": DECISION}  # fmt: skip
+    return RegisteredTool(
+        definition.model_copy(update=own), Source.EXTERNAL, CompiledSchema(ANY_ARGUMENTS), None
+    )
+
+
+NET = RegisteredTool(
+    ToolDefinition(
+        name=NET_TOOL,
+        version="1.0.0",
+        description="Send a request that a program in a sandbox has made.",
+        parameters=ANY_ARGUMENTS,
+        dangerous=True,
+        sandboxed=False,
+    ).model_copy(update={"executor": NET_EXECUTOR}),
+    Source.EXTERNAL,
+    CompiledSchema(ANY_ARGUMENTS),
+    None,
+)
+"""A request of a program that a human decides on. Only the gateway calls it."""
+
+
+# -- lists ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFilter:
+    """The filters of a list. None accepts every tool; other values must match exactly."""
+
+    category: str | None = None
+    tag: str | None = None
+    type: ToolType | None = None
+
+    def accepts(self, tool: ToolDefinition) -> bool:
+        """Whether a tool matches every given filter."""
+        return (
+            (self.category is None or tool.category == self.category)
+            and (self.tag is None or self.tag in tool.tags)
+            and (self.type is None or tool.type == self.type)
+        )
+
+    @property
+    def listing(self) -> str:
+        """The list's name, to which its cursors are bound. Each combination of filters is a list of
+        its own.
+        """
+        return "tools" + strict_json.dumps([self.category, self.tag, self.type]).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPage:
+    """One page of a list of tools."""
+
+    tools: list[RegisteredTool]
+    next_cursor: str | None
+    total_count: int
+
+    @property
+    def pagination(self) -> JsonObject:
+        """The envelope's `data.pagination` (mission E5)."""
+        return {
+            "has_more": self.next_cursor is not None,
+            "next_cursor": self.next_cursor,
+            "total_count": self.total_count,
+        }
+
+
+def page_of_tools(
+    index: ToolIndex,
+    cursors: Cursors,
+    principal_id: str,
+    *,
+    filter_by: ToolFilter,
+    limit: int,
+    cursor: str | None,
+) -> ToolPage:
+    """Return one page of the preferred versions.
+
+    Raises:
+        InvalidParams: the limit is out of range, or the cursor is of another list or principal.
+    """
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidParams(f"limit must be from 1 to {MAX_PAGE}.", fields=["limit"])
+    listing = filter_by.listing
+    after = "" if cursor is None else cursors.read(cursor, listing, principal_id)
+    found = [tool for tool in index if filter_by.accepts(tool.definition)]
+    start = bisect_right(found, after, key=lambda tool: tool.definition.name)
+    tools = found[start : start + limit]
+    following = None
+    if len(found) > start + limit:
+        following = cursors.make(listing, principal_id, tools[-1].definition.name)
+    return ToolPage(tools, following, len(found))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A tool that was not chosen, and the first reason against it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen tools in their given order, and those that were not chosen."""
+
+    tools: tuple[ToolDefinition, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def filter_tools(
+    tools: Iterable[ToolDefinition],
+    *,
+    categories: Collection[str] | None = None,
+    exclude_dangerous: bool = True,
+    max_cost: Decimal | None = None,
+    at_most: int | None = None,
+) -> Selection:
+    """Choose tools (mission R2), at most `at_most` of them, in their given order.
+
+    If `categories` is None, every category is allowed; if it is empty, none is. `max_cost` is the
+    highest allowed `cost_per_use`. Disabled tools are never chosen.
+    """
+    kept: list[ToolDefinition] = []
+    left_out: list[LeftOut] = []
+    for tool in tools:
+        reason = _reason_against(tool, categories, exclude_dangerous, max_cost)
+        if reason is None and at_most is not None and len(kept) >= at_most:
+            reason = f"more than {at_most} tools"
+        if reason is None:
+            kept.append(tool)
+        else:
+            left_out.append(LeftOut(tool.name, reason))
+    return Selection(tuple(kept), tuple(left_out))
+
+
+def _reason_against(
+    tool: ToolDefinition,
+    categories: Collection[str] | None,
+    exclude_dangerous: bool,
+    max_cost: Decimal | None,
+) -> str | None:
+    if not tool.is_active:
+        return "it is disabled"
+    if exclude_dangerous and tool.dangerous:
+        return "it is dangerous"
+    if categories is not None and tool.category not in categories:
+        return f"its category is {tool.category or 'none'}"
+    if max_cost is not None and tool.cost_per_use > max_cost:
+        return f"it costs {tool.cost_per_use} a use"
+    return None

@@ -118,11 +118,8 @@ class CompiledSchema:
 
 
 def compile_pattern(pattern: str) -> Any:
-    """Compile a pattern with RE2.
-
-    Raises:
-        ValueError: RE2 does not support this syntax (look-around, back-references), or the
-            pattern is too large.
+    """Compile a pattern with RE2, or return None: RE2 does not support this syntax (look-around,
+    back-references), or the pattern is too large.
     """
     options = re2.Options()
     options.log_errors = False
@@ -130,9 +127,7 @@ def compile_pattern(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error:
-        raise ValueError(
-            "not a pattern in RE2's syntax, which has no look-around and no back-references"
-        ) from None
+        return None
 
 
 # -- the validator: jsonschema's, with a budget and three keywords made linear ------------
@@ -435,9 +430,10 @@ def schema_faults(schema: JsonObject, where: str) -> list[str]:
     for error in meta.iter_errors(schema):
         path = ".".join([where, *map(str, error.absolute_path)])
         faults.append(f"{path}: not a valid JSON Schema: {error.message[:200]}")
-    faults += [fault for node, path in _walk(schema, where) for fault in _node_faults(node, path)]
-    if not faults:
-        faults += _unresolvable(schema, where)
+    resolver = _Validator(schema)._resolver
+    for node, path in _walk(schema, where):
+        if isinstance(node, dict):
+            faults += _node_faults(node, path, resolver)
     return faults
 
 
@@ -469,14 +465,10 @@ def _is_small(schema: JsonObject) -> bool:
     return False
 
 
-def _node_faults(node: Any, path: str) -> Iterator[str]:
-    if not isinstance(node, dict):
-        return
+def _node_faults(node: JsonObject, path: str, resolver: Any) -> Iterator[str]:
     for keyword in REFERENCES:
-        target = node.get(keyword)
-        if isinstance(target, str) and not _LOCAL_REFERENCE.match(target):
-            allowed = "(#, #/$defs/…, #/properties/…)"
-            yield f"{path}.{keyword}: only references inside this schema {allowed} are followed"
+        if isinstance(node.get(keyword), str):
+            yield from _reference_faults(node[keyword], f"{path}.{keyword}", resolver)
     for keyword, instead in _NOT_OFFERED.items():
         if keyword in node and not path.endswith(("properties", "$defs", "definitions")):
             yield f"{path}.{keyword}: is not supported; {instead}"
@@ -486,23 +478,22 @@ def _node_faults(node: Any, path: str) -> Iterator[str]:
     if isinstance(node.get("patternProperties"), dict):
         patterns += list(node["patternProperties"])
     for pattern in patterns:
-        try:
-            compile_pattern(pattern)
-        except ValueError as error:
-            yield f"{path}: the pattern {pattern[:60]!a} is {error}"
+        if compile_pattern(pattern) is None:
+            yield (
+                f"{path}: the pattern {pattern[:60]!a} is not a pattern in RE2's syntax, which has "
+                "no look-around and no back-references"
+            )
 
 
-def _unresolvable(schema: JsonObject, where: str) -> Iterator[str]:
-    resolver = _Validator(schema)._resolver
-    for node, path in _walk(schema, where):
-        if not isinstance(node, dict):
-            continue
-        for keyword in REFERENCES:
-            if isinstance(node.get(keyword), str):
-                try:
-                    resolver.lookup(node[keyword])
-                except (Unresolvable, ValueError):
-                    yield f"{path}.{keyword}: has no target"
+def _reference_faults(target: str, path: str, resolver: Any) -> Iterator[str]:
+    if not _LOCAL_REFERENCE.match(target):
+        allowed = "(#, #/$defs/…, #/properties/…)"
+        yield f"{path}: only references inside this schema {allowed} are followed"
+        return
+    try:
+        resolver.lookup(target)
+    except (Unresolvable, ValueError):
+        yield f"{path}: has no target"
 
 
 # -- the fast path for common schemas ------------------------------------------------------
@@ -561,13 +552,7 @@ def _are_sound(said: Any) -> bool:
 
 
 def _is_pattern(said: Any) -> bool:
-    if not isinstance(said, str):
-        return False
-    try:
-        compile_pattern(said)
-    except ValueError:
-        return False
-    return True
+    return isinstance(said, str) and compile_pattern(said) is not None
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {

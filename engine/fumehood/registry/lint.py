@@ -20,7 +20,7 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import Finding, Severity
 from fumehood.redaction.redactor import Redactor
-from fumehood.registry.definitions import InvalidDefinition, parse_definition
+from fumehood.registry.definitions import InvalidDefinition, declared_in, parse_definition
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 RULES: Mapping[str, tuple[Severity, str]] = {
@@ -199,8 +199,8 @@ def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
     found += _name(name)
     found += _description(document, name, text)
     found += _parameters(schema, "parameters", 1)
-    found += _write_parameters(document, name, schema)
-    found += _pages(document, name, schema)
+    found += _write_parameters(document, name)
+    found += _pages(document, name)
     found += _operation(document)
     order = list(Severity)
     return sorted(found[:MAX_FINDINGS], key=lambda finding: order.index(finding.severity))
@@ -327,16 +327,13 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
     """Check the rules for an object's properties, including those of nested objects."""
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, dict) else {}
+    properties, required = declared_in({"parameters": schema})
     if schema.get("additionalProperties", True) is True:
         yield _finding("open-object", path, "takes parameters that it does not declare")
     if properties and "required" not in schema:
         yield _finding("required-missing", path, "does not say which parameters are mandatory")
     if depth == 4:
         yield _finding("nesting", path, "is nested deeper than three levels")
-    required = schema.get("required")
-    required = required if isinstance(required, list) else []
     for name, each in properties.items():
         if isinstance(each, dict):
             yield from _parameter(name, each, f"{path}.properties.{name}", name in required, depth)
@@ -384,10 +381,9 @@ def _unlisted(kinds: set[Any], schema: JsonObject, text: str, path: str) -> Iter
         yield _finding("array-bounds", path, "has no maxItems")
 
 
-def _write_parameters(document: JsonObject, name: str, schema: JsonObject) -> Iterator[Finding]:
+def _write_parameters(document: JsonObject, name: str) -> Iterator[Finding]:
     own = name.rpartition("__")[2].lower()
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, dict) else {}
+    properties, _ = declared_in(document)
     if _WRITE_NAME.match(own) and document.get("read_only") is not True:
         key = properties.get("idempotency_key")
         least = key.get("minLength") if isinstance(key, dict) else None
@@ -407,14 +403,13 @@ def _write_parameters(document: JsonObject, name: str, schema: JsonObject) -> It
             yield _finding("raw-code", path, "is run or interpreted as the model writes it")
 
 
-def _pages(document: JsonObject, name: str, schema: JsonObject) -> Iterator[Finding]:
+def _pages(document: JsonObject, name: str) -> Iterator[Finding]:
     for where in ("parameters", "output_schema"):
         for path, key in _texts(document.get(where), where):
             if path.endswith(f"properties.{key}") and key.lower().replace("_", "") in _ODD_PAGES:
                 yield _finding("page-names", path, "is another name for the cursor of a page")
-    properties = schema.get("properties")
-    names = set(properties) if isinstance(properties, dict) else set()
-    if _LISTS.match(name.rpartition("__")[2].lower()) and not names & _PAGE_SIZES:
+    properties, _ = declared_in(document)
+    if _LISTS.match(name.rpartition("__")[2].lower()) and not _PAGE_SIZES & properties.keys():
         yield _finding("list-bounds", "parameters", "cannot be asked for fewer results")
 
 

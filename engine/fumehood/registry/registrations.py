@@ -7,7 +7,6 @@ not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 
 from sqlalchemy import Connection, delete, insert, select
@@ -84,9 +83,11 @@ class Registrations:
         """
         async with self._changing():
             self._require_own(name, version)
-            await self._write(
-                lambda connection: delete_definition(connection, name, version),
-                "tool.delete", f"{name}@{version}", {}, by, now,
+            await self._database.write(
+                recorded(
+                    lambda connection: delete_definition(connection, name, version),
+                    at=now, by=by.id, action="tool.delete", subject=f"{name}@{version}",
+                )
             )  # fmt: skip
             self._switches.pop((name, version), None)
             self._index.remove(name, version)
@@ -101,17 +102,22 @@ class Registrations:
         """
         async with self._changing():
             versions = [tool.definition.version for tool in self._index.versions(name)]
-            chosen = versions if version is None else [v for v in versions if v == version]
+            chosen = [each for each in versions if version in (None, each)]
             if not chosen:
-                self._index.get(name if version is None else f"{name}@{version}")
-                raise ToolNotFound(f"There is no tool {name[:80]!r}.")
+                which = name if version is None else f"{name}@{version}"
+                raise ToolNotFound(f"There is no tool {which[:80]!r}. List the tools to see all.")
 
             def change(connection: Connection) -> None:
-                for each in chosen:
-                    put_switch(connection, name, each, is_active)
+                here = (SWITCHES.c.name == name) & SWITCHES.c.version.in_(chosen)
+                connection.execute(delete(SWITCHES).where(here))
+                rows = [{"name": name, "version": v, "is_active": is_active} for v in chosen]
+                connection.execute(insert(SWITCHES), rows)
 
             action = "tool.activate" if is_active else "tool.deactivate"
-            await self._write(change, action, name, {"versions": chosen}, by, now)
+            details: JsonObject = {"versions": chosen}
+            await self._database.write(
+                recorded(change, at=now, by=by.id, action=action, subject=name, details=details)
+            )
             for each in chosen:
                 self._switches[name, each] = is_active
                 self._index.switch(name, each, is_active=is_active)
@@ -142,11 +148,12 @@ class Registrations:
     ) -> RegisteredTool:
         name, version = tool.definition.name, tool.definition.version
         self._index.require_free(name, Source.API)
-        await self._write(
-            lambda connection: put_definition(
-                connection, name, version, document, stamp(now)
-            ),
-            action, f"{name}@{version}", {"document": document}, by, now,
+        await self._database.write(
+            recorded(
+                lambda connection: put_definition(connection, name, version, document, stamp(now)),
+                at=now, by=by.id, action=action, subject=f"{name}@{version}",
+                details={"document": document},
+            )
         )  # fmt: skip
         self._index.put(tool)
         if (name, version) in self._switches:
@@ -164,24 +171,14 @@ class Registrations:
                 "be switched off. Do not retry."
             )
 
-    async def _write(
-        self,
-        change: Callable[[Connection], None],
-        action: str,
-        subject: str,
-        details: JsonObject,
-        by: Principal,
-        now: datetime,
-    ) -> None:
-        await self._database.write(
-            recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
-        )
-
 
 def _all_rows(
     connection: Connection,
 ) -> tuple[list[JsonObject], dict[tuple[str, str], bool]]:
-    return all_definitions(connection), all_switches(connection)
+    """Return the stored definitions, and the on/off switches by name and version."""
+    rows = connection.execute(select(SWITCHES)).mappings()
+    switches = {(row["name"], row["version"]): row["is_active"] for row in rows}
+    return all_definitions(connection), switches
 
 
 def all_definitions(connection: Connection) -> list[JsonObject]:
@@ -209,15 +206,3 @@ def delete_definition(connection: Connection, name: str, version: str) -> None:
     """Delete a definition and its on/off switch."""
     for table in (DEFINITIONS, SWITCHES):
         connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
-
-
-def all_switches(connection: Connection) -> dict[tuple[str, str], bool]:
-    """Return the stored on/off switches of tools of any source, by name and version."""
-    rows = connection.execute(select(SWITCHES)).mappings()
-    return {(row["name"], row["version"]): row["is_active"] for row in rows}
-
-
-def put_switch(connection: Connection, name: str, version: str, is_active: bool) -> None:
-    here = (SWITCHES.c.name == name) & (SWITCHES.c.version == version)
-    connection.execute(delete(SWITCHES).where(here))
-    connection.execute(insert(SWITCHES), {"name": name, "version": version, "is_active": is_active})

@@ -52,10 +52,14 @@ HostPattern = Annotated[str, AfterValidator(_lower_host)]
 """A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
 
 
-class RestSettings(BaseModel):
-    """What REST tools may do beyond their definitions."""
+class Settings(BaseModel):
+    """Settings of the operator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RestSettings(Settings):
+    """What REST tools may do beyond their definitions."""
 
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that REST tools may reach although their addresses are not public."""
@@ -63,19 +67,15 @@ class RestSettings(BaseModel):
     """The longest answer of a tool with `streaming`, in KiB."""
 
 
-class KeyringEntry(BaseModel):
+class KeyringEntry(Settings):
     """An entry of the keyring of the engine's user."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     service: str = Field(min_length=1, max_length=200)
     username: str = Field(min_length=1, max_length=200)
 
 
-class SecretSettings(BaseModel):
+class SecretSettings(Settings):
     """The source of one secret, and the tools and hosts that it is for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     env: str | None = Field(default=None, min_length=1, max_length=200)
     """A variable of the engine's environment."""
@@ -166,15 +166,11 @@ class SecretBindings:
         rest: RestSettings | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """All secrets by name."""
         self._allowed_hosts = (rest or RestSettings()).allowed_hosts
         self._environment = environment
         self._keyring_lock = threading.Lock()
-
-    @property
-    def settings(self) -> Mapping[str, SecretSettings]:
-        """All secrets by name."""
-        return self._settings
 
     def value(self, name: str) -> str:
         """Return the value of a secret for a request that may have it. May block.
@@ -182,7 +178,24 @@ class SecretBindings:
         Raises:
             ExecutionError: it has no usable value.
         """
-        return self._usable(name)
+        secret = self.settings[name]
+        try:
+            value = self._read(secret)
+        except (OSError, UnicodeDecodeError, Untrusted):
+            value = None
+        except KeyringFault as why:
+            raise ExecutionError(
+                f"The secret {name!r} cannot be read, so nothing was sent: {why}. Do not retry."
+            ) from None
+        if value is None or len(value) < MIN_CHARACTERS or not is_header_value(value):
+            variable = f"environment variable {secret.env}" if secret.env is not None else None
+            source = variable or ("file" if secret.file is not None else "keyring's entry")
+            raise ExecutionError(
+                f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
+                f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_HEADER_VALUE} printable "
+                "ASCII characters; a file must be readable by the engine's user only. Do not retry."
+            )
+        return value
 
     def faults(self, definition: ToolDefinition) -> list[str]:
         """Return a fault for each secret that the definition refers to but may not use."""
@@ -205,7 +218,7 @@ class SecretBindings:
         return {name: self._value(name, definition) for name in sorted(names)}
 
     def _fault(self, name: str, definition: ToolDefinition) -> str | None:
-        secret = self._settings.get(name)
+        secret = self.settings.get(name)
         if secret is None:
             return f"the configuration has no secret {name!r}; the operator can add secrets.{name}"
         if definition.name not in secret.tools:
@@ -226,34 +239,7 @@ class SecretBindings:
         fault = self._fault(name, definition)
         if fault is not None:  # the definition was registered, so this is a fault of the engine
             raise ExecutionError(f"The call cannot be sent: {fault}. Do not retry.")
-        return self._usable(name)
-
-    def _usable(self, name: str) -> str:
-        secret = self._settings[name]
-        try:
-            value = self._read(secret)
-        except (OSError, UnicodeDecodeError, Untrusted):
-            value = None
-        except KeyringFault as why:
-            raise ExecutionError(
-                f"The secret {name!r} cannot be read, so nothing was sent: {why}. Do not retry."
-            ) from None
-        if value is None or len(value) < MIN_CHARACTERS or not is_header_value(value):
-            source = next(
-                word
-                for word, given in (
-                    (f"environment variable {secret.env}", secret.env),
-                    ("file", secret.file),
-                    ("keyring's entry", secret.keyring),
-                )
-                if given is not None
-            )
-            raise ExecutionError(
-                f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
-                f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_HEADER_VALUE} printable "
-                "ASCII characters; a file must be readable by the engine's user only. Do not retry."
-            )
-        return value
+        return self.value(name)
 
     def _read(self, secret: SecretSettings) -> str | None:
         if secret.keyring is not None:
@@ -300,13 +286,3 @@ def _texts(definition: ToolDefinition) -> list[tuple[str, str]]:
     """Return the fields that may refer to secrets, as pairs of name and text."""
     headers = (definition.headers or {}).values()
     return [("endpoint", definition.endpoint or ""), *(("headers", value) for value in headers)]
-
-
-__all__ = [
-    "NO_SECRETS",
-    "AllSecrets",
-    "Origin",
-    "RestSettings",
-    "SecretBindings",
-    "SecretSettings",
-]

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fumehood.core.names import EXTERNAL_NAME_PATTERN
 from fumehood.core.tool import Money, ResponseMapping
-from fumehood.registry.secrets import HostPattern
+from fumehood.registry.secrets import HostPattern, Settings
 
 HIT = frozenset({"title", "url", "snippet"})
 """The fields of a search result."""
 
 
-class ExternalToolSettings(BaseModel):
+class ExternalToolSettings(Settings):
     """An external tool: one that its caller runs itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dangerous: bool = True
     description: str = Field(
@@ -35,10 +33,8 @@ class ExternalToolSettings(BaseModel):
 AllExternalTools = dict[Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)], ExternalToolSettings]
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(Settings):
     """The service that `search_web` queries, and the location of hits in its JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint: str
     headers: dict[str, str] = Field(default_factory=dict)
@@ -53,10 +49,8 @@ class SearchSettings(BaseModel):
         return self
 
 
-class WebSettings(BaseModel):
+class WebSettings(Settings):
     """What agents may read of the web."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fetch_url: bool = False
     allowed_hosts: tuple[HostPattern, ...] = ()

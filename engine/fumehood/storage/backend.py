@@ -36,17 +36,14 @@ class Backend(ABC):
     def is_in_transaction(self, connection: Connection) -> bool:
         """Whether the transaction can still be committed."""
 
+    @staticmethod
     @abstractmethod
-    def in_words(self, error: BaseException) -> str:
+    def in_words(error: BaseException) -> str:
         """Return the database's message, without values, or the type of another error."""
 
     def is_away(self, error: BaseException) -> bool:
         """Whether an error means that the database cannot be reached now."""
         return False
-
-    @abstractmethod
-    def damage_words(self) -> str:
-        """Return the remedy for a database that cannot be read."""
 
     def close(self) -> None:
         """Close all connections."""

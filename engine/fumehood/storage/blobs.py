@@ -67,58 +67,50 @@ class NotKept(Exception):
     """A blob could not be kept. The message is a clause that may be shown to a model."""
 
 
-class Draft:
+class Draft(RoomFile):
     """A blob that is being written: the event loop feeds it, the store's thread writes it."""
 
     def __init__(self, room: FileRoom, principal_id: str, session_id: str | None) -> None:
-        self.id = f"blob_{secrets.token_hex(16)}"
-        self.principal_id = principal_id
+        super().__init__(room, principal_id, f"blob_{secrets.token_hex(16)}")
         self.session_id = session_id
-        self.size = 0
-        """Bytes received by `feed` so far."""
-        self._room = room
-        self._file = RoomFile(room, principal_id, self.id)
-
-    @property
-    def fault(self) -> str | None:
-        """Why the blob cannot be kept, or None."""
-        return self._file.fault
+        self._is_kept = False
 
     def feed(self, data: bytes) -> None:
         """Add bytes. Never waits and never raises."""
-        self.size += len(data)
         if self.fault is None:
-            fault = self._room.queue(self.principal_id, len(data), self._write, data)
+            fault = self.room.queue(self.principal_id, len(data), self._write, data)
             if fault is not None:
-                self._file.fault = fault
+                self.fault = fault
 
     def discard(self) -> None:
         """Drop the draft and remove its file. Never waits."""
-        self._file.fault = self.fault or GIVEN_UP
-        self._room.submit(self._remove)
+        self.fault = self.fault or GIVEN_UP
+        self.room.submit(self._remove)
 
     def finish(self) -> str | None:
         """Keep the complete file, or return why that is impossible. Runs in the thread."""
-        if not self._file.append(b""):
-            self._file.remove()
+        if not self.append(b""):
+            self.remove()
             return self.fault
-        self._file.close()
-        self._file.keep()
-        self._file.size = 0  # the room counts it now
+        self.close()
+        self.keep()
+        self._is_kept = True
         return None
 
     def upload(self) -> None:
         """Move the finished file to the bucket. Blocks. Raises OSError."""
-        self._room.put(self.id)
-        self._room.unlink(self.id)
+        self.room.put(self.name)
+        self.room.unlink(self.name)
 
     def _write(self, parts: list[bytes]) -> None:
-        self._file.append(b"".join(parts))
+        self.append(b"".join(parts))
 
     def _remove(self) -> None:
         """Remove the draft's or the kept file. Runs in the thread."""
-        if not self._room.remove(self.principal_id, self.id):
-            self._file.remove()
+        if self._is_kept:
+            self.room.remove(self.principal_id, self.name)
+        else:
+            self.remove()
 
 
 class BlobStore:
@@ -169,8 +161,6 @@ class BlobStore:
                 )
                 self._links = BlobLinks(key)
                 await self._sweep(patience_s)
-        except FilesAway as error:
-            raise StoreError(f"The blobs cannot be kept: {error}") from None
         except OSError as error:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
         self.room.open()
@@ -203,7 +193,7 @@ class BlobStore:
             raise NotKept(fault)
         now = self._now()
         row = {
-            "id": draft.id,
+            "id": draft.name,
             "principal_id": draft.principal_id,
             "session_id": draft.session_id,
             "filename": filename,
@@ -213,7 +203,7 @@ class BlobStore:
             "expires_at": int(now.timestamp()) + self._lifetime_s,
         }
         try:
-            await self._database.write(_insertion(row))
+            await self._database.write(lambda connection: connection.execute(insert(BLOBS), row))
         except StoreError:
             draft.discard()
             raise NotKept("the engine's state cannot be written") from None
@@ -232,10 +222,7 @@ class BlobStore:
         if self._bucket is not None and not self._is_open:
             self.overdue.set()
             raise FilesAway("since the start")  # and with them the key of signatures
-        is_number = expires.isascii() and expires.isdigit() and len(expires) <= 12
-        if not is_number or not self._links.is_genuine(
-            blob_id, principal_id, int(expires), signature
-        ):
+        if not self._links.is_genuine(blob_id, principal_id, expires, signature):
             raise ResourceNotFound(NO_SUCH_BLOB)
         if int(expires) <= self._now().timestamp():
             raise ResourceNotFound(EXPIRED)
@@ -332,10 +319,6 @@ def _matching(wanted: ColumnElement[bool]) -> Job[list[dict[str, Any]]]:
     return lambda connection: [dict(row) for row in connection.execute(found).mappings()]
 
 
-def _insertion(row: dict[str, Any]) -> Job[int]:
-    return lambda connection: connection.execute(insert(BLOBS), row).rowcount
-
-
 # -- signed URLs ---------------------------------------------------------------------------
 
 
@@ -350,7 +333,9 @@ class BlobLinks:
         signature = self._signature(blob_id, principal_id, expires_at)
         return f"/v1/blobs/{blob_id}?expires={expires_at}&signature={signature}"
 
-    def is_genuine(self, blob_id: str, principal_id: str, expires_at: int, signature: str) -> bool:
+    def is_genuine(
+        self, blob_id: str, principal_id: str, expires_at: int | str, signature: str
+    ) -> bool:
         """Whether the signature is that of `make` for the same values.
 
         Compares in constant time.

@@ -2,7 +2,10 @@
 
 Host side. `pipeline/record` writes without waiting. The public interfaces read: `CallLog` for a
 principal's own calls, `AllCalls` for approvers and administrators. Each row is also added to the
-audit chain in the same transaction, without the record. Invariants: through `CallLog` a principal
+audit chain in the same transaction, without the record. A record holds the arguments and the
+envelope as two lines of JSON, redacted as its caller got them, and the words in them for the search
+by text; it is written with the row of its call. Invariants: a record has at most
+`MAX_DOCUMENT_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal
 sees only its own rows; one principal's calls never displace another's rows; a query of `AllCalls`
 reads at most `SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set
 back.
@@ -11,10 +14,14 @@ back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+import sqlite3
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import (
@@ -24,12 +31,15 @@ from sqlalchemy import (
     Select,
     case,
     cast,
+    column,
     func,
     insert,
+    literal_column,
     select,
     text,
 )
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.exc import DatabaseError
 
 from fumehood.audit.chain import AuditEntry, chain_of
 from fumehood.core.call_log import (
@@ -42,13 +52,14 @@ from fumehood.core.call_log import (
     SeriesQuery,
     ToolFigures,
     ToolFiguresList,
+    only_words,
+    words_in,
 )
 from fumehood.core.errors import NO_FAULT, InvalidParams, ResourceNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.storage import records
+from fumehood.protocol import strict_json
 from fumehood.storage.database import Database
-from fumehood.storage.records import Record, Recorded
 from fumehood.storage.schema import CALLS, MAX_INTEGER, RECORDS
 from fumehood.storage.settings import RecordSettings
 from fumehood.storage.writer import Row
@@ -80,6 +91,32 @@ MAX_BELOW = 500
 BUSY_ROWS = 50
 """With so many rows at a time, calls come fast, and words are indexed later."""
 
+MAX_DOCUMENT_BYTES = 1 << 20
+"""Bytes of the JSON of one record. Of a longer one, the result is left out."""
+
+MAX_WORDS = 16 * 1024
+"""Characters of one record that the search by text finds."""
+
+MAX_TEXT_WORDS = MAX_WORDS // 4
+"""Characters of one text of a record that it finds: half of them at each end."""
+
+COMPRESSED_FROM = 2048
+"""Bytes from which a document is compressed: below, that takes longer than it saves."""
+
+_ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
+"""A text without words, such as the content of a file."""
+
+INDEXED_AT_ONCE = 100
+"""Records whose words are indexed in one transaction, for which other writes wait."""
+
+SEARCH_S = 2.0
+"""The longest time of one search: the words of its records are its callers' choice."""
+
+_INDEX = text("""
+    INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
+    WHERE seq > coalesce((SELECT max(id) FROM record_words_docsize), 0) ORDER BY seq LIMIT :most
+""")
+
 _INSERT = insert(CALLS)
 _INSERT_RECORD = insert(RECORDS)
 
@@ -97,31 +134,9 @@ APPROVAL_WAIT = "approval wait"
 _NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
-class CallRow(TypedDict):
-    """One row, made by `pipeline/record`."""
-
-    id: str
-    at: str
-    principal_id: str
-    agent_id: str | None
-    session_id: str | None
-    trace_id: str
-    tool: str
-    version: str | None
-    code: str
-    ended_by: str | None
-    total_ms: float
-    cpu_ms: float | None
-    cost: str
-    currency: str
-    input_tokens: int
-    output_tokens: int
-    tokens_used: int
-    cache_hit: NotRequired[bool | None]
-    parent_id: NotRequired[str | None]
-    stages: NotRequired[dict[str, float] | None]
-    network: NotRequired[JsonObject | None]
-    record: NotRequired[Record | None]
+CallRow = Row
+"""One row, made by `pipeline/record`: the columns of `CALLS` but `seq` and `audit_seq`, of which
+those without a value may be missing, and as `record` the call's Record or None."""
 
 
 class CallLog:
@@ -139,19 +154,18 @@ class CallLog:
         recorded: Literal["all", "failed", "none"] = "none",
         record: RecordSettings | None = None,
     ) -> None:
-        in_memory, settings = database.directory is None, record or RecordSettings()
+        settings = record or RecordSettings()
+        kept_mb = settings.kept_mb
+        if database.directory is None:
+            kept, kept_mb = min(kept, IN_MEMORY_KEPT), min(kept_mb, IN_MEMORY_MB)
         self._database = database
         self._kept_days = kept_days
-        self._kept = min(kept, IN_MEMORY_KEPT) if in_memory else kept
+        self._kept = kept
         self._recorded = recorded
         self._record_days = settings.kept_days
-        self._record_bytes = MB * (
-            min(settings.kept_mb, IN_MEMORY_MB) if in_memory else settings.kept_mb
-        )
-        self._has_recorded = False
+        self._record_bytes = MB * kept_mb
         self._unpruned = 0
         self._unpruned_bytes = 0
-        self._patience = max(1, self._kept // 10)
         self.overdue = asyncio.Event()
 
     def keeps_record_of(self, code: str) -> bool:
@@ -161,16 +175,14 @@ class CallLog:
     def record(self, row: CallRow) -> None:
         """Add one row without waiting. A crash within the next second may lose it."""
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
-        record = row.get("record")
+        record: Record | None = row.get("record")
         size = len(record.document) + len(record.words) if record is not None else 0
         if size * self._database.waiting > MAX_WAITING_BYTES:
             row["record"], size = None, 0
-        self._database.post(_keep, row)  # type: ignore[arg-type]  # a TypedDict is a Row
-        self._has_recorded = True
+        self._database.post(_keep, row)
         self._unpruned += 1
         self._unpruned_bytes += size
-        is_much = self._unpruned_bytes * 10 >= self._record_bytes
-        if self._unpruned == self._patience or (is_much and not self.overdue.is_set()):
+        if self._unpruned * 10 >= self._kept or self._unpruned_bytes * 10 >= self._record_bytes:
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
@@ -213,21 +225,23 @@ class CallLog:
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
-        if not self._has_recorded and self._database.directory is None:
+        if not self._unpruned and self._database.directory is None:
             return 0
         self._unpruned = self._unpruned_bytes = 0
         await self._database.flush()
-        oldest_record = as_kept(now - timedelta(days=self._record_days))
-        records_gone: list[int] = await self._database.read(
-            lambda connection: records.outdated(connection, oldest_record, self._record_bytes)
+        oldest = as_kept(now - timedelta(days=self._record_days))
+        await self._database.delete(
+            RECORDS.c.seq,
+            await self._database.read(
+                lambda connection: outdated_records(connection, oldest, self._record_bytes)
+            ),
         )
-        await self._database.delete(RECORDS.c.seq, records_gone)
         oldest_kept = as_kept(now - timedelta(days=self._kept_days))
-        gone: list[int] = await self._database.read(
+        gone = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        for column in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
-            await self._database.delete(column, gone)
+        for seq in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
+            await self._database.delete(seq, gone)
         return len(gone)
 
 
@@ -249,7 +263,7 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
     if recorded:
         connection.execute(_INSERT_RECORD, recorded)
     if recorded and len(rows) < BUSY_ROWS:
-        records.index_words(connection)
+        index_words(connection)
 
 
 def _audited(row: Row) -> AuditEntry:
@@ -262,11 +276,10 @@ def _audited(row: Row) -> AuditEntry:
 
 def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
     own = CALLS.c.principal_id == principal_id
-    wanted = [own, *filters_of(query), *_mentioning(connection, query)]
+    wanted = [own]
     if query.cursor is not None:
         wanted.append(CALLS.c.seq < _place_of(connection, query.cursor, own))
-    with _in_time(connection, query):
-        items, has_more = _newest_first(connection, wanted, query.limit)
+    items, has_more = _found(connection, query, wanted)
     return CallPage(
         items=items,
         has_more=has_more,
@@ -283,7 +296,7 @@ async def _find(
 
     def found(connection: Connection) -> tuple[RowMapping, Recorded | None] | None:
         row = connection.execute(wanted).mappings().one_or_none()
-        return None if row is None else (row, records.recorded(connection, row["seq"]))
+        return None if row is None else (row, record_at(connection, row["seq"]))
 
     await database.flush()
     return await database.read(found)
@@ -293,15 +306,19 @@ async def _all_found(database: Database, query: CallQuery) -> None:
     """Let a query find every call that has ended by now."""
     await database.flush()
     if query.text is not None:
-        await database.repeat(records.index_words)
+        await database.repeat(index_words)
 
 
-def _in_time(connection: Connection, query: CallQuery) -> AbstractContextManager[None]:
-    return nullcontext() if query.text is None else records.in_time(connection)
-
-
-def _mentioning(connection: Connection, query: CallQuery) -> list[ColumnElement[bool]]:
-    return [] if query.text is None else [records.mentions(connection, query.text)]
+def _found(
+    connection: Connection, query: CallQuery, wanted: list[ColumnElement[bool]]
+) -> tuple[tuple[CallRecord, ...], bool]:
+    """Return the newest calls of a query that also match `wanted`, and whether there are more."""
+    wanted += filters_of(query)
+    if query.text is None:
+        return _newest_first(connection, wanted, query.limit)
+    with in_time(connection):
+        wanted.append(mentions(connection, query.text))
+        return _newest_first(connection, wanted, query.limit)
 
 
 def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
@@ -468,10 +485,7 @@ def _page_of_all(connection: Connection, query: AllCallsQuery) -> CallPage:
     if query.cursor is not None:
         newest = _place_of(connection, query.cursor) - 1
     oldest = newest - SCANNED + 1
-    seen = [CALLS.c.seq.between(oldest, newest), *filters_of(query)]
-    seen += _mentioning(connection, query)
-    with _in_time(connection, query):
-        items, has_more = _newest_first(connection, seen, query.limit)
+    items, has_more = _found(connection, query, [CALLS.c.seq.between(oldest, newest)])
     cursor = items[-1].call_id if has_more else None
     if cursor is None and _first(connection, CALLS.c.seq < oldest) is not None:
         cursor = _first(connection, CALLS.c.seq >= oldest)
@@ -516,7 +530,8 @@ def _recent(
 
 def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
     wanted, is_cut = _recent(connection, since, SUMMED)
-    rows = connection.execute(_figures_of(wanted)).all()
+    summed = _summed(CALLS.c.tool, wanted).order_by(text("calls DESC"), text("step"))
+    rows = connection.execute(summed.limit(MAX_TOOLS + 1)).all()
     items = tuple(
         ToolFigures(
             tool=row.step, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
@@ -543,11 +558,6 @@ def _series(connection: Connection, query: SeriesQuery, since: datetime) -> Call
         ),
         is_partial=is_cut,
     )  # fmt: skip
-
-
-def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[Any]:
-    calls, tool = text("calls DESC"), text("step")
-    return _summed(CALLS.c.tool, wanted).order_by(calls, tool).limit(MAX_TOOLS + 1)
 
 
 def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Select[Any]:
@@ -590,7 +600,7 @@ def _given(
     found = select(*keys, RECORDS.c.document).select_from(both)
     found = found.where(CALLS.c.at >= as_kept(since), CALLS.c.tool.in_(tools), _WAS_JUDGED)
     rows = connection.execute(found.order_by(CALLS.c.seq.desc()).limit(MAX_GIVEN))
-    return [(CallGroup(*row[:4], 1), records.read(row[4]).arguments) for row in rows]
+    return [(CallGroup(*row[:4], 1), read_record(row[4]).arguments) for row in rows]
 
 
 def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], bool]:
@@ -601,3 +611,171 @@ def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], b
         select(*keys, count).where(*wanted, _WAS_JUDGED).group_by(*keys).order_by(count.desc())
     )
     return [CallGroup(*row) for row in connection.execute(counted)], is_cut
+
+
+# -- records of calls -----------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """The record of one call, as it is stored."""
+
+    document: bytes
+    words: str
+
+    @classmethod
+    def of(cls, arguments: JsonObject, envelope: bytes, texts: Sequence[str]) -> Record | None:
+        """Make the record of a call from its arguments and its envelope as JSON. `texts` are those
+        that are found. Return None if it is too long.
+        """
+        document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
+        if len(document) > MAX_DOCUMENT_BYTES:
+            return None
+        if len(document) >= COMPRESSED_FROM:
+            document = zlib.compress(document, 1)
+        return cls(document, only_words(" ".join(_ends(texts)))[:MAX_WORDS])
+
+    def row(self, seq: int) -> dict[str, Any]:
+        """The row of a call's record."""
+        size = len(self.document) + 2 * len(self.words)  # the index is about as long as they are
+        return {"seq": seq, "size": size, "document": self.document, "words": self.words}
+
+
+def texts_in(value: Any) -> list[str]:
+    """Return the texts and numbers in a JSON value and its keys, in order."""
+    found: list[str] = []
+    waiting: list[Any] = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            for key in reversed(value):
+                waiting += (value[key], key)
+        elif isinstance(value, list | tuple):
+            waiting += reversed(value)
+        elif value is not None and not isinstance(value, bool):
+            found.append(str(value))
+    return found
+
+
+def _ends(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts, of long ones both ends, until there are enough."""
+    room = MAX_WORDS
+    for one in texts:
+        if len(one) >= 200 and _ENCODED.fullmatch(one):
+            continue
+        if len(one) > MAX_TEXT_WORDS:
+            half = MAX_TEXT_WORDS // 2
+            yield f"{one[:half]} {one[-half:]}"
+        else:
+            yield one
+        room -= min(len(one), MAX_TEXT_WORDS) + 1
+        if room <= 0:
+            return
+
+
+def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
+    """Let the words of the oldest records be found that are not yet; return their number. SQLite
+    only: in PostgreSQL an index does that.
+    """
+    if connection.dialect.name == "postgresql":
+        return 0
+    return connection.execute(_INDEX, {"most": most}).rowcount
+
+
+class Recorded(NamedTuple):
+    """What the record of a call says. The envelope is JSON."""
+
+    arguments: JsonObject
+    envelope: bytes
+
+
+def record_at(connection: Connection, seq: int) -> Recorded | None:
+    """Return the record of a call, or None if it has none."""
+    found = connection.execute(select(RECORDS.c.document).where(RECORDS.c.seq == seq)).scalar()
+    return None if found is None else read_record(found)
+
+
+def read_record(document: bytes) -> Recorded:
+    """Read a stored document."""
+    whole = document if document.startswith(b"{") else zlib.decompress(document)
+    arguments, _, envelope = whole.partition(b"\n")
+    return Recorded(strict_json.loads(arguments), envelope)
+
+
+def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
+    """Return the condition that the record of a call has all words and phrases of a text."""
+    phrases = words_in(wanted)
+    if connection.dialect.name == "postgresql":
+        words = func.to_tsvector(literal_column("'simple'"), RECORDS.c.words)
+        queries = [func.phraseto_tsquery(literal_column("'simple'"), one) for one in phrases]
+        return CALLS.c.seq.in_(select(RECORDS.c.seq).where(*(words.op("@@")(q) for q in queries)))
+    match = " ".join(f'"{phrase}"' for phrase in phrases)
+    found = text("SELECT rowid AS seq FROM record_words WHERE record_words MATCH :match")
+    return CALLS.c.seq.in_(found.bindparams(match=match).columns(column("seq")))
+
+
+@contextmanager
+def in_time(connection: Connection) -> Iterator[None]:
+    """Let a search take `SEARCH_S` at most. Raises InvalidParams."""
+    latest = time.monotonic() + SEARCH_S
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        driver.set_progress_handler(lambda: time.monotonic() > latest, 100)
+    else:
+        limit = func.set_config("statement_timeout", f"{SEARCH_S * 1000:.0f}", True)
+        connection.execute(select(limit))
+    try:
+        yield
+    except DatabaseError:
+        if time.monotonic() < latest:
+            raise
+        words = f"The search took longer than {SEARCH_S:g} s. Use rarer words, or fewer."
+        raise InvalidParams(words, fields=["text"]) from None
+    finally:
+        if isinstance(driver, sqlite3.Connection):
+            driver.set_progress_handler(None, 0)
+
+
+def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
+    """Return the `seq` of each record to delete: those of calls before a moment, and the oldest
+    ones of who has more than a fair share of `kept_bytes`.
+    """
+    both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
+    old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)
+    gone = set(connection.execute(old).scalars())
+    sizes = (
+        select(CALLS.c.principal_id, func.sum(RECORDS.c.size))
+        .select_from(both)
+        .where(CALLS.c.at >= oldest_kept)
+        .group_by(CALLS.c.principal_id)
+    )
+    used = {principal: int(size) for principal, size in connection.execute(sizes).all()}
+    share = _share(list(used.values()), kept_bytes)
+    for principal, size in used.items():
+        if size > share:
+            gone.update(_oldest_records(connection, principal, size - share))
+    return sorted(gone)
+
+
+def _share(used: list[int], most: int) -> int:
+    """Return how much each may have at most, so that all together have at most `most`."""
+    left = most
+    for done, amount in enumerate(sorted(used)):
+        share = left // (len(used) - done)
+        if amount > share:
+            return share
+        left -= amount
+    return most
+
+
+def _oldest_records(connection: Connection, principal: str, excess: int) -> Iterator[int]:
+    """Yield the `seq` of a principal's oldest records that have together at least `excess`."""
+    both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
+    own = select(RECORDS.c.seq, RECORDS.c.size).select_from(both)
+    own = own.where(CALLS.c.principal_id == principal).order_by(RECORDS.c.seq)
+    for seq, size in connection.execute(own):
+        if excess <= 0:
+            return
+        excess -= size
+        yield seq

@@ -64,28 +64,6 @@ def stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds")
 
 
-def record_change(
-    connection: Connection,
-    *,
-    at: datetime,
-    by: str,
-    action: str,
-    subject: str,
-    details: JsonObject | None = None,
-) -> None:
-    """Record a change in its own transaction, as a row and in the audit chain."""
-    row = {
-        "at": stamp(at),
-        "principal_id": by,
-        "action": action,
-        "subject": subject,
-        "details": details or {},
-    }
-    connection.execute(insert(CHANGES), row)
-    told: JsonObject = {"by": by, "subject": subject, "details": row["details"]}
-    chain_of(connection).append(connection, f"change.{action}", stamp(at), told)
-
-
 def recorded(
     change: Callable[[Connection], object],
     *,
@@ -95,11 +73,16 @@ def recorded(
     subject: str,
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
-    """Return a job for the database that makes a change and records it in one transaction."""
+    """Return a job for the database that makes a change and records it in one transaction, as a
+    row and in the audit chain.
+    """
 
     def job(connection: Connection) -> None:
         change(connection)
-        record_change(connection, at=at, by=by, action=action, subject=subject, details=details)
+        told: JsonObject = {"subject": subject, "details": details or {}}
+        row = {"at": stamp(at), "principal_id": by, "action": action, **told}
+        connection.execute(insert(CHANGES), row)
+        chain_of(connection).append(connection, f"change.{action}", stamp(at), {"by": by, **told})
 
     return job
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,13 @@ def copy_state(source: str, target: str) -> dict[str, int]:
                 new.writing.connect() as writing,
                 new.transaction(writing, flushed=True),
             ):
-                for one in (reading, writing):
-                    _let_wait(one)
-                _read_at_one_moment(reading)
-                _require_empty(writing)
+                _let_wait(writing)
+                _let_wait(reading)
+                if reading.dialect.name == "postgresql":  # in SQLite it is so by itself
+                    reading.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                for table in TABLES:
+                    if writing.execute(select(table).limit(1)).first() is not None:
+                        raise StoreError("The target has a state already. Copy to an empty one.")
                 counts = {table.name: _copy(table, reading, writing) for table in TABLES}
                 _compare(reading, writing)
             return counts
@@ -66,25 +69,22 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
     if place.startswith(("postgresql:", "postgres:")):
         from fumehood.storage.postgres import open_postgres
 
-        backend: Backend | None = open_postgres(place)
-        if backend is None:
+        remote = open_postgres(place)
+        if remote is None:
             raise Standby
-        try:
-            yield backend
-        finally:
-            backend.close()
+        with closing(remote):
+            yield remote
         return
     path = Path(place.removeprefix("sqlite:///"))
     if path.is_dir():
         path /= FILE_NAME
     if not is_new and not path.is_file():
         raise StoreError(f"There is no database {path}.")
-    with hold_lock(path.parent / "engine.lock", "this state directory"):
-        backend = open_file(path)
-        try:
-            yield backend
-        finally:
-            backend.close()
+    with (
+        hold_lock(path.parent / "engine.lock", "this state directory"),
+        closing(open_file(path)) as backend,
+    ):
+        yield backend
 
 
 def _let_wait(connection: Connection) -> None:
@@ -95,18 +95,6 @@ def _let_wait(connection: Connection) -> None:
         connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
 
 
-def _read_at_one_moment(connection: Connection) -> None:
-    """Let all that a transaction reads be from one moment. In SQLite it is so by itself."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-
-
-def _require_empty(connection: Connection) -> None:
-    for table in TABLES:
-        if connection.execute(select(table).limit(1)).first() is not None:
-            raise StoreError("The target has a state already. Copy to an empty database.")
-
-
 def _copy(table: Table, reading: Connection, writing: Connection) -> int:
     """Copy a table's rows in the order of its key; return their number."""
     found = reading.execute(select(table).order_by(*table.primary_key.columns))
@@ -114,7 +102,12 @@ def _copy(table: Table, reading: Connection, writing: Connection) -> int:
     for part in found.mappings().partitions(AT_ONCE):
         writing.execute(table.insert(), [_without_nul(row) for row in part])
         count += len(part)
-    _continue_numbers(table, writing)
+    (key, *others) = table.primary_key.columns
+    has_numbers = not others and isinstance(key.type, Integer)
+    if count and has_numbers and writing.dialect.name == "postgresql":
+        # Number new rows after the copied ones. SQLite does so by itself.
+        sequence = func.pg_get_serial_sequence(table.name, key.name)
+        writing.execute(select(func.setval(sequence, func.max(key))))
     return count
 
 
@@ -124,17 +117,6 @@ def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
         key: value.replace("\0", "\ufffd") if isinstance(value, str) else value
         for key, value in row.items()
     }
-
-
-def _continue_numbers(table: Table, connection: Connection) -> None:
-    """Let PostgreSQL number new rows after the copied ones. SQLite does so by itself."""
-    (key, *others) = table.primary_key.columns
-    if connection.dialect.name != "postgresql" or others or not isinstance(key.type, Integer):
-        return
-    newest = connection.execute(select(func.max(key))).scalar()
-    if newest is not None:
-        sequence = func.pg_get_serial_sequence(table.name, key.name)
-        connection.execute(select(func.setval(sequence, newest)))
 
 
 def _compare(reading: Connection, writing: Connection) -> None:

@@ -7,13 +7,16 @@ returned.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from sqlalchemy import Column, Connection, Delete, delete
+from sqlalchemy import Column, Connection, delete, insert, select
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.audit.chain import (
@@ -27,8 +30,8 @@ from fumehood.audit.keys import new_key, open_key
 from fumehood.core.errors import ResourceNotFound
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
-from fumehood.storage.schema import UnstorableText
-from fumehood.storage.sqlite import in_words, open_file, open_memory, open_to_read
+from fumehood.storage.schema import META, UnstorableText
+from fumehood.storage.sqlite import SQLite, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 DELETED_AT_ONCE = 500
@@ -37,10 +40,6 @@ DELETED_AT_ONCE = 500
 T = TypeVar("T")
 
 FILE_NAME = "state.db"
-
-
-def _silent(event: str, values: dict[str, Any]) -> None:
-    """Ignore events: the default if nobody listens to the database."""
 
 
 class Database:
@@ -102,8 +101,8 @@ class Database:
             WriteFailed: the database failed; the remaining rows stay.
         """
         for start in range(0, len(values), DELETED_AT_ONCE):
-            batch = values[start : start + DELETED_AT_ONCE]
-            await self.write(_executing(delete(column.table).where(column.in_(batch))))
+            gone = delete(column.table).where(column.in_(values[start : start + DELETED_AT_ONCE]))
+            await self.write(partial(Connection.execute, statement=gone))
 
     def write_soon(self, job: Job[Any]) -> None:
         """Queue a job without waiting for it. It runs in order with the jobs of `write`."""
@@ -189,13 +188,9 @@ class Database:
         return result
 
 
-def _executing(statement: Delete) -> Job[object]:
-    return lambda connection: connection.execute(statement)
-
-
 def open_database(
     path: Path | None,
-    on_event: OnEvent = _silent,
+    on_event: OnEvent = lambda event, values: None,
     commit_hook: CommitHook | None = None,
     *,
     url: str | None = None,
@@ -245,7 +240,10 @@ def _open_chain(directory: Path, backend: Backend) -> AuditChain:
         with backend.reading.connect() as connection:
             head = head_of(connection)
     except DatabaseError as error:
-        raise DamagedState(backend.damage_words()) from error
+        raise DamagedState(
+            "The audit chain of the state is damaged. It was left as it is. Restore a copy of the "
+            "state."
+        ) from error
     return AuditChain(open_key(directory, key_id_after(head) if head is not None else None))
 
 
@@ -257,16 +255,50 @@ def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
     Raises:
         StoreError: the database is missing or cannot be read.
     """
+    backend: type[Backend] = SQLite
     if url is None:
-        engine, words = open_to_read(state / FILE_NAME), in_words
+        engine = open_to_read(state / FILE_NAME)
     else:
         from fumehood.storage import postgres
 
-        engine, words = postgres.open_to_read(url), postgres.in_words
+        engine, backend = postgres.open_to_read(url), postgres.Postgres
     try:
         with engine.connect() as connection:
             yield connection
     except DatabaseError as error:
-        raise ReadFailed(words(error)) from error
+        raise ReadFailed(backend.in_words(error)) from error
     finally:
         engine.dispose()
+
+
+# -- starts --------------------------------------------------------------------------------
+
+
+OWNER, NUMBER = "cluster.owner", "cluster.starts"
+"""Keys of the rows."""
+
+ID_BYTES = 16
+"""Length of a state's random id, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of an engine. `owner` is the state's id, `number` grows with each start."""
+
+    owner: str
+    number: int
+
+
+def count_start(connection: Connection) -> Start:
+    """Count one more start of an engine on this state."""
+    rows = connection.execute(select(META).where(META.c.key.in_((OWNER, NUMBER))))
+    found = {row.key: row.value for row in rows}
+    start = Start(
+        found.get(OWNER) or secrets.token_hex(ID_BYTES), int(found.get(NUMBER) or "0") + 1
+    )
+    connection.execute(delete(META).where(META.c.key.in_((OWNER, NUMBER))))
+    values = {OWNER: start.owner, NUMBER: str(start.number)}
+    connection.execute(
+        insert(META), [{"key": key, "value": value} for key, value in values.items()]
+    )
+    return start

@@ -23,6 +23,11 @@ PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 
 
+def private(path: str, flags: int) -> int:
+    """Open a private file, which must not be a link: the `opener` of `open`."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+
+
 class StateError(StoreError):
     """The engine cannot start here. The message says why and what to do."""
 
@@ -62,27 +67,21 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
 
     Raises:
         InUse: another process holds the lock.
-        StateError: the file cannot be opened or locked.
+        StateError: the file cannot be opened.
     """
     try:
-        descriptor = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE
-        )
+        file = open(path, "ab", opener=private)  # noqa: SIM115
     except OSError as error:
         raise StateError(f"The lock {path} cannot be opened: {error.strerror}.") from None
-    try:
+    with file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUse(
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
-        except OSError as error:  # the file system does not support locks
-            raise StateError(f"{path} cannot be locked: {error.strerror}.") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 # -- private files -------------------------------------------------------------------------
@@ -113,12 +112,8 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
     """
     if not path.is_symlink() and not path.exists():
         write_private(path, secrets.token_bytes(size))
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        found = os.read(descriptor, size + 1)
-        inode = os.fstat(descriptor).st_ino
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", opener=private) as file:
+        found, inode = file.read(size + 1), os.fstat(file.fileno()).st_ino
     if len(found) != size:
         raise OSError(errno.EIO, f"{path.name} in the state directory is damaged")
     return found, inode
@@ -130,13 +125,11 @@ def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(draft, flags, PRIVATE_FILE)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)
+    with open(draft, "xb", opener=private) as file:
+        os.fchmod(file.fileno(), mode)
         file.write(content)
         file.flush()
-        os.fsync(descriptor)
+        os.fsync(file.fileno())
     draft.rename(path)
     flush(path.parent)
 

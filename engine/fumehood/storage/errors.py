@@ -107,7 +107,7 @@ class FilesAway(StateUnavailable, OSError):
             f"The engine's files cannot be reached now ({reason}). Try again later.",
             retry_after_ms=RETRY_AFTER_MS,
         )
-        self.reason = reason
+        self.reason = self.strerror = reason
 
 
 @contextmanager

@@ -28,7 +28,7 @@ import anyio
 import anyio.to_thread
 
 from fumehood.core.fair_share import FairShare, Lack
-from fumehood.storage.directory import PRIVATE_FILE, private_directory
+from fumehood.storage.directory import private, private_directory
 from fumehood.storage.errors import FilesAway
 from fumehood.storage.files import MIN_FREE_BYTES, Directory, Files
 
@@ -100,20 +100,18 @@ class FileRoom:
         """Names of removed files that the bucket may still have."""
         self._deleting = threading.Lock()
 
-    @property
-    def taken(self) -> int:
-        """Bytes reserved by all principals."""
-        return self.share.total
-
     def prepare(self) -> bool:
         """Create the directory; return whether it may have files of an earlier engine.
 
         Raises:
             StateError, OSError: the directory is not private, or cannot be used.
         """
-        if self._state is not None:
-            self.directory = private_directory(self._state / self._name)
-        return self._state is not None
+        if self._state is None:
+            self._own = tempfile.TemporaryDirectory(prefix=f"fumehood-{self._name}-")
+            self.directory = Path(self._own.name)
+            return False
+        self.directory = private_directory(self._state / self._name)
+        return True
 
     def open(self) -> None:
         """Accept work from now on. Called in the event loop."""
@@ -164,10 +162,12 @@ class FileRoom:
         finally:
             done.cancel()
 
-    def copy(self, work: Callable[[], object]) -> None:
-        """Call a function in a thread that may wait for the bucket, unless the room is closed."""
+    def copy(self, name: str) -> None:
+        """Put a file in a thread, unless the room is closed, the bucket is away or the file is
+        gone.
+        """
         with suppress(RuntimeError):
-            self._copiers.submit(work)
+            self._copiers.submit(self.put, name)
 
     def put(self, name: str) -> None:
         """Copy a complete file to the bucket. Blocks.
@@ -223,7 +223,7 @@ class FileRoom:
 
     async def drained(self) -> None:
         """Wait until all work submitted so far is done."""
-        done = self.submit(_nothing)
+        done = self.submit(lambda: None)
         if done is not None:
             await asyncio.wrap_future(done)
 
@@ -251,7 +251,7 @@ class FileRoom:
 
     def require_disk(self, size: int) -> None:
         """Raise NoRoom if the disk has no space for so many bytes, or OSError."""
-        disk = os.statvfs(self._directory())
+        disk = os.statvfs(self.directory)
         if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
             raise NoRoom("the engine's disk is full")
 
@@ -303,8 +303,7 @@ class FileRoom:
 
     def open_file(self, name: str, flags: int) -> BinaryIO:
         """Open a file of the room, which must not be a link. Runs in a thread. Raises OSError."""
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._directory() / name, flags, PRIVATE_FILE)
+        descriptor = private(os.fspath(self.directory / name), flags)
         return os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab")
 
     def _run_queue(self) -> None:
@@ -333,12 +332,6 @@ class FileRoom:
             self._on_evicted(oldest)
         return True
 
-    def _directory(self) -> Path:
-        if self._state is None and self._own is None:
-            self._own = tempfile.TemporaryDirectory(prefix=f"fumehood-{self._name}-")
-            self.directory = Path(self._own.name)
-        return self.directory
-
 
 class RoomFile:
     """A file of a room that is being written. All methods but `keep` run in the thread."""
@@ -349,18 +342,18 @@ class RoomFile:
         self.fault: str | None = None
         """Why the file is not complete, or None."""
         self.principal_id = principal_id
-        self._room = room
-        self._name = name
+        self.room = room
+        self.name = name
         self._file: BinaryIO | None = None
 
     def append(self, data: bytes) -> bool:
         """Write bytes behind the others; return False after a fault."""
         if self.fault is None:
             try:
-                self._room.take(self.principal_id, len(data))
+                self.room.take(self.principal_id, len(data))
                 self.size += len(data)
                 if self._file is None:
-                    self._file = self._room.open_file(self._name, os.O_WRONLY | os.O_CREAT)
+                    self._file = self.room.open_file(self.name, os.O_WRONLY | os.O_CREAT)
                 self._file.write(data)
                 self._file.flush()
             except NoRoom as reason:
@@ -378,17 +371,10 @@ class RoomFile:
 
     def keep(self) -> None:
         """Register the file in its room, as the newest one."""
-        self._room.keep(self.principal_id, self._name, self.size)
+        self.room.keep(self.principal_id, self.name, self.size)
 
     def remove(self) -> None:
         """Remove the file, which is not kept."""
         self.close()
-        self._room.discard(self.principal_id, self._name, self.size)
+        self.room.discard(self.principal_id, self.name, self.size)
         self.size = 0
-
-
-def _nothing() -> None:
-    pass
-
-
-__all__ = ["DISK_FAILED", "MIN_FREE_BYTES", "TOO_SLOW", "FileRoom", "NoRoom", "RoomFile"]

@@ -9,25 +9,36 @@ or deleted; a bucket that does not answer holds no thread longer than a deadline
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import hashlib
 import io
 import os
 import re
 import secrets
 import stat
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
-from fumehood.storage.directory import flush, random_file, write_private
+from fumehood.storage.directory import (
+    StateError,
+    flush,
+    private_directory,
+    random_file,
+    write_private,
+)
 from fumehood.storage.errors import FilesAway, StoreError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
 """Bytes of disk space that are left free for the engine's database."""
@@ -61,22 +72,25 @@ class Found(NamedTuple):
     changed_at: float
 
 
-class Files(ABC):
-    """A place for files. In a bucket, every method can raise FilesAway."""
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Files in a private directory. A bucket has the same methods, which can raise FilesAway."""
 
-    @abstractmethod
+    path: Path
+
     def put(self, name: str, source: Path) -> None:
         """Store a complete local file on the same file system, which may be moved."""
+        flush(source)
+        source.rename(self.path / name)
+        flush(self.path)
 
-    @abstractmethod
     def put_bytes(self, name: str, content: bytes) -> None:
         """Store a file with this content. Raises OSError if there is no room."""
+        disk = os.statvfs(self.path)
+        if disk.f_bavail * disk.f_frsize < len(content) + MIN_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_private(self.path / name, content)
 
-    @abstractmethod
-    def size(self, name: str) -> int | None:
-        """Return the size of a file, or None if it does not exist."""
-
-    @abstractmethod
     def open(self, name: str, size: int) -> BinaryIO:
         """Open a file of this size to read.
 
@@ -84,43 +98,6 @@ class Files(ABC):
             FileNotFoundError: there is no such file, or it has another size.
             OSError: it cannot be read.
         """
-
-    @abstractmethod
-    def found(self, prefix: str = "") -> dict[str, Found]:
-        """List the files whose names begin with a prefix."""
-
-    @abstractmethod
-    def delete(self, names: Collection[str]) -> None:
-        """Delete the files that exist."""
-
-    @abstractmethod
-    def secret(self, name: str, size: int) -> bytes:
-        """Return the random bytes of a file, which is created on first use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Directory(Files):
-    """Files in a private directory."""
-
-    path: Path
-
-    def put(self, name: str, source: Path) -> None:
-        flush(source)
-        source.rename(self.path / name)
-        flush(self.path)
-
-    def put_bytes(self, name: str, content: bytes) -> None:
-        disk = os.statvfs(self.path)
-        if disk.f_bavail * disk.f_frsize < len(content) + MIN_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_private(self.path / name, content)
-
-    def size(self, name: str) -> int | None:
-        with suppress(FileNotFoundError):
-            return (self.path / name).lstat().st_size
-        return None
-
-    def open(self, name: str, size: int) -> BinaryIO:
         descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         if os.fstat(descriptor).st_size != size:
             os.close(descriptor)
@@ -128,6 +105,7 @@ class Directory(Files):
         return os.fdopen(descriptor, "rb")
 
     def found(self, prefix: str = "") -> dict[str, Found]:
+        """List the files whose names begin with a prefix."""
         found = {}
         for path in self.path.iterdir():
             if path.name.startswith(prefix):
@@ -137,11 +115,13 @@ class Directory(Files):
         return found
 
     def delete(self, names: Collection[str]) -> None:
+        """Delete the files that exist."""
         for name in names:
             with suppress(OSError):  # not a file: a directory of this name stays
                 (self.path / name).unlink(missing_ok=True)
 
     def secret(self, name: str, size: int) -> bytes:
+        """Return the random bytes of a file, which is created on first use."""
         return random_file(self.path / name, size)[0]
 
 
@@ -149,7 +129,7 @@ class Directory(Files):
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket(Files):
+class Bucket:
     """Objects directly below a path, `BUCKET/PREFIX`, whose names match a pattern."""
 
     client: Client
@@ -169,15 +149,10 @@ class Bucket(Files):
         longer_s = len(content) / MIN_BYTES_PER_S
         self.client.do("pipe_file", self._at(name), content, longer_s=longer_s)
 
-    def size(self, name: str) -> int | None:
-        with suppress(FileNotFoundError):
-            return int(self.client.do("info", self._at(name))["size"])
-        return None
-
     def open(self, name: str, size: int) -> BinaryIO:
-        if self.size(name) != size:
-            raise FileNotFoundError
         path = self._at(name)
+        if self.client.do("info", path)["size"] != size:
+            raise FileNotFoundError
         return io.BufferedReader(_Reader(lambda *part: self._read(path, *part), size), READ_BYTES)
 
     def found(self, prefix: str = "") -> dict[str, Found]:
@@ -223,6 +198,10 @@ class Bucket(Files):
         if len(read) != end - start:
             raise FilesAway("an object has become shorter")
         return bytes(read)
+
+
+Files = Directory | Bucket
+"""A place for files."""
 
 
 class Client:
@@ -314,3 +293,118 @@ def open_bucket(path: str, deadline_s: float = DEADLINE_S) -> Bucket:
         StoreError: s3fs is missing.
     """
     return Bucket(Client(deadline_s), path, re.compile(r"[a-z]+\.key"))
+
+
+# -- the saved files of durable sessions ---------------------------------------------------
+
+
+SESSIONS, PROJECTS = "sessions", "projects"
+"""Folders: of the workspaces of durable sessions, and of what was copied into sessions."""
+
+NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
+"""The session, the attempt and the digest. `.new` is a file that a crash left incomplete."""
+
+SAVING_THREADS = 8
+"""Files that are read or written at once."""
+
+SWEPT_AFTER_S = 3600.0
+"""Age from which files of unknown sessions are removed. Their rows may not be written yet."""
+
+
+def file_name(session_id: str, content: bytes) -> str:
+    """Return a new name for a file of a session."""
+    return f"{session_id}.{secrets.token_hex(4)}.{hashlib.sha256(content).hexdigest()}"
+
+
+class Missing(Exception):
+    """A file is missing or damaged."""
+
+
+class SavedFiles:
+    """The files in a directory below `shared`, or in a folder of a bucket. Used until `close`."""
+
+    def __init__(self, shared: Path | None, bucket: Bucket | None, folder: str = SESSIONS) -> None:
+        """One of `shared` and `bucket` is given."""
+        self._directory = shared / folder if shared is not None else None
+        self._bucket = bucket.below(folder, NAME) if bucket is not None else None
+        self._threads = ThreadPoolExecutor(SAVING_THREADS, folder)
+        self.overdue = asyncio.Event()
+        """Set when a session has ended whose files could not be deleted."""
+
+    def close(self) -> None:
+        """Wait for the threads. Blocks."""
+        self._threads.shutdown()
+
+    async def put(self, contents: Mapping[str, bytes]) -> None:
+        """Store files by name. Raises OSError, after which some of them may be stored."""
+        files = self._files
+        await self._all(lambda one: files().put_bytes(*one), contents.items())
+
+    async def get(self, names: Mapping[str, int]) -> dict[str, bytes]:
+        """Return the contents of files by name and size.
+
+        Raises:
+            Missing: one is missing or damaged.
+            OSError: they cannot be read now.
+        """
+
+        def read(one: tuple[str, int]) -> tuple[str, bytes]:
+            name, size = one
+            found = NAME.fullmatch(name)
+            try:
+                with self._files().open(name, size) as file:
+                    content = file.read()
+            except FileNotFoundError:
+                raise Missing(name) from None
+            if found is None or hashlib.sha256(content).hexdigest() != found[2]:
+                raise Missing(name)
+            return name, content
+
+        return dict(await self._all(read, names.items()))
+
+    async def names(self, session_id: str) -> set[str]:
+        """Return the names of all files of a session. Raises OSError."""
+        (found,) = await self._all(lambda prefix: self._files().found(prefix), [f"{session_id}."])
+        return {name for name in found if NAME.fullmatch(name)}
+
+    async def delete(self, names: Collection[str]) -> None:
+        """Delete files. Raises OSError."""
+        if names:
+            await self._all(lambda these: self._files().delete(these), [names])
+
+    async def sweep(self, live: Iterable[str], over: Iterable[str], now: datetime) -> int:
+        """Delete the files of the sessions that are `over`, and old ones of those that are not
+        `live`; return their number. Raises OSError.
+        """
+        (found,) = await self._all(lambda prefix: self._files().found(prefix), ["sess_"])
+        oldest, spared, ended = now.timestamp() - SWEPT_AFTER_S, {*live}, {*over}
+        gone = []
+        for name, file in found.items():
+            known = NAME.fullmatch(name)
+            if known is None or known[1] in spared:
+                continue
+            if known[1] in ended or file.changed_at < oldest:
+                gone.append(name)
+        await self.delete(gone)
+        return len(gone)
+
+    def _files(self) -> Files:
+        if self._bucket is not None:
+            return self._bucket
+        assert self._directory is not None
+        try:
+            return Directory(private_directory(self._directory))
+        except StateError:
+            raise FilesAway("its directory cannot be used") from None
+
+    async def _all(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
+        """Call a function for each item, in the threads; wait for all. Raises the first error."""
+        try:
+            asked = [asyncio.wrap_future(self._threads.submit(work, item)) for item in items]
+        except RuntimeError:
+            raise FilesAway("the engine stops") from None
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        for one in done:
+            if isinstance(one, BaseException):
+                raise one
+        return done  # type: ignore[return-value]  # they are not errors

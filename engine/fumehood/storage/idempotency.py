@@ -22,7 +22,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    CursorResult,
     bindparam,
     delete,
     select,
@@ -30,9 +29,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Row
-from sqlalchemy.sql.expression import ClauseElement
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InternalError
@@ -62,6 +59,10 @@ class KeyState(StrEnum):
     """The call may have taken effect, but its answer is lost."""
 
 
+_OPEN = (KeyState.RUNNING.value, KeyState.WAITING.value)
+"""States in which a key never expires."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedCall:
     """A call and its idempotency key."""
@@ -85,52 +86,26 @@ class KeptKey:
     """The envelope as JSON if the state is `done`, else None."""
 
 
-class _Prepared:
-    """A statement that is compiled once for each kind of database.
-
-    SQLAlchemy needs more time to build, look up and compile a statement than SQLite needs to run
-    it. Accepts only values that the driver supports itself: column types do not convert them.
-    """
-
-    def __init__(self, statement: ClauseElement) -> None:
-        self._statement = statement
-        self._compiled: dict[str, tuple[str, dict[str, Any]]] = {}
-
-    def execute(self, connection: Connection, values: dict[str, Any]) -> CursorResult[Any]:
-        """Run it in the caller's transaction with these values (text, numbers, bytes)."""
-        name = connection.dialect.name
-        if name not in self._compiled:
-            # Positional parameters, SQLite's usual ones, would need an order.
-            is_sqlite = name == sqlite.dialect.name
-            dialect = sqlite.dialect(paramstyle="named") if is_sqlite else connection.dialect
-            compiled = self._statement.compile(dialect=dialect)
-            self._compiled[name] = str(compiled), dict(compiled.params)
-        words, fixed = self._compiled[name]
-        return connection.exec_driver_sql(words, {**fixed, **values})
-
-
 _KEY = IDEMPOTENCY.c
 _OWN = (_KEY.principal_id, _KEY.key)
 
-# Run for every call with a key, so these are compiled once.
+# Run for every call with a key, so these are built once: SQLAlchemy then has them compiled.
 _THIS = (_KEY.principal_id == bindparam("this_principal")) & (_KEY.key == bindparam("this_key"))
 _RUNNING = _THIS & (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == bindparam("this_call"))
-_FIND = _Prepared(select(IDEMPOTENCY).where(_THIS))
-_INSERT = _Prepared(
-    text(
-        """INSERT INTO idempotency
-        (principal_id, key, fingerprint, call_id, state, may_repeat, created_at, expires_at)
-        VALUES (:principal_id, :key, :fingerprint, :call_id, :state, :may_repeat, :created_at,
-        :expires_at) ON CONFLICT DO NOTHING"""
-    )
+_FIND = select(IDEMPOTENCY).where(_THIS)
+_INSERT = text(
+    """INSERT INTO idempotency
+    (principal_id, key, fingerprint, call_id, state, may_repeat, created_at, expires_at)
+    VALUES (:principal_id, :key, :fingerprint, :call_id, :state, :may_repeat, :created_at,
+    :expires_at) ON CONFLICT DO NOTHING"""
 )
-_FINISH = _Prepared(
+_FINISH = (
     update(IDEMPOTENCY)
     .where(_RUNNING)
     .values(state=KeyState.DONE.value, answer=bindparam("this_answer"))
 )
-_RELEASE = _Prepared(delete(IDEMPOTENCY).where(_RUNNING))
-_LOSE = _Prepared(update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value))
+_RELEASE = delete(IDEMPOTENCY).where(_RUNNING)
+_LOSE = update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value)
 
 
 class KeyLost(StoreError, InternalError):
@@ -154,14 +129,16 @@ def take(
     Raises:
         UnstorableText: the key has a NUL character.
     """
-    storable(call.key)  # the statements here are compiled without the types of columns
+    storable(call.key)  # the statement that inserts it does not know the types of columns
     if _insert(connection, call, now):
         return None
     found = _find(connection, call.principal_id, call.key)
     if found is not None and found.state == KeyState.RUNNING and not is_held(found.call_id):
-        _lose(connection, found, now)
+        lost = _is(call.principal_id, call.key)
+        connection.execute(delete(IDEMPOTENCY).where(lost, _KEY.may_repeat))
+        connection.execute(update(IDEMPOTENCY).where(lost).values(_unknown(now)))
         found = _find(connection, call.principal_id, call.key)
-    if found is not None and not _is_forgotten(found, now):
+    if found is not None and (found.state in _OPEN or found.expires_at > stamp(now)):
         return _kept(found)
     connection.execute(delete(IDEMPOTENCY).where(_is(call.principal_id, call.key)))
     _insert(connection, call, now)
@@ -174,12 +151,12 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
     Raises:
         KeyLost: the key does not belong to this call.
     """
-    _one(_FINISH.execute(connection, {**_this(call), "this_answer": answer}).rowcount)
+    _one(connection.execute(_FINISH, {**_this(call), "this_answer": answer}).rowcount)
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
     """Delete the key of a running call that had no effect, or that may safely be repeated."""
-    _RELEASE.execute(connection, _this(call))
+    connection.execute(_RELEASE, _this(call))
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
@@ -190,7 +167,7 @@ def lose(connection: Connection, call: KeyedCall) -> None:
     if call.may_repeat:
         release(connection, call)
         return
-    _LOSE.execute(connection, _this(call))
+    connection.execute(_LOSE, _this(call))
 
 
 def hand_over(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
@@ -263,8 +240,8 @@ def answer_of(connection: Connection, principal_id: str, call_id: str) -> str | 
 
 def forget_old(connection: Connection, now: datetime) -> int:
     """Delete a batch of expired keys; return their number."""
-    over = _KEY.state.in_((KeyState.DONE.value, KeyState.UNKNOWN.value))
-    few = select(*_OWN).where(_KEY.expires_at <= stamp(now), over).limit(DELETED_AT_ONCE)
+    is_over = _KEY.state.not_in(_OPEN)
+    few = select(*_OWN).where(_KEY.expires_at <= stamp(now), is_over).limit(DELETED_AT_ONCE)
     return connection.execute(delete(IDEMPOTENCY).where(tuple_(*_OWN).in_(few))).rowcount
 
 
@@ -283,29 +260,16 @@ def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
         "created_at": stamp(now),
         "expires_at": stamp(now + KEY_LIFETIME),
     }
-    return _INSERT.execute(connection, values).rowcount == 1
+    return connection.execute(_INSERT, values).rowcount == 1
 
 
 def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | None:
-    return _FIND.execute(connection, {"this_principal": principal_id, "this_key": key}).first()
-
-
-def _lose(connection: Connection, row: Row[Any], now: datetime) -> None:
-    chosen = _is(row.principal_id, row.key)
-    if row.may_repeat:
-        connection.execute(delete(IDEMPOTENCY).where(chosen))
-    else:
-        connection.execute(update(IDEMPOTENCY).where(chosen).values(_unknown(now)))
+    return connection.execute(_FIND, {"this_principal": principal_id, "this_key": key}).first()
 
 
 def _unknown(now: datetime) -> dict[str, str]:
     """Return the values of a lost call's key. It is kept for a day from now, not from the call."""
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
-
-
-def _is_forgotten(row: Row[Any], now: datetime) -> bool:
-    ended = row.state in (KeyState.DONE.value, KeyState.UNKNOWN.value)
-    return ended and bool(row.expires_at <= stamp(now))
 
 
 def _is(principal_id: str, key: str) -> Any:
@@ -342,7 +306,7 @@ NOT_KEPT = (
 def pack_answer(envelope: Envelope) -> str:
     """Return the envelope as stored JSON; if it is too long, a note replaces its data."""
     text = envelope.model_copy(update={"debug_info": None}).model_dump_json()
-    if _size(text) <= MAX_ANSWER_BYTES:
+    if len(text.encode()) <= MAX_ANSWER_BYTES:
         return text
     return _without_data(envelope, len(text)).model_dump_json()
 
@@ -359,10 +323,6 @@ def replay_of(answer: str) -> Envelope:
     if error is not None:  # a retry with the same key would only get the same answer
         error = error.model_copy(update={"retryable": False, "retry_after_ms": None})
     return envelope.model_copy(update={"metadata": metadata, "error": error})
-
-
-def _size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _without_data(envelope: Envelope, length: int) -> Envelope:

@@ -1,12 +1,17 @@
 """The state in a PostgreSQL database, which one engine at a time writes.
 
-Host side, used by `storage/database`; only this and `postgres_connection` import psycopg. A state
-is one schema of a database: the first in the connection's `search_path`. An engine that gets the
-advisory lock becomes the active one. Invariant: each of its commits proves, in the same
-transaction, that no other engine has become active since and that none of its own commits is
-missing (as after a failover). The lock alone does not prove it: it is lost with its connection,
-unnoticed. The proof is a row, the fence, with the number of the active engine's start and that of
-its last durable commit.
+Host side, used by `storage/database`, which imports it, and with it psycopg, only if the state is
+here. A state is one schema of a database: the first in the connection's `search_path`. An engine
+that gets the advisory lock becomes the active one. Invariants: each of its commits proves, in the
+same transaction, that no other engine has become active since and that none of its own commits is
+missing (as after a failover); a statement, including a commit, fails after `ANSWER_S` of silence,
+and its connection is then closed. The lock alone does not prove the first: it is lost with its
+connection, unnoticed. The proof is a row, the fence, with the number of the active engine's start
+and that of its last durable commit. Timeouts of the network do not notice the second: a process
+that is stopped, or a proxy that keeps what it receives.
+
+Raises (when it is imported):
+    StoreError: psycopg is missing.
 """
 
 from __future__ import annotations
@@ -55,11 +60,31 @@ from fumehood.storage.errors import (
 )
 from fumehood.storage.schema import METADATA, STEPS
 
+try:
+    import psycopg
+    from psycopg.abc import RV, PQGen
+    from psycopg.errors import ConnectionTimeout
+    from psycopg.pq import TransactionStatus
+except ImportError:
+    raise StoreError(
+        "A state in PostgreSQL needs psycopg: pip install 'fumehood[postgres]'"
+    ) from None
+
 CONNECT_S = 5
 """Seconds for a new connection."""
 
 SILENCE_MS = 4000
 """Milliseconds after which a connection whose other end does not answer counts as lost."""
+
+ANSWER_S = 5.0
+"""Seconds of silence after which a statement fails. Longer than the server waits for a lock."""
+
+REST_S = 1.0
+"""Seconds after a connection got no answer in which further ones are refused at once, so that those
+who wait in line do not each wait as long."""
+
+LOOK_S = 0.1
+"""Seconds between looks whether the time is over. *Source*: psycopg's own default."""
 
 LOCK = 0x46554D45
 """First part of the advisory lock of an active engine ("FUME"); the second is its schema's."""
@@ -153,29 +178,84 @@ class Postgres(Backend):
 
     def is_in_transaction(self, connection: Connection) -> bool:
         """False after an error outside of a savepoint: such a transaction can only roll back."""
-        from psycopg.pq import TransactionStatus
-
         raw: Any = connection.connection.driver_connection
         return bool(raw.info.transaction_status == TransactionStatus.INTRANS)
 
-    def in_words(self, error: BaseException) -> str:
-        """Return PostgreSQL's message without values, or the type of another error."""
-        return in_words(error)
+    @staticmethod
+    def in_words(error: BaseException) -> str:
+        """Return the first line of PostgreSQL's message, which has no values, or an error's
+        type.
+        """
+        if isinstance(error, Fenced):
+            return str(error)
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if not isinstance(cause, psycopg.Error):
+            return type(error).__name__
+        if cause.diag.message_primary is not None:  # a value that was no number stands in quotes
+            return re.sub(r'"[^"]*$|"[^"]*"', '"…"', cause.diag.message_primary)[:200]
+        return str(cause).partition("\n")[0][:200]  # of a connection, which has no values
 
     def is_away(self, error: BaseException) -> bool:
         """Whether an error means that the database cannot be reached now, or only be read."""
         is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")
         return isinstance(error, AWAY) and not is_too_much
 
-    def damage_words(self) -> str:
-        """Return the remedy for a database that cannot be read."""
-        return "The state in PostgreSQL is damaged. It was left as it is. Restore a copy of it."
-
     def close(self) -> None:
         """Close all connections; then another engine can become active."""
         super().close()
         self._lock.close()
         self._lock.engine.dispose()
+
+
+# -- connections ---------------------------------------------------------------------------
+
+
+class PatientConnection(psycopg.Connection[Any]):
+    """A connection whose statements fail if the server is silent."""
+
+    answer_s = ANSWER_S
+
+    def wait(self, gen: PQGen[RV], interval: float = LOOK_S, *others: Any, **more: Any) -> RV:
+        """Run psycopg's steps of a statement, each of which waits for the server."""
+        return super().wait(self._limited(gen), interval, *others, **more)
+
+    def _limited(self, steps: PQGen[RV]) -> PQGen[RV]:
+        give_up = time.monotonic() + self.answer_s
+        try:
+            wanted = next(steps)
+            while True:
+                ready = yield wanted
+                if ready:
+                    give_up = time.monotonic() + self.answer_s
+                elif time.monotonic() > give_up:
+                    self.close()
+                    raise psycopg.OperationalError(f"no answer within {self.answer_s:g} s")
+                wanted = steps.send(ready)
+        except StopIteration as ended:
+            result: RV = ended.value
+            return result
+
+
+class Connector:
+    """Opens the connections of one pool."""
+
+    def __init__(self) -> None:
+        self._rests_until = 0.0
+
+    def connect(
+        self, _dialect: Any, _record: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> PatientConnection:
+        """Connect, as SQLAlchemy's event `do_connect`."""
+        if time.monotonic() < self._rests_until:
+            raise ConnectionTimeout("no answer to the last attempt to connect")
+        try:
+            return PatientConnection.connect(*arguments, **options)
+        except ConnectionTimeout:
+            self._rests_until = time.monotonic() + REST_S
+            raise
+
+
+# -- opening -------------------------------------------------------------------------------
 
 
 def open_postgres(url: str) -> Postgres | None:
@@ -188,7 +268,7 @@ def open_postgres(url: str) -> Postgres | None:
         StoreError: the URL is invalid, or the database cannot be reached.
     """
     parsed = parse_url(url)
-    try:
+    with _opening():
         lock = _engine(parsed, poolclass=NullPool).connect()
         try:
             if not _take_lock(lock):
@@ -203,19 +283,13 @@ def open_postgres(url: str) -> Postgres | None:
         except BaseException:
             lock.close()
             raise
-    except DatabaseError as error:
-        raise _refusal(error) from None
 
 
 def open_to_read(url: str) -> Engine:
     """Open a state only to read, also beside its active engine. Raises as `open_postgres`."""
     engine = _reading_engine(parse_url(url))
-    try:
-        with engine.connect() as connection:
-            version = _version(connection)
-    except DatabaseError as error:
-        engine.dispose()
-        raise _refusal(error) from None
+    with _opening(), engine.connect() as connection:
+        version = _version(connection)
     if version != len(STEPS):
         engine.dispose()
         raise StoreError("No engine of this version has started on this state yet.")
@@ -227,37 +301,18 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # ValueError: of a port
-        parsed = None
-    if parsed is not None and "@" in f"{parsed.host}{parsed.database}":
-        raise StoreError("In the state's URL, write an @ of the user or the password as %40.")
-    if parsed is None or parsed.drivername not in ("postgresql", "postgres") or not parsed.database:
-        raise StoreError("The URL of the state has the form postgresql://USER@HOST:PORT/DATABASE.")
-    try:
-        import psycopg  # noqa: F401
-    except ImportError:
+        parsed = make_url("invalid://")
+    is_known = parsed.drivername in ("postgresql", "postgres") and parsed.database
+    if not is_known or "@" in f"{parsed.host}{parsed.database}":
         raise StoreError(
-            "A state in PostgreSQL needs psycopg: pip install 'fumehood[postgres]'"
-        ) from None
+            "The URL of the state has the form postgresql://USER@HOST:PORT/DATABASE. Write an @ of "
+            "the user or the password as %40."
+        )
     return parsed.set(drivername="postgresql+psycopg")
-
-
-def in_words(error: BaseException) -> str:
-    """Return the first line of PostgreSQL's message, which has no values, or an error's type."""
-    if isinstance(error, Fenced):
-        return str(error)
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    if cause is None or not type(cause).__module__.startswith("psycopg"):
-        return type(error).__name__
-    primary = getattr(getattr(cause, "diag", None), "message_primary", None)
-    if primary is not None:  # a value that was no number stands in quotes
-        return re.sub(r'"[^"]*$|"[^"]*"', '"…"', str(primary))[:200]
-    return str(cause).partition("\n")[0][:200]  # of a connection, which has no values
 
 
 def _engine(url: URL, **pool: Any) -> Engine:
     """Return a source of connections on which both ends soon notice that the other one is gone."""
-    from fumehood.storage.postgres_connection import Connector
-
     silence_s = SILENCE_MS // 1000
     options = {
         "tcp_user_timeout": SILENCE_MS,
@@ -342,11 +397,17 @@ def _version(connection: Connection) -> int | None:
     """Return the schema of a state, or None if there is none. Raises DamagedState."""
     if not inspect(connection).has_table(FENCE.name):
         return None
-    versions = connection.execute(select(FENCE.c.schema)).scalars().all()
-    if len(versions) != 1:
-        raise DamagedState("The table fence of the state has not one row. Restore a copy of it.")
-    return int(versions[0])
+    version: int | None = connection.execute(select(FENCE.c.schema)).scalar()
+    if version is None:
+        raise DamagedState("The table fence of the state is empty. Restore a copy of it.")
+    return version
 
 
-def _refusal(error: DatabaseError | InterfaceError) -> StoreError:
-    return StoreError(f"The state in PostgreSQL cannot be opened: {in_words(error)}.")
+@contextmanager
+def _opening() -> Iterator[None]:
+    """Convert errors of the database to StoreError."""
+    try:
+        yield
+    except DatabaseError as error:
+        why = Postgres.in_words(error)
+        raise StoreError(f"The state in PostgreSQL cannot be opened: {why}.") from None

@@ -21,8 +21,6 @@ import os
 import re
 import shutil
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -37,7 +35,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.storage.errors import FilesAway, StoreError
 from fumehood.storage.file_room import START_S, FileRoom, NoRoom, RoomFile
-from fumehood.storage.files import Bucket, Directory
+from fumehood.storage.files import Bucket, Directory, Found
 
 DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000
@@ -306,16 +304,6 @@ class RecordingReader:
             self._source.leave()
 
 
-@dataclass(frozen=True)
-class _Elsewhere:
-    """A recording of another engine, in the bucket."""
-
-    size: int
-    ended_at: float
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is fetched."""
-
-
 class RecordingStore:
     """The recordings of one engine. Call `open` before the first and `room.close` after the last.
 
@@ -334,7 +322,8 @@ class RecordingStore:
         self._all: dict[str, Recording] = {}
         """Recordings of running calls, recordings with readers, and kept recordings, by call id."""
         self._bucket = bucket.below(DIRECTORY_NAME, CALL_ID) if bucket and kept_s > 0 else None
-        self._elsewhere: dict[str, _Elsewhere] = {}
+        self._elsewhere: dict[str, Found] = {}
+        """Recordings of other engines, in the bucket."""
         self._is_listed = False
         self.room = FileRoom(
             state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT, bucket=self._bucket
@@ -388,10 +377,7 @@ class RecordingStore:
         """
         place = self._elsewhere.get(call_id)
         if place is not None:
-            async with place.turn:
-                if call_id in self._elsewhere:
-                    fetch = self.room.with_files
-                    await fetch(self._fetch, call_id, principal_id, place)
+            await self.room.with_files(self._fetch, call_id, principal_id, place)
 
     def find(
         self, call_id: str, principal_id: str, after: str | None = None
@@ -416,7 +402,7 @@ class RecordingStore:
         kept = [(name, one) for name, one in list(self._all.items()) if not one.holders]
         old = [(one.file.principal_id, name) for name, one in kept if one.ended_at <= oldest]
         others = list(self._elsewhere.items())
-        old += [(ELSEWHERE, name) for name, one in others if one.ended_at <= oldest]
+        old += [(ELSEWHERE, name) for name, one in others if one.changed_at <= oldest]
         for whose, name in old:
             self._forget(name)
             self.room.submit(partial(self.room.remove, whose, name))
@@ -437,11 +423,7 @@ class RecordingStore:
     def share(self, recording: Recording) -> None:
         """Copy an ended recording to the bucket, if there is one. Never waits."""
         if self._bucket is not None and not recording.tail:
-            self.room.copy(partial(self._copy, recording.call.call_id))
-
-    def _copy(self, call_id: str) -> None:
-        with suppress(OSError):  # the bucket is away, or the recording was evicted
-            self.room.put(call_id)
+            self.room.copy(recording.call.call_id)
 
     def _forget(self, call_id: str) -> None:
         self._all.pop(call_id, None)
@@ -469,18 +451,18 @@ class RecordingStore:
         lost = {recording.call.call_id for recording in self._lost}
         for name, one in sorted(found.items(), key=lambda item: item[1].changed_at):
             if name not in self._all and name not in lost:
-                self._elsewhere[name] = _Elsewhere(one.size, one.changed_at)
+                self._elsewhere[name] = one
                 self.room.restore(ELSEWHERE, name, one.size)
         self._is_listed = True
 
-    def _fetch(self, call_id: str, principal_id: str, place: _Elsewhere) -> None:
+    def _fetch(self, call_id: str, principal_id: str, place: Found) -> None:
         """Bring a recording here, or forget it if the bucket has lost it. Runs in a thread."""
         room = self.room
         if room.hold(ELSEWHERE, call_id) is None:
             return  # it was just evicted
         try:
             self._download(call_id, principal_id, place)
-            self._take_over(call_id, place.ended_at, fetched=place.size)
+            self._take_over(call_id, place.changed_at, fetched=place.size)
             self._elsewhere.pop(call_id, None)
         except (FileNotFoundError, TypeError, ValueError):
             room.keep(ELSEWHERE, call_id, place.size)
@@ -492,7 +474,7 @@ class RecordingStore:
             if isinstance(error, FilesAway):
                 raise
 
-    def _download(self, call_id: str, principal_id: str, place: _Elsewhere) -> None:
+    def _download(self, call_id: str, principal_id: str, place: Found) -> None:
         """Copy a recording of this principal from the bucket.
 
         Raises:
@@ -509,7 +491,7 @@ class RecordingStore:
             with self.room.open_file(call_id, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 file.write(first)
                 shutil.copyfileobj(source, file)
-        os.utime(self.room.directory / call_id, (place.ended_at, place.ended_at))
+        os.utime(self.room.directory / call_id, (place.changed_at, place.changed_at))
 
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
         """Keep a file of the previous engine, without an incomplete last line.

@@ -16,8 +16,6 @@ from datetime import datetime
 from fumehood.storage.errors import StoreError
 
 INTERVAL_S = 3600.0
-MIN_INTERVAL_S = 1.0
-
 
 Prune = Callable[[datetime], Awaitable[int]]
 """Deletes the expired entries of one store and returns their number."""
@@ -37,9 +35,8 @@ async def retention(
     `kept_s` is how many seconds an entry is kept; if under an hour, it is also the interval of the
     runs. The event `overdue` starts the next run early.
     """
-    interval_s = min(INTERVAL_S, max(MIN_INTERVAL_S, kept_s))
     task = asyncio.create_task(
-        _prune_for_ever(prune, now, on_fault, interval_s, overdue or asyncio.Event())
+        _prune_for_ever(prune, now, on_fault, min(INTERVAL_S, kept_s), overdue or asyncio.Event())
     )
     try:
         yield

@@ -426,7 +426,7 @@ def _records_of_calls(connection: Connection) -> None:
         """CREATE TABLE records (seq INTEGER NOT NULL PRIMARY KEY, size INTEGER NOT NULL,
         document BLOB NOT NULL, words VARCHAR NOT NULL)""",
         "CREATE VIRTUAL TABLE record_words USING fts5(words, content=records, content_rowid=seq)",
-        # What is not indexed yet (`records.index_words`) must not be taken from the index.
+        # What is not indexed yet (`calls.index_words`) must not be taken from the index.
         """CREATE TRIGGER record_deleted AFTER DELETE ON records
         WHEN old.seq <= (SELECT max(id) FROM record_words_docsize) BEGIN
         INSERT INTO record_words(record_words, rowid, words)

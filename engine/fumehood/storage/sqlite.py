@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine,
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.storage.backend import READ_THREADS, Backend
-from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.directory import PRIVATE_FILE, private
 from fumehood.storage.errors import DamagedState, ForeignState, NewerState, StoreError
 from fumehood.storage.schema import METADATA, STEPS
 
@@ -41,10 +41,6 @@ SIDE_FILES = ("-wal", "-journal")
 class SQLite(Backend):
     """A SQLite file, or a database in memory."""
 
-    def __init__(self, writing: Engine, reading: Engine, path: Path | None) -> None:
-        super().__init__(writing, reading, has_readers=path is not None)
-        self._path = path
-
     @contextmanager
     def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
         """Run the block in a transaction; with `flushed` it is durable when the block is left."""
@@ -61,13 +57,11 @@ class SQLite(Backend):
         raw: Any = connection.connection.driver_connection
         return bool(raw.in_transaction)
 
-    def in_words(self, error: BaseException) -> str:
+    @staticmethod
+    def in_words(error: BaseException) -> str:
         """Return SQLite's message, which contains no values, or the type of another error."""
-        return in_words(error)
-
-    def damage_words(self) -> str:
-        """Return the remedy for a database that cannot be read."""
-        return damage_words(self._path) if self._path is not None else "The database is damaged."
+        cause = error.orig if isinstance(error, DatabaseError) else error
+        return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
 
 
 def open_file(path: Path) -> SQLite:
@@ -77,20 +71,19 @@ def open_file(path: Path) -> SQLite:
         NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
         StoreError: the file cannot be opened.
     """
-    try:
+    with _opening(path):
         _check(path)
-        _make_private(path)
-        writing = _writing_engine(path)
+        _prepare(path)
+        writing = _engine(path, "mode=rw", size=1)
+        # Take the write lock when a transaction begins, so that a lock held by another process
+        # fails it before the first job runs.
+        _begin_explicitly(writing, "BEGIN IMMEDIATE")
         try:
             _migrate(writing)
         except BaseException:
             writing.dispose()
             raise
-    except (sqlite3.DatabaseError, DatabaseError) as error:
-        raise _refusal(path, error) from None
-    except OSError as error:
-        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
-    return SQLite(writing, _reading_engine(path), path)
+    return SQLite(writing, _reading_engine(path), has_readers=True)
 
 
 def open_to_read(path: Path) -> Engine:
@@ -100,17 +93,13 @@ def open_to_read(path: Path) -> Engine:
         NewerState, ForeignState, DamagedState: this engine cannot use the file.
         StoreError: the file cannot be opened, or an older engine wrote it.
     """
-    try:
+    with _opening(path):
         if not _has_content(path):
             raise StoreError(f"There is no database {path}.")
         _check(path)
         engine = _reading_engine(path)
         with engine.connect() as connection:
             version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-    except (sqlite3.DatabaseError, DatabaseError) as error:
-        raise _refusal(path, error) from None
-    except OSError as error:
-        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
     if version != len(STEPS):
         engine.dispose()
         raise StoreError(f"An older engine wrote the database {path}. Start this one once.")
@@ -124,18 +113,27 @@ def open_memory() -> SQLite:
     )
     _begin_explicitly(engine, "BEGIN")
     _migrate(engine)
-    return SQLite(engine, engine, None)
+    return SQLite(engine, engine, has_readers=False)
 
 
-def in_words(error: BaseException) -> str:
-    """Return SQLite's message, which contains no values, or the type of another error."""
-    cause = error.orig if isinstance(error, DatabaseError) else error
-    return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """Convert errors of SQLite and the file system to StoreError."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, DatabaseError) as error:
+        cause = error.orig if isinstance(error, DatabaseError) else error
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise _damaged(path) from None
+        why = SQLite.in_words(error)
+        raise StoreError(f"The database {path} cannot be opened: {why}.") from None
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
 
 
-def damage_words(path: Path) -> str:
-    """Return the remedy for a database that cannot be read."""
-    return (
+def _damaged(path: Path) -> DamagedState:
+    return DamagedState(
         f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
         "what can be read with the sqlite3 shell's .recover; to start over, move it away "
         "together with the files beside it (-wal, -shm)."
@@ -155,11 +153,9 @@ def _check(path: Path) -> None:
     was_left_open = _has_content(path.with_name(path.name + "-wal"))
     # `immutable` ignores locks and side files, so it is only for databases without a log.
     how = "mode=ro" if was_left_open else "mode=ro&immutable=1"
-    connection = sqlite3.connect(_uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S)
-    try:
+    uri = _uri(path, how)
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         _check_content(connection, path, thoroughly=was_left_open)
-    finally:
-        connection.close()
 
 
 def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bool) -> None:
@@ -182,10 +178,9 @@ def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bo
             f"The database {path} was written by a newer engine (schema {version}, this one "
             f"knows {len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
         )
-    if version == len(STEPS) and not tables >= set(METADATA.tables):
-        raise DamagedState(damage_words(path))
-    if thoroughly and one("PRAGMA quick_check(1)") != "ok":
-        raise DamagedState(damage_words(path))
+    is_whole = version < len(STEPS) or tables >= set(METADATA.tables)
+    if not is_whole or (thoroughly and one("PRAGMA quick_check(1)") != "ok"):
+        raise _damaged(path)
 
 
 def _has_content(path: Path) -> bool:
@@ -198,53 +193,34 @@ def _has_content(path: Path) -> bool:
     return found.st_size > 0
 
 
-def _make_private(path: Path) -> None:
-    """Create the file, or remove other users' access. SQLite's side files get the same mode."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, PRIVATE_FILE)
-    try:
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE_FILE:
-            os.fchmod(descriptor, PRIVATE_FILE)
-    finally:
-        os.close(descriptor)
-
-
-def _writing_engine(path: Path) -> Engine:
-    def prepare(connection: sqlite3.Connection) -> None:
+def _prepare(path: Path) -> None:
+    """Create the file, or remove other users' access, and let it have a write-ahead log. SQLite's
+    side files get the same mode.
+    """
+    with open(path, "ab", opener=private) as file:
+        os.fchmod(file.fileno(), PRIVATE_FILE)
+    uri = _uri(path, "mode=rw")
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise StoreError(
-                f"The file system of {path} cannot hold the state (no write-ahead log). Set "
-                "FUMEHOOD_HOME to a directory on a local disk."
-            )
-        connection.execute("PRAGMA synchronous = FULL")
-
-    engine = _engine(path, "mode=rw", size=1, prepare=prepare)
-    # Take the write lock when a transaction begins, so that a lock held by another process fails
-    # it before the first job runs.
-    _begin_explicitly(engine, "BEGIN IMMEDIATE")
-    return engine
+    if mode != "wal":
+        raise StoreError(
+            f"The file system of {path} cannot hold the state (no write-ahead log). Set "
+            "FUMEHOOD_HOME to a directory on a local disk."
+        )
 
 
 def _reading_engine(path: Path) -> Engine:
-    engine = _engine(path, "mode=ro", size=READ_THREADS, prepare=lambda connection: None)
+    engine = _engine(path, "mode=ro", size=READ_THREADS)
     _begin_explicitly(engine, "BEGIN")
     return engine
 
 
-def _engine(
-    path: Path, how: str, *, size: int, prepare: Callable[[sqlite3.Connection], None]
-) -> Engine:
+def _engine(path: Path, how: str, *, size: int) -> Engine:
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
             _uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
         )
-        try:
-            connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KB}")
-            prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
+        connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KB}")
         return connection
 
     return create_engine(
@@ -280,15 +256,3 @@ def _migrate(engine: Engine) -> None:
 
 def _uri(path: Path, how: str) -> str:
     return f"file:{quote(os.fspath(path.absolute()))}?{how}"
-
-
-def _refusal(path: Path, error: BaseException) -> StoreError:
-    if _is_damage(error):
-        return DamagedState(damage_words(path))
-    return StoreError(f"The database {path} cannot be opened: {in_words(error)}.")
-
-
-def _is_damage(error: BaseException) -> bool:
-    cause = error.orig if isinstance(error, DatabaseError) else error
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
-    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)

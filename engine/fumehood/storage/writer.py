@@ -75,11 +75,10 @@ class Writer:
         self._posts: deque[tuple[Batch, Row]] = deque()
         self._flushing: list[Future[None]] = []
         self._closing = False
-        self._dropped = 0
-        """Rows dropped, counted by posting threads. The writer's thread counts its own in `_lost`:
-        a shared counter would have races."""
-        self._lost = 0
-        self._told_dropped = 0
+        self.lost = 0
+        """How many posted rows were not stored."""
+        self._has_dropped = False
+        """Whether a row was dropped since the last report."""
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
         self._wrote_posts_at = time.monotonic()
@@ -94,11 +93,6 @@ class Writer:
     def waiting(self) -> int:
         """The number of jobs and rows that wait to be written."""
         return len(self._waiting) + len(self._posts)
-
-    @property
-    def lost(self) -> int:
-        """How many posted rows were not stored."""
-        return self._dropped + self._lost
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
         """Queue a job; its future resolves to its result after the commit."""
@@ -116,7 +110,8 @@ class Writer:
     def post(self, how: Batch, row: Row) -> None:
         """Queue a row without waiting. Rows posted with the same `how` are written together."""
         if self._closing or len(self._posts) >= MAX_POSTS:
-            self._dropped += 1
+            self.lost += 1
+            self._has_dropped = True
             return
         self._posts.append((how, row))
         if self._thread is None:
@@ -142,7 +137,7 @@ class Writer:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        self._dropped += len(self._posts)  # rows posted while the writer was closing
+        self.lost += len(self._posts)  # rows posted while the writer was closing
         self._posts.clear()
 
     def _start(self) -> None:
@@ -173,9 +168,9 @@ class Writer:
         while owed > 0 and self._posts:
             owed -= self._write_posts(min(owed, len(self._posts), MAX_GROUP))
             self._write_jobs()
-        if self._dropped > self._told_dropped:
-            self._told_dropped = self._dropped
-            self._on_event("state.rows_dropped", {"dropped_rows": self._dropped})
+        if self._has_dropped:
+            self._has_dropped = False
+            self._on_event("state.rows_dropped", {"dropped_rows": self.lost})
         for future in flushing:
             future.set_result(None)
 
@@ -222,7 +217,7 @@ class Writer:
         with self._lock:
             jobs = list(self._waiting)
             self._waiting.clear()
-        self._lost += len(self._posts)
+        self.lost += len(self._posts)
         self._posts.clear()
         return jobs
 
@@ -246,8 +241,6 @@ class Writer:
                 raise _RolledBack from error
             if isinstance(error, DatabaseError):
                 waiting.future.set_exception(self._failure(error))
-            elif isinstance(error, StopIteration):  # a future does not accept one
-                waiting.future.set_exception(RuntimeError("a job raised StopIteration"))
             else:
                 waiting.future.set_exception(error)
             if is_alone:
@@ -262,7 +255,9 @@ class Writer:
     @contextmanager
     def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
         """Run the block in a transaction; with `flushed` it is durable when the block is left."""
-        connection = self._connected()
+        if self._connection is None:  # kept: taking one from the pool costs as much as a small job
+            self._connection = self._backend.writing.connect()
+        connection = self._connection
         try:
             with self._backend.transaction(connection, flushed=flushed):
                 yield connection
@@ -279,14 +274,6 @@ class Writer:
     def _is_in_transaction(self, connection: Connection) -> bool:
         """False if the database has rolled back by itself, or has gone."""
         return not connection.invalidated and self._backend.is_in_transaction(connection)
-
-    def _connected(self) -> Connection:
-        """Return the connection, which is kept: taking one from the pool costs as much as a small
-        job.
-        """
-        if self._connection is None:
-            self._connection = self._backend.writing.connect()
-        return self._connection
 
     def _disconnect(self) -> None:
         """Return the connection after an error; the pool rolls back."""
@@ -311,7 +298,7 @@ class Writer:
         )
         # Written one by one, so that a refused row affects no other.
         refused = self._write_batches([(how, [row]) for how, rows, _ in refused for row in rows])
-        self._lost += len(refused)
+        self.lost += len(refused)
         if len(refused) < count:
             self._note_success()
         if refused and not self.is_failing:

@@ -89,7 +89,7 @@ async def test_unchanged_input_files_are_not_returned(store: BlobStore, size: in
     assert [entry["filename"] for entry in await files.entries()] == ["longer", "other", "renamed"]
     assert files.left_out == 0
     await store.keep(store.draft(OWNER), "last", "text/plain")
-    assert store.room.taken == (3 * size + 1 if size >= MAX_INLINE_BYTES else 0)
+    assert store.room.share.total == (3 * size + 1 if size >= MAX_INLINE_BYTES else 0)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../a", "n" * 256])
@@ -143,7 +143,7 @@ async def test_discarded_run_files_leave_no_blobs(store: BlobStore, home: Path) 
     files.discard()
     last = await store.keep(store.draft(OWNER), "last", "text/plain")
     assert os.listdir(home / "blobs") == [last.id]
-    assert store.room.taken == 0
+    assert store.room.share.total == 0
 
 
 @pytest.mark.parametrize(

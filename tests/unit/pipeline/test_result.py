@@ -186,7 +186,7 @@ async def _whole(store: BlobStore, url: str) -> str:
 )  # fmt: skip
 async def test_short_text_and_non_text_data_is_not_truncated(store: BlobStore, data: Any) -> None:
     assert await _short(store, data) == data
-    assert store.room.taken == 0
+    assert store.room.share.total == 0
 
 
 @pytest.mark.row("E6")
@@ -320,7 +320,7 @@ async def test_text_cut_by_the_wall_is_reported_like_other_truncation(
     assert second["field"] == "other"
     assert short["truncation_info"]["original_length"] == 10**9 + 20_000
     assert short["resource_url"] == link.get("resource_url", second["resource_url"])
-    assert store.room.taken == 20_000
+    assert store.room.share.total == 20_000
     shorter = await shorten(shaped, blobs=store, principal_id=OWNER, max_length=80)
     assert 64 < len(shorter.data["stdout"]) <= 80
 

@@ -211,5 +211,5 @@ async def test_reader_cancelled_before_call_begins_leaves_no_recording(home: Pat
             while engine._made.calls.streamed:
                 await anyio.lowlevel.checkpoint()
             room = engine._made.recordings.room
-            while room.taken or os.listdir(room.directory):
+            while room.share.total or os.listdir(room.directory):
                 await anyio.lowlevel.checkpoint()

@@ -122,24 +122,6 @@ def test_function_gives_name_summary_and_required_parameters() -> None:
 
 
 @pytest.mark.row("T7")
-def test_sphinx_fields_describe_parameters() -> None:
-    @tool(sandboxed=False)
-    async def wait(seconds: int, reason: str) -> None:
-        """Wait.
-
-        :param int seconds: How long.
-        :param reason: Why.
-        :returns: nothing
-        """
-
-    assert wait.definition.description == "Wait."
-    assert [_properties(wait)[name]["description"] for name in ("seconds", "reason")] == [
-        "How long.",
-        "Why.",
-    ]
-
-
-@pytest.mark.row("T7")
 def test_decimal_parameter_is_a_number_with_bounds() -> None:
     @tool(sandboxed=False)
     async def pay(
@@ -275,18 +257,6 @@ async def test_variadic_keyword_function_accepts_additional_parameters() -> None
     assert open_ended.definition.parameters["additionalProperties"] is True
     assert list(_properties(open_ended)) == ["name"]
     assert await open_ended.invoke({"name": "a", "b": 1}) == {"name": "a", "more": {"b": 1}}
-
-
-@pytest.mark.anyio
-async def test_mutable_default_is_not_shared_between_calls() -> None:
-    @tool(sandboxed=False)
-    async def collect(items: list[int] = []) -> Any:  # noqa: B006
-        """Collect."""
-        items.append(1)
-        return list(items)
-
-    assert await collect.invoke({}) == [1]
-    assert await collect.invoke({}) == [1]
 
 
 @pytest.mark.row("T7")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from fumehood.protocol.files import FileFault, one_line
 from fumehood.registry import directory as module
 from fumehood.registry.directory import (
-    MAX_DEFINITIONS,
     DirectoryContents,
     ToolDirectory,
     read_documents,
@@ -220,18 +218,6 @@ def test_internal_error_in_one_file_does_not_exclude_others(
     assert _faults(contents) == {"b.json": "it could not be understood (ZeroDivisionError)"}
 
 
-def test_directory_over_the_definition_limit_excludes_the_last_files(
-    definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_DEFINITIONS", 3)
-    definitions.put_tools("a.json", "a", "b")
-    definitions.put_tools("b.json", "c", "d")
-    definitions.put_tools("c.json", "e")
-    contents = ToolDirectory(definitions.path).load()
-    assert _names(contents) == ["a", "b", "e"]
-    assert _faults(contents) == {"b.json": "with it the directory would hold over 3 tools"}
-
-
 def test_file_fault_is_short_and_printable(
     definitions: DefinitionDirectory,
 ) -> None:
@@ -244,19 +230,6 @@ def test_file_fault_is_short_and_printable(
 
 
 # -- one file ------------------------------------------------------------------------------
-
-
-JSON = b'{"name": "a", "type": "REST", "tags": ["x", "y"], "timeout": 500, "dangerous": true}'
-TOML = b'name = "a"\ntype = "REST"\ntags = ["x", "y"]\ntimeout = 500\ndangerous = true\n'
-YAML = b"name: a\ntype: REST\ntags: [x, y]\ntimeout: 500\ndangerous: true\n"
-
-
-@pytest.mark.row("R4")
-@pytest.mark.parametrize(
-    ("name", "data"), [("a.json", JSON), ("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML)]
-)
-def test_json_toml_and_yaml_give_equal_definitions(name: str, data: bytes) -> None:
-    assert read_documents(name, data) == [json.loads(JSON)]
 
 
 @pytest.mark.row("R4")
@@ -322,20 +295,6 @@ def test_unusable_definition_file_has_a_reason(case: str) -> None:
         read_documents(name, data)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) <= 1001
-
-
-@pytest.mark.row("R4")
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.json", json.dumps([{}] * (MAX_DEFINITIONS + 1)).encode()),
-        ("a.toml", b"[[tools]]\n" * (MAX_DEFINITIONS + 1)),
-        ("a.yaml", b"- {}\n" * (MAX_DEFINITIONS + 1)),
-    ],
-)
-def test_too_many_definitions_are_refused_before_parsing(name: str, data: bytes) -> None:
-    with pytest.raises(FileFault, match="it holds 10001 tools; at most 10000"):
-        read_documents(name, data)
 
 
 @pytest.mark.parametrize(

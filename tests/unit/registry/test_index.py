@@ -14,10 +14,13 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import (
     RegisteredTool,
     Source,
+    ToolFilter,
     ToolIndex,
+    ToolPage,
+    filter_tools,
+    page_of_tools,
     tool_of_document,
 )
-from fumehood.registry.listing import ToolFilter, ToolPage, filter_tools, page_of_tools
 from support.definitions import (
     answer_nothing,
     expression_document,
@@ -137,21 +140,6 @@ def test_replacing_a_source_keeps_tools_of_other_sources() -> None:
     assert [tool.definition.name for tool in index] == ["sums"]
     with pytest.raises(ToolNotFound):
         index.get("b")
-
-
-@pytest.mark.row("R1")
-def test_interrupted_replacement_changes_nothing() -> None:
-    """Whatever goes wrong half way, readers still have the old tools, all of them."""
-    index = ToolIndex()
-    index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
-
-    def break_off() -> Any:
-        yield from _from_directory("c")
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        index.replace_source(Source.DIRECTORY, break_off())
-    assert [tool.definition.name for tool in index] == ["a", "b"]
 
 
 # -- Pages of the list of tools ------------------------------------------------------------

@@ -20,7 +20,6 @@ from fumehood.registry.json_schema import (
     CompiledSchema,
     TooCostly,
     Violation,
-    compile_pattern,
     is_surely_sound,
     plain_acceptor,
     schema_faults,
@@ -143,13 +142,6 @@ TREE = {"properties": {"left": {"$ref": "#"}, "n": {"type": "integer"}}}
 )  # fmt: skip
 def test_violation_names_its_path(schema: dict[str, Any], document: Any, paths: list[str]) -> None:
     assert sorted(violation.path for violation in _violations(schema, document)) == paths
-
-
-def test_long_expected_value_in_a_message_is_shortened() -> None:
-    found = _violations({"const": "x" * 1000}, 1)
-    assert len(found[0].message) < 120
-    found = _violations({"enum": [f"value {i}" for i in range(1000)]}, 1)
-    assert len(found[0].message) < 300
 
 
 CLOSED_TEXTS = {
@@ -281,11 +273,6 @@ def _nested(depth: int) -> dict[str, Any]:
 def test_schema_over_its_bounds_is_refused(schema: dict[str, Any], fits: bool) -> None:
     faults = [] if fits else ["parameters: over 10000 nodes or 32 levels"]
     assert schema_faults(schema, "parameters") == faults
-
-
-@pytest.mark.parametrize("pattern", ["", "b", "^[A-Z]", "\\d{4}-\\d{2}", "(?i)X", "\\p{L}+"])
-def test_pattern_matches_anywhere_in_the_text(pattern: str) -> None:
-    assert compile_pattern(pattern).search("Ab1x2026-01") is not None
 
 
 @given(st.text(max_size=30))

@@ -31,7 +31,7 @@ from fumehood.executors.session_saver import SessionSaver
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding
-from fumehood.storage.saved_files import SavedFiles
+from fumehood.storage.files import SavedFiles
 from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall, ManualClock, SeenRun
 from support.fake_files import FakeFiles
 from support.session_rows import SessionRows

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
-from fumehood.core.fair_share import FairShare
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.storage import file_room
 from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept
 from fumehood.storage.database import FILE_NAME, Database
-from fumehood.storage.directory import random_file
 from fumehood.storage.schema import BLOBS
 from fumehood.testing import ManualClock
 from support.blobs import blob_store, read_blob
@@ -102,7 +96,7 @@ async def test_expired_blob_is_refused_at_once_and_removed_on_prune(
     assert files(home) == [blob.id]
     assert await store.prune(clock.now()) == 1
     assert files(home) == []
-    assert (rows(store._database), store.room.taken) == (0, 0)
+    assert (rows(store._database), store.room.share.total) == (0, 0)
     assert await store.prune(clock.now()) == 0
 
 
@@ -110,7 +104,7 @@ async def test_discarded_draft_leaves_no_file(store: BlobStore, home: Path) -> N
     fed(store, b"x" * 5 * KB).discard()
     await keep(store)  # the thread has come past it
     assert len(files(home)) == 1
-    assert store.room.taken == 3
+    assert store.room.share.total == 3
 
 
 async def test_principals_oldest_blob_is_evicted_for_its_newest(
@@ -120,7 +114,7 @@ async def test_principals_oldest_blob_is_evicted_for_its_newest(
     old = [await keep(store, b"%d" % number * 20 * KB) for number in range(2)]
     new = await keep(store, b"n" * 20 * KB)
     assert files(home) == sorted([twin.id, old[1].id, new.id])
-    assert store.room.taken == 80 * KB
+    assert store.room.share.total == 80 * KB
     with anyio.fail_after(20):
         await store.overdue.wait()
     assert await store.prune(clock.now()) == rows(store._database) - 2 == 1
@@ -134,7 +128,7 @@ async def test_content_over_share_or_total_is_not_kept(store: BlobStore, home: P
     with pytest.raises(NotKept, match="your share"):
         await keep(store, b"x" * 51 * KB)
     assert store.overdue.is_set()
-    assert (files(home), store.room.taken) == ([], 0)
+    assert (files(home), store.room.share.total) == ([], 0)
     drafts = [fed(store, b"x" * 50 * KB, owner) for owner in (OWNER, OTHER)]
     with pytest.raises(NotKept, match="is used up"):  # what is not yet a blob does not go
         await keep(store, b"x", "uid:3")
@@ -149,7 +143,7 @@ async def test_principal_with_most_storage_is_evicted_if_total_is_used_up(
     own = [await keep(store, b"x" * 20 * KB) for _ in range(2)]
     new = [await keep(store, b"x" * 10 * KB, "uid:3") for _ in range(2)]
     assert files(home) == sorted(blob.id for blob in (*most[1:], *own, *new))
-    assert store.room.taken == 100 * KB
+    assert store.room.share.total == 100 * KB
 
 
 async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -> None:
@@ -161,21 +155,6 @@ async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -
     async with opened(home, clock) as store:
         new = await keep(store, b"x" * 20 * KB)
         assert files(home) == sorted(blob.id for blob in (*kept[2:], new))
-
-
-async def test_full_disk_refuses_blob_and_store_recovers(
-    store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path) -> Any:
-        return os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(file_room.os, "statvfs", full)
-        with pytest.raises(NotKept, match="disk is full"):
-            await keep(store)
-    assert files(home) == []
-    assert store.room.taken == 0
-    await keep(store)
 
 
 @pytest.mark.sqlite
@@ -191,18 +170,6 @@ async def test_blob_file_is_removed_if_its_row_cannot_be_written(
     assert await read_blob(store, blob.url) == b"abc"
 
 
-async def test_draft_faster_than_the_disk_is_not_kept(
-    store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store.room, "_waiting", FairShare(4 * KB, 2 * KB))
-    draft = fed(store, b"x" * 10 * KB)  # the event loop has not come round meanwhile
-    assert draft.fault is not None
-    with pytest.raises(NotKept, match="too slow"):
-        await store.keep(draft, "a", "text/plain")
-    assert files(home) == []
-    await keep(store, b"x" * KB)
-
-
 async def test_restart_removes_orphan_files_and_rows_and_keeps_the_rest(
     home: Path, clock: ManualClock
 ) -> None:
@@ -216,7 +183,7 @@ async def test_restart_removes_orphan_files_and_rows_and_keeps_the_rest(
     async with opened(home, clock) as store:
         assert files(home) == [kept.id]
         assert rows(store._database) == 1
-        assert store.room.taken == 4
+        assert store.room.share.total == 4
         assert await read_blob(store, kept.url) == b"kept"
         with pytest.raises(ResourceNotFound):
             await read_blob(store, lost.url)
@@ -290,17 +257,3 @@ def test_url_that_is_not_a_blob_url_is_rejected(change: tuple[str, str]) -> None
     url = BlobLinks(b"k" * KEY_BYTES).make(BLOB, "uid:1", 1000)
     with pytest.raises(ValueError, match="not the address of a blob"):
         parse_blob_url(url.replace(*change, 1))
-
-
-@pytest.mark.row("E7", "D4")
-def test_key_file_is_created_once_and_private_with_any_umask(home: Path) -> None:
-    (home / "key.new").write_bytes(b"left by a crash")
-    before = os.umask(0)
-    try:
-        key, _ = random_file(home / "key", KEY_BYTES)
-    finally:
-        os.umask(before)
-    assert len(key) == KEY_BYTES
-    assert random_file(home / "key", KEY_BYTES)[0] == key
-    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
-    assert [path.name for path in home.iterdir()] == ["key"]

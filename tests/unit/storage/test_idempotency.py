@@ -271,14 +271,6 @@ def test_oversized_answer_is_stored_without_its_data(character: str) -> None:
 
 
 @pytest.mark.row("P3")
-def test_answer_of_exactly_maximum_size_is_stored_whole() -> None:
-    room = MAX_ANSWER_BYTES - len(answer("call_1", {"text": ""}).model_dump_json())
-    for length, is_whole in ((room, True), (room + 1, False)):
-        again = replay_of(pack_answer(answer("call_1", {"text": "x" * length})))
-        assert ("truncated" not in again.data) is is_whole
-
-
-@pytest.mark.row("P3")
 def test_stored_fields_warnings_and_details_are_bounded() -> None:
     error = failure(
         "INVALID_PARAMS", fields=tuple(f"{n:080}" for n in range(20_000)), details={"a": "x" * 100}

@@ -71,7 +71,7 @@ async def read_all(reader: RecordingReader) -> list[Record]:
 async def gone(store: RecordingStore) -> None:
     """Wait until no recording is left."""
     with anyio.fail_after(20):
-        while os.listdir(store.room.directory) or store.room.taken:
+        while os.listdir(store.room.directory) or store.room.share.total:
             await anyio.lowlevel.checkpoint()
 
 
@@ -222,18 +222,6 @@ async def test_unopenable_store_gives_a_notice_and_the_answer(home: Path) -> Non
     notice, last = await read_all(reader)
     assert json.loads(notice.data) == {"message": CLOSED}
     assert last.kind == "tool_error"
-
-
-async def test_closed_store_ends_readers_with_notice_and_answer(home: Path) -> None:
-    async with opened(home) as store:
-        recording = made(store)
-        reader = recording.reader()
-        say(recording, "x")
-        assert len(await reader.read()) == 1
-    say(recording, "y")
-    recording.finish("tool_error", b"{}")
-    found = await read_all(reader)
-    assert [record.kind for record in found] == ["tool_notice", "tool_error"]
 
 
 # -- recordings of ended calls ---------------------------------------------------------------
@@ -415,7 +403,7 @@ async def test_restart_with_smaller_bound_keeps_the_newest_recordings(home: Path
     size = path.stat().st_size
     async with opened(home, kept_s=60, max_bytes=2 * int(2.5 * size)) as store:
         assert set(os.listdir(store.room.directory)) == {"call_4", "call_5"}
-        assert store.room.taken == 2 * size
+        assert store.room.share.total == 2 * size
 
 
 async def test_lost_recording_without_room_for_its_ending_is_removed(home: Path) -> None:

@@ -15,10 +15,8 @@ from sqlalchemy import Connection, func, select, text
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import InvalidParams
 from fumehood.storage import calls as calls_module
-from fumehood.storage import records
-from fumehood.storage.calls import CallLog
+from fumehood.storage.calls import CallLog, Record, texts_in
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.records import Record, texts_in
 from fumehood.storage.schema import RECORDS
 from fumehood.storage.settings import RecordSettings
 from support.state import call_row, writer_held
@@ -131,10 +129,10 @@ async def test_search_that_takes_long_is_given_up(
 ) -> None:
     for number in range(1, 101):
         add(log, number, {"x": ["a " * 2047 + "a"] * 4})
-    monkeypatch.setattr(records, "SEARCH_S", 0.002)
+    monkeypatch.setattr(calls_module, "SEARCH_S", 0.002)
     with pytest.raises(InvalidParams, match="Use rarer words"):
         await found(log, f'"{"a " * 16}"')
-    monkeypatch.setattr(records, "SEARCH_S", 60)
+    monkeypatch.setattr(calls_module, "SEARCH_S", 60)
     assert await found(log, "nothing") == []
 
 
@@ -156,8 +154,8 @@ async def test_text_that_is_no_utf8_is_kept(log: CallLog) -> None:
 
 
 async def test_too_large_call_has_a_row_without_a_record(log: CallLog) -> None:
-    assert Record.of({"code": "x" * records.MAX_DOCUMENT_BYTES}, b"{}", []) is None
-    add(log, 1, {"code": "x" * records.MAX_DOCUMENT_BYTES})
+    assert Record.of({"code": "x" * calls_module.MAX_DOCUMENT_BYTES}, b"{}", []) is None
+    add(log, 1, {"code": "x" * calls_module.MAX_DOCUMENT_BYTES})
     read = await log.find("uid:1", f"call_{1:024x}")
     assert read is not None
     assert read[1] is None

@@ -33,8 +33,7 @@ from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.engine import Engine
 from fumehood.formats.model import ExportedTools, FormatName
 from fumehood.http.endpoint import As, Method, Needs, ParsedBy, endpoint
-from fumehood.registry.index import RegisteredTool
-from fumehood.registry.listing import ToolFilter
+from fumehood.registry.index import RegisteredTool, ToolFilter
 
 ToolName = Annotated[str, "A tool's name, or `name@version`."]
 PinnedName = Annotated[str, "`name@version`."]
