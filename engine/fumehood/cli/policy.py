@@ -5,7 +5,7 @@ Without a daemon, tools registered over the control socket are unknown: they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -42,7 +42,7 @@ from fumehood.policy.model import (
 )
 from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
-from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.directory import DirectoryContents, ToolDirectory
 from fumehood.registry.discover import discover
 from fumehood.registry.external import ExternalTools
 from fumehood.registry.index import Source, ToolIndex
@@ -182,10 +182,15 @@ plain(
 
 
 def _offline(tools_directory: Path | None) -> Offline:
-
+    """Load the tools, and warn about those that were left out."""
     config = read_config()
-    directory = tools_directory if tools_directory is not None else config.tools_directory
-    return Offline(config, directory.absolute() if directory is not None else None)
+    offline = Offline(config, tools_directory or config.tools_directory)
+    for fault in offline.left_out:
+        say(one_line(f"{fault.entry_point} was left out: {fault.reason}"), to_stderr=True)
+    for left_out in offline.contents.faults:
+        where = left_out.file or tools_directory or config.tools_directory
+        say(one_line(f"{where}: {left_out.reason}"), to_stderr=True)
+    return offline
 
 
 def _policy_path(given: Path | None) -> Path:
@@ -243,36 +248,29 @@ _KEYS = sorted(ExpectedCall.model_fields)
 class Offline:
     """The installed and configured tools, and a policy for them."""
 
-    def __init__(
-        self,
-        config: Config,
-        tools_directory: Path | None,
-        warn: Callable[[str], None] = lambda words: _warn(words),
-    ) -> None:
+    def __init__(self, config: Config, tools_directory: Path | None) -> None:
         self._config = config
         secrets = SecretBindings(config.secrets, config.rest)
-        self._index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
-        for fault in discover(self._index, config.host_tools, private=(), web=config.web):
-            warn(f"{fault.entry_point} was left out: {fault.reason}")
+        self.index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
+        self.left_out = discover(self.index, config.host_tools, web=config.web)
+        self.contents = DirectoryContents()
         if tools_directory is not None:
-            contents = ToolDirectory(
-                tools_directory,
-                owner_of=lambda name: self._index.owner(name, but=Source.DIRECTORY),
-                secrets=self._index.secrets,
+            self.contents = ToolDirectory(
+                tools_directory.absolute(),
+                owner_of=lambda name: self.index.owner(name, but=Source.DIRECTORY),
+                secrets=secrets,
             ).load()
-            self._index.replace_source(Source.DIRECTORY, contents.tools)
-            for left_out in contents.faults:
-                warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+            self.index.replace_source(Source.DIRECTORY, self.contents.tools)
 
     def definitions(self) -> Iterable[ToolDefinition]:
         """Return every version of every tool."""
-        names = [tool.definition.name for tool in self._index]
-        return [one.definition for name in names for one in self._index.versions(name)]
+        names = [tool.definition.name for tool in self.index]
+        return [one.definition for name in names for one in self.index.versions(name)]
 
     def load(self, path: Path) -> Policy:
         """Load the policy; exit with all its errors if there are any."""
         try:
-            return load_policy(path.absolute(), [*self.definitions(), *self._index.coming])
+            return load_policy(path.absolute(), [*self.definitions(), *self.index.coming])
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
@@ -280,7 +278,7 @@ class Offline:
         """Explain the decision for one call."""
         gate = PolicyGate(policy, environment or self._config.environment)
         try:
-            tool = self._index.get(query.tool).definition
+            tool = self.index.get(query.tool).definition
         except ToolNotFound as error:
             fail(error.message, ExitCode.USAGE)
         return gate.explain(
@@ -301,7 +299,7 @@ class Offline:
             environment = call.environment or self._config.environment
             gate = gates.setdefault(environment, PolicyGate(policy, environment))
             try:
-                tool = self._index.get(call.tool).definition
+                tool = self.index.get(call.tool).definition
             except ToolNotFound as error:
                 _refuse(path, line, f"call {number}: {error.message}")
             decision = gate.decide(_facts(call, tool))
@@ -389,7 +387,3 @@ def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | No
 def _refuse(path: Path, line: int | None, words: str) -> NoReturn:
     where = f"{path}:{line}" if line is not None else str(path)
     fail(f"{where}: {one_line(words)}", ExitCode.USAGE)
-
-
-def _warn(words: str) -> None:
-    say(one_line(words), to_stderr=True)

@@ -76,7 +76,7 @@ class OneFailingService:
 def test_doctor_warns_about_an_open_circuit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fumehood.client.Client", OneFailingService)
+    monkeypatch.setattr("fumehood.cli.doctor.Client", OneFailingService)
     daemon, circuit = daemon_findings(Config(home=tmp_path))
     assert (daemon.check, daemon.verdict) == ("daemon", "ok")
     assert (circuit.check, circuit.verdict) == ("circuits", "warning")

@@ -22,6 +22,7 @@ from fumehood.cli.doctor import (
     docker_findings,
     image_finding,
 )
+from fumehood.cli.policy import Offline
 from fumehood.config import Config
 from fumehood.identity.approvers import make_first_approver
 from fumehood.sandbox.cluster import ray_membership
@@ -65,7 +66,8 @@ def state(tmp_path: Path) -> Path:
 
 
 def look(state: Path, **settings: Any) -> dict[str, Finding]:
-    return {one.check: one for one in authority_findings(Config(home=state, **settings))}
+    config = Config(home=state, **settings)
+    return {one.check: one for one in authority_findings(config, Offline(config, None))}
 
 
 def opened(state: Path) -> Database:
