@@ -47,24 +47,12 @@ BESIDE_FILES = ("printed", "variables", "requests")
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """Lay out a whole approval in `columns`."""
-    return [
-        *fact_lines(approval, now, columns),
-        Line(""),
-        *action_lines(approval, columns),
-    ]
-
-
-def fact_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """Lay out everything except the action: the caller, the reason and the deadline."""
-    return [
+    """Lay out a whole approval in `columns`: facts, arguments, effect, decisions and warnings."""
+    facts = [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
+        Line(""),
     ]
-
-
-def action_lines(approval: Approval, columns: int) -> list[Line]:
-    """Lay out the action: its arguments, its effect and the decisions on it, with warnings."""
     lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
     if is_outside(approval):
         lines = [*warning(f"{OUTSIDE}.", columns), Line(""), *lines]
@@ -84,11 +72,10 @@ def action_lines(approval: Approval, columns: int) -> list[Line]:
         ]
     if approval.decisions:
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
-    hidden = hidden_in(approval)
-    if hidden:
+    if hidden := hidden_in(approval):
         said = f"Escaped, because invisible or misleading: {hidden}"
         lines += [Line(""), *warning(said, columns)]
-    return lines
+    return facts + lines
 
 
 def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
@@ -97,11 +84,10 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
     where = f"in session {rule.session_id}" if rule.session_id else "in any session"
-    scope = f"{where}, {until}"
     lines = [
         _field("allows", f"{rule.tool}, {uses}", columns),
         _field("to", who, columns),
-        _field("scope", scope, columns),
+        _field("scope", f"{where}, {until}", columns),
     ]
     if not rule.arguments:
         words = (
@@ -220,11 +206,9 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
     yield from plain(f"{INDENT}{sign} {said}", columns, kinds.get(sign, "plain"))
     if "target" in entry:
         yield from plain(f"{INDENT * 3}leads to: {visible(str(entry['target']))}", columns)
-    rest = rest_of(entry)
-    if rest:
+    if rest := rest_of(entry):
         yield from plain(f"{INDENT * 3}also: {json_line(rest)}", columns)
-    diff = entry.get("diff")
-    if isinstance(diff, str):
+    if isinstance(diff := entry.get("diff"), str):
         yield from _diff(diff, columns)
     if entry.get("diff_coarse"):
         words = "Too large to compare line by line: removed and added as a whole."

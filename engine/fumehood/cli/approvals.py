@@ -40,10 +40,9 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
-from fumehood.cli.show import Field, show_table, wants_json
+from fumehood.cli.show import Field, show_json, show_table, wants_json
 from fumehood.client import ControlClient
 from fumehood.core.escaping import json_line, visible
-from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS
 
 approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=True)
@@ -95,7 +94,7 @@ def list_approvals(
         found, has_more = newest(partial(client.approvals.list, **query), limit)
         changes = () if mine or wants_json(as_json) else client.changes()
     if wants_json(as_json):
-        _show_json([approval.model_dump(mode="json") for approval in found])
+        show_json([approval.model_dump(mode="json") for approval in found])
         return
     _show_list(found)
     if has_more:
@@ -115,7 +114,7 @@ def show_approval(
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
     if wants_json(as_json):
-        _show_json(found.model_dump(mode="json"))
+        show_json(found.model_dump(mode="json"))
     else:
         lines = approval_lines(found, datetime.now(UTC), shutil.get_terminal_size().columns)
         _print_lines(lines, to_stderr=False)
@@ -235,9 +234,6 @@ plain(
 )
 
 
-_AND_OTHERS = {False: "", True: " and any others"}
-
-
 @approvals.command("remembered")
 def remembered(
     every: Annotated[
@@ -251,7 +247,7 @@ def remembered(
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
-        _show_json([rule.model_dump(mode="json") for rule in rules])
+        show_json([rule.model_dump(mode="json") for rule in rules])
         return
     fields = (
         Field("rule", whole=True), Field("tool"), Field("who"), Field("matching"),
@@ -260,7 +256,7 @@ def remembered(
     rows = [
         (
             rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json_line(rule.arguments), 200) + _AND_OTHERS[rule.any_others],
+            one_line(json_line(rule.arguments), 200) + (" and any others" if rule.any_others else ""),
             f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
             "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
         )
@@ -293,19 +289,15 @@ def _holds(rule: RememberedRule) -> bool:
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
     """Map each approval's id to the version that its user has seen, or None if not given."""
+    if version is not None and (len(given) > 1 or "@" in given[0]):
+        fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
     found: dict[str, int | None] = {}
     for text in given:
         approval_id, at, number = text.partition("@")
         if at and not VERSION.fullmatch(number):
             fail(f"{text[:80]!r}: after the @ comes a number, the version.", ExitCode.USAGE)
-        wanted = int(number) if at else None
-        if found.setdefault(approval_id, wanted) != wanted:
-            fail(f"{approval_id[:80]!r} is given with two versions.", ExitCode.USAGE)
-    if version is None:
-        return found
-    if len(found) > 1 or set(found.values()) != {None}:
-        fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
-    return dict.fromkeys(found, version)
+        found[approval_id] = int(number) if at else version
+    return found
 
 
 def _decide(
@@ -341,14 +333,13 @@ def _decide(
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
     """End the command if the engine would refuse a decision, instead of asking for it."""
-    for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
-        found = ""
-        if approval.state is not ApprovalState.PENDING:
-            found = f"was already {approval.state}"
-        elif version not in (None, approval.version):
+    for version, approval in zip(looked_at.values(), seen, strict=True):
+        found = f"was already {approval.state}"
+        if approval.state is ApprovalState.PENDING:
+            if version in (None, approval.version):
+                continue
             found = f"is now version {approval.version}, not {version}"
-        if found:
-            fail(f"{approval_id} {found}. Nothing was decided.", ExitCode.TOOL_FAILED)
+        fail(f"{approval.id} {found}. Nothing was decided.", ExitCode.TOOL_FAILED)
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
@@ -377,19 +368,16 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
     """Yield open approvals, oldest first, then every change."""
-    versions: dict[str, int] = {}
     changes = client.approvals.next_change(-1)
-    is_first = True
+    versions: dict[str, int] | None = None
     while True:
         found = client.approvals.list(limit=PAGE).items
         for approval in reversed(found):
-            is_news = versions.get(approval.id) != approval.version
-            versions[approval.id] = approval.version
-            if is_news and not (is_first and approval.state in ENDED):
+            if versions is None and approval.state in ENDED:
+                continue
+            if (versions or {}).get(approval.id) != approval.version:
                 yield approval
-        is_first = False
-        kept = {approval.id for approval in found}
-        versions = {key: value for key, value in versions.items() if key in kept}
+        versions = {approval.id: approval.version for approval in found}
         changes = client.approvals.next_change(changes)
 
 
@@ -429,31 +417,25 @@ def _wish(
         if uses is not None or same or any_arguments:
             fail("--uses, --same and --any-arguments go with --remember.", ExitCode.USAGE)
         return None
-    if remember and until is not None:
-        fail("Choose --remember or --remember-until.", ExitCode.USAGE)
-    if same and any_arguments:
-        fail("Choose --same or --any-arguments.", ExitCode.USAGE)
-    given: JsonObject = {"scope": "session" if until is None else "until", "uses": uses}
-    given["until"] = (
-        None if until is None else deadline(until, datetime.now(UTC), "--remember-until")
+    if (remember and until is not None) or (same and any_arguments):
+        words = "Choose --remember or --remember-until, and --same or --any-arguments."
+        fail(words, ExitCode.USAGE)
+    now = datetime.now(UTC)
+    return RememberWish(
+        scope="session" if until is None else "until",
+        until=None if until is None else deadline(until, now, "--remember-until"),
+        uses=uses,
+        arguments=tuple(same or ()) if same or any_arguments else None,
     )
-    if same or any_arguments:
-        given["arguments"] = tuple(same or ())
-    return RememberWish(**{name: value for name, value in given.items() if value is not None})
 
 
 # -- output --------------------------------------------------------------------------------
 
 
-def _show_json(value: Any) -> None:
-    """Print ASCII JSON: untrusted characters could change the direction of a terminal's text."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
 def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
     if wants_json(as_json):
         documents = [approval.model_dump(mode="json") for approval in decided]
-        _show_json(documents if len(documents) > 1 else documents[0])
+        show_json(documents if len(documents) > 1 else documents[0])
         return
     for approval in decided:
         _show_line(approval, as_json=False)
