@@ -256,7 +256,8 @@ def remembered(
     rows = [
         (
             rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json_line(rule.arguments), 200) + (" and any others" if rule.any_others else ""),
+            one_line(json_line(rule.arguments), 200)
+            + (" and any others" if rule.any_others else ""),
             f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
             "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
         )

@@ -24,6 +24,7 @@ from fumehood.cli.options import (
     json_object,
     one_line,
     read_bytes,
+    require_seconds,
 )
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import show_envelope, wants_json
@@ -163,8 +164,7 @@ def call(
         )
     if fetch_all and (local or stream or dry_run or idempotency_key is not None):
         fail("--all goes without --local, --stream, --dry-run, --idempotency-key.", ExitCode.USAGE)
-    if timeout is not None and not 0 < timeout < float("inf"):
-        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
+    require_seconds(timeout, "--timeout")
     parsed = read_arguments(arguments)
     options = _options(
         dry_run=dry_run or None,
@@ -231,10 +231,8 @@ def _fetch_all(
 
 def say_how_to_approve(answer: JsonObject) -> None:
     """If the call waits for approval, say how to approve it and how to get its answer."""
-    error = answer["error"]
-    if error is None or error.get("approval_id") is None:
-        return
-    if error["code"] != RequiresHumanApproval.code:
+    error = answer["error"] or {"code": None}
+    if error["code"] != RequiresHumanApproval.code or error.get("approval_id") is None:
         return
     lines = [
         f"The call waits for approval: {error['approval_id']}",
@@ -251,8 +249,7 @@ def _waiting(given: str) -> bool | float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        fail("--wait takes a number of seconds over 0: --wait=60.", ExitCode.USAGE)
+    require_seconds(seconds, "--wait=SECONDS")
     return seconds
 
 

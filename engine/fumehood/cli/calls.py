@@ -22,9 +22,9 @@ from fumehood.cli.options import (
     OfAgent,
     OfTool,
     SocketPath,
+    moment,
     newest,
 )
-from fumehood.cli.options import moment as read_moment
 from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.show import (
@@ -35,7 +35,7 @@ from fumehood.cli.show import (
     show_json,
     wants_json,
 )
-from fumehood.client import Client, DaemonUnavailable, Refused
+from fumehood.client import Client, DaemonUnavailable
 from fumehood.core.call_log import CallRecord
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
@@ -176,10 +176,7 @@ def tail_calls(
 
 
 def _show_full(client: Client, record: CallRecord, *, as_json: bool) -> None:
-    try:
-        found = client.call_state(record.call_id)
-    except Refused:  # it was just deleted
-        found = CallAnswer(call=record)
+    found = client.call_state(record.call_id)
     if as_json:
         print(json.dumps(_whole(found)), flush=True)
         return
@@ -191,8 +188,8 @@ def _show_full(client: Client, record: CallRecord, *, as_json: bool) -> None:
 def _filters(
     since: str | None, agent: str | None, tool: str | None, code: str | None, text: str | None
 ) -> dict[str, Any]:
-    moment = None if since is None else read_moment(since, datetime.now(UTC))
-    return {"since": moment, "agent": agent, "tool": tool, "code": code, "text": text}
+    then = moment(since, datetime.now(UTC))
+    return {"since": then, "agent": agent, "tool": tool, "code": code, "text": text}
 
 
 def _followed(

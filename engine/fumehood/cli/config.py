@@ -30,11 +30,6 @@ SECRET: frozenset[KeyPath] = frozenset({("webhook", "url")})
 """Keys whose values may contain a secret: webhook addresses often end in one."""
 
 
-@config.callback()
-def _group() -> None:
-    """Keep the group: typer would reduce a group of one command to the command."""
-
-
 @config.command("show")
 def show(
     is_set: Annotated[

@@ -23,7 +23,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, directory, pairs_of
+from fumehood.cli.options import (
+    PlainCommand,
+    PlainGroup,
+    SocketPath,
+    directory,
+    pairs_of,
+    require_seconds,
+)
 from fumehood.cli.reach import find_socket
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import config_file
@@ -88,8 +95,7 @@ def serve(
     """
     if context.invoked_subcommand is not None:
         return
-    if wait is not None and not 0 < wait < float("inf"):
-        fail("--wait takes a number of seconds over 0.", ExitCode.USAGE)
+    require_seconds(wait, "--wait")
     top = directory(project)
     session = _session_with(session, {"--preset": preset, "--project": project})
     from fumehood.mcp.stdio import Unavailable

@@ -170,15 +170,21 @@ def newest(
     return found, False
 
 
+def require_seconds(given: float | None, option: str) -> None:
+    """End with a usage error unless this is a time, or None."""
+    if given is not None and not 0 < given < float("inf"):
+        fail(f"{option} takes a number of seconds over 0.", ExitCode.USAGE)
+
+
 def counted(count: int, noun: str) -> str:
     """Format a number of things: `1 rule`, `2 rules`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def moment(text: str, now: datetime, option: str = "--since") -> datetime:
+def moment(text: str | None, now: datetime, option: str = "--since") -> datetime | None:
     """Parse an age before `now`, or a time; without a zone the time is local."""
-    found = _parse(text, now, -1)
-    if found is None:
+    found = None if text is None else _parse(text, now, -1)
+    if found is None and text is not None:
         fail(
             f"{option} {text[:80]!r} is neither an age (30s, 10m, 1h, 7d) nor a time "
             "(2026-01-31T09:30).",

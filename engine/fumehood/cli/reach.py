@@ -210,14 +210,19 @@ def show_secret(secret: str, what: str) -> None:
 
 
 def _tell_config_fault(path: Path) -> None:
-    """Report a faulty configuration if an engine answers; otherwise the fault ends the command."""
+    """Report a faulty configuration file if an engine answers; otherwise the fault ends the
+    command."""
+    if not config_file(os.environ).is_file():
+        return
     from fumehood.client.exchange import require_listener
+    from fumehood.config import load_config
 
-    if fault := config_fault():
+    try:
+        load_config()
+    except ConfigError as error:
         require_listener(path)
-        say(
-            f"{fault} (The running engine keeps the configuration it started with.)", to_stderr=True
-        )
+        words = f"{error} (The running engine keeps the configuration it started with.)"
+        say(words, to_stderr=True)
 
 
 @contextmanager
@@ -251,19 +256,6 @@ def read_config(**overrides: object) -> Config:
         return load_config(**overrides)
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
-
-
-def config_fault() -> str:
-    """Return all faults of the configuration file, or an empty string; no file has no faults."""
-    if not config_file(os.environ).is_file():
-        return ""
-    from fumehood.config import load_config
-
-    try:
-        load_config()
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:

@@ -20,7 +20,15 @@ import typer
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
 from fumehood.cli.on_project import run_on_project
-from fumehood.cli.options import Network, Packages, SocketPath, directory, read_bytes, read_text
+from fumehood.cli.options import (
+    Network,
+    Packages,
+    SocketPath,
+    directory,
+    read_bytes,
+    read_text,
+    require_seconds,
+)
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.escaping import visible
@@ -132,7 +140,7 @@ def run(
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    _require_time(timeout)
+    require_seconds(timeout, "--timeout")
     _on_project(
         directory(project),
         [program, *(words or ())],
@@ -191,11 +199,6 @@ def run(
     say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
-
-
-def _require_time(timeout: float | None) -> None:
-    if timeout is not None and not 0 < timeout < float("inf"):
-        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
 
 
 def _on_project(

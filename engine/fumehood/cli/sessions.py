@@ -6,7 +6,6 @@ and replaces nothing without `--force`. Only a regular file is sent, never what 
 
 from __future__ import annotations
 
-import codecs
 import errno
 import sys
 from datetime import UTC, datetime
@@ -611,18 +610,11 @@ def _save_directory(client: Client, session_id: str, path: str, target: str | No
 
 def _show_file(client: Client, session_id: str, path: str) -> None:
     """Write a file of the session to standard output, escaped on a terminal."""
-    stream = sys.stdout
-    if not stream.isatty():
-        stream.flush()
-        client.download_file(session_id, path, stream.buffer.write)
-        stream.buffer.flush()
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    client.download_file(
-        session_id, path, lambda data: stream.write(printable(decoder.decode(data)))
-    )
-    stream.write(printable(decoder.decode(b"", final=True)))
-    stream.flush()
+    if sys.stdout.isatty():
+        write(sys.stdout, client.get_file(session_id, path).decode("utf-8", "replace"))
+    else:
+        client.download_file(session_id, path, sys.stdout.buffer.write)
+        sys.stdout.buffer.flush()
 
 
 def _send_file(

@@ -13,9 +13,11 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fumehood.cli.exits import document_of
+from fumehood.cli.options import age
 from fumehood.core.errors import (
     ERROR_CODES,
     CallerError,
@@ -165,10 +167,6 @@ def show_tools(
 
 def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
     """Print a list of calls in the given order."""
-    from datetime import UTC, datetime
-
-    from fumehood.cli.options import age
-
     if as_json:
         show_json([record.model_dump(mode="json") for record in records])
         return
@@ -244,8 +242,6 @@ def _size(base64: str) -> str:
 
 
 def _parts(record: CallRecord) -> tuple[str, ...]:
-    from datetime import datetime
-
     at, today = datetime.fromisoformat(record.timestamp).astimezone(), datetime.now().astimezone()
     date = "" if at.date() == today.date() else f"{at:%Y-%m-%d} "
     tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
@@ -302,9 +298,6 @@ def _what_ran(document: JsonObject) -> str:
 
 READABLE = 20
 """A cell's readable width in characters; longer cells are folded."""
-
-LONGEST_WORD = 32
-"""The longest word in characters for which another column is dropped; longer ones are folded."""
 
 BETWEEN = 3
 """Characters between the text of two columns: padding, rule, padding."""
@@ -367,4 +360,4 @@ def _readable(field: Field, rows: Sequence[Sequence[str]], index: int) -> int:
     if field.whole:
         return most
     word = max((cell_len(word) for text in cells for word in text.split()), default=0)
-    return max(min(word, LONGEST_WORD), min(most, READABLE))
+    return max(word, min(most, READABLE))

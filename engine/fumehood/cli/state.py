@@ -13,11 +13,6 @@ state = typer.Typer(help="The state of a stopped engine.", no_args_is_help=True)
 Place = "a state directory, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
 
 
-@state.callback()
-def group() -> None:
-    """The state of a stopped engine."""
-
-
 @state.command("copy")
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help=f"The present state: {Place}.")],

@@ -170,11 +170,6 @@ plain(
 )
 
 
-@imports.callback()
-def _group() -> None:
-    """Keep the group: typer would reduce a group of one command to the command."""
-
-
 @imports.command("openapi")
 def import_openapi(
     document: Annotated[

@@ -71,8 +71,8 @@ def usage(
     groups = _groups(by or [])
     now = datetime.now(UTC)
     query: dict[str, Any] = {
-        "since": None if since is None else moment(since, now),
-        "until": None if until is None else moment(until, now, "--until"),
+        "since": moment(since, now),
+        "until": moment(until, now, "--until"),
         "agent": agent,
         "session": session,
         "tool": tool,
