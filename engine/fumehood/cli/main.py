@@ -43,7 +43,7 @@ COMMANDS = {
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls",
-    "node": "nodes", "web": "serve",
+    "node": "nodes", "state": "config", "web": "serve",
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 

@@ -1,21 +1,24 @@
-"""`fumehood run --project`: a command in a copy of a project, and its changes back after a yes."""
+"""`fumehood run --project`: a command in a copy of a project, and its changes back after a yes.
+
+`fumehood sessions` shows changes by the same functions. File names and contents are untrusted.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
-from fumehood.cli.project_view import file_line, notes, write_diff
 from fumehood.cli.reach import calling
 from fumehood.cli.show import for_people, show_envelope
 from fumehood.core.errors import ApprovalDenied
-from fumehood.core.escaping import printable
+from fumehood.core.escaping import printable, visible
 
 if TYPE_CHECKING:
+    from fumehood.answers import ProjectDiff
     from fumehood.client import Client
     from fumehood.core.json_types import JsonObject
 
@@ -97,3 +100,41 @@ def _show(ran: JsonObject) -> None:
     if error is not None:
         message = for_people(error["message"]).replace(IN_DETAILS, "")
         write(sys.stderr, f"{error['code']}: {message}\n")
+
+
+def file_line(one: JsonObject) -> str:
+    """Return one changed file on one line."""
+    source = f"{visible(one['old_path'])} → " if one.get("old_path") else ""
+    conflict = f"  CONFLICT: {one['conflict']}" if one.get("conflict") else ""
+    return f"{one['change']:<9} {source}{visible(one['path'])}{conflict}"
+
+
+def write_diff(diff: str) -> None:
+    """Write a diff: in colours on a terminal, where its text is escaped."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(diff)
+        return
+    if not diff:
+        return
+    colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
+    # Only at "\n", as git does: after any other line end, content could imitate the diff itself.
+    for line in printable(diff).removesuffix("\n").split("\n"):
+        colour = colours.get(line[:1], "0")
+        print(f"\x1b[{colour}m{line}\x1b[0m")
+
+
+def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
+    """Yield what a diff, or a list of its files, does not say itself."""
+    if not found.files:
+        yield "Nothing has changed."
+    for one in found.files:
+        if one.conflict and not as_list:
+            now = "" if one.change == "added" else "; the diff is against what it is now"
+            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}{now}"
+    for path in found.unseen:
+        yield f"{visible(path)} is never applied: it is special, or a link out of the project"
+    if found.truncated and not as_list:
+        yield (
+            "Not all content is shown: of binary and very large files only the names, which --stat "
+            "lists. All of it is applied."
+        )

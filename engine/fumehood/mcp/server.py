@@ -45,23 +45,28 @@ from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.handle import CallHandle
 from fumehood.formats.mcp import tool_to_mcp
 from fumehood.formats.schemas import without_nulls
-from fumehood.mcp import about
-from fumehood.mcp.about import LIST_TOOLS, RUN_TOOL
 from fumehood.mcp.messages import (
     ENVELOPE_KEY,
     FIRST_WITH_OUTPUT,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    LIST_TOOLS,
     METHOD_NOT_FOUND,
     MODERN,
+    OWN_TOOLS,
+    RUN_TOOL,
     SUBSCRIPTION_KEY,
     TOOLS_CHANGED,
+    UNCACHED,
     RpcError,
+    discovered,
     encode_call,
     encode_result,
+    initialized,
     is_id,
     meta_of,
+    stamped,
 )
 from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.stream import StreamedCall, events_of
@@ -177,7 +182,7 @@ class McpServer:
             if client.session:
                 del self._running[key]
         if isinstance(result, dict):
-            result = strict_json.dumps(about.stamped(result) if client.is_modern else result)
+            result = strict_json.dumps(stamped(result) if client.is_modern else result)
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
@@ -216,13 +221,13 @@ class McpServer:
     # -- about the server ----------------------------------------------------------------
 
     async def _initialize(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return about.initialized(client.version)
+        return initialized(client.version)
 
     async def _ping(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         return {}
 
     async def _discover(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return about.discovered()
+        return discovered()
 
     # -- tools ---------------------------------------------------------------------------
 
@@ -240,9 +245,9 @@ class McpServer:
                 tool_to_mcp(tool, with_output=with_output, in_session=is_in_session)
                 for tool in self._tools(client)
             ]
-            listed: JsonObject = {"tools": [*tools, *about.OWN_TOOLS]}
+            listed: JsonObject = {"tools": [*tools, *OWN_TOOLS]}
             if client.is_modern:
-                listed = about.stamped({**listed, **about.UNCACHED})
+                listed = stamped({**listed, **UNCACHED})
             self._lists[key] = kept = (state, strict_json.dumps(listed))
         self._lists.move_to_end(key)
         while len(self._lists) > MAX_LISTS:
@@ -419,7 +424,7 @@ class McpServer:
     async def _list_none(
         self, kind: str, _: JsonObject, client: Client, __: Exchange
     ) -> JsonObject:
-        return {kind: [], **(about.UNCACHED if client.is_modern else {})}
+        return {kind: [], **(UNCACHED if client.is_modern else {})}
 
     async def _read_resource(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         uri = params.get("uri")
@@ -442,7 +447,7 @@ class McpServer:
             read |= {"text": content.decode()} if is_text else {"blob": _base64(content)}
         except UnicodeDecodeError:
             read["blob"] = _base64(content)
-        return {"contents": [read], **(about.UNCACHED if client.is_modern else {})}
+        return {"contents": [read], **(UNCACHED if client.is_modern else {})}
 
     # -- notifications of changes ----------------------------------------------------------
 
