@@ -1,5 +1,6 @@
-"""`fumehood config`: the effective configuration, with the sources of values. `fumehood state`: copy
-the state of a stopped engine."""
+"""`fumehood config`: the effective configuration, and where it comes from. `fumehood state`: copies
+of a stopped engine's state.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
 from fumehood.budgets.model import BudgetStanding, Period, UsageRow, UsageTable
 from fumehood.budgets.settings import Unit
+from fumehood.cli.calls import show_usage, write_csv
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import (
@@ -33,7 +34,6 @@ from fumehood.cli.show import (
     show_table,
     show_tools,
 )
-from fumehood.cli.usage import show_usage, write_csv
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
 from fumehood.core.errors import EngineError, PermissionDenied
