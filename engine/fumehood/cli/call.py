@@ -188,9 +188,8 @@ def call(
     elif stream:
         from fumehood.cli.following import stream_call
 
-        out = sys.stderr if wants_json(as_json) else sys.stdout
-        with calling(socket, is_call=True, token_file=token_file) as client:
-            answer = document_of(stream_call(client, tool, parsed, options, socket, stdout=out))
+        is_json = wants_json(as_json)
+        answer = stream_call(tool, parsed, options, socket, as_json=is_json, token_file=token_file)
     else:
         answer = call_once(tool, parsed, options, socket, token_file=token_file)
     show_envelope(answer, as_json=wants_json(as_json))

@@ -396,7 +396,8 @@ def _policy(config: Config, offline: Offline) -> Iterator[Finding]:
         yield Finding("policy", "ok", found)
         return
     try:
-        policy = load_policy(path, [*offline.definitions(), *_registered(config)])
+        tools = [*offline.definitions(), *offline.index.coming, *_registered(config)]
+        policy = load_policy(path, tools)
     except PolicyError as refused:
         remedy = "Fix it, then run: fumehood policy check. No engine starts with it."
         yield from (Finding("policy", "missing", fault, remedy) for fault in refused.shown)

@@ -71,7 +71,10 @@ def check(
     """Report all errors in a policy; exit 1 if there are any."""
 
     policy = _offline(tools_directory).load(_policy_path(file))
-    show_checked(policy, as_json=as_json)
+    if wants_json(as_json):
+        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
+    else:
+        say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 
 
 @policy.command("test")
@@ -302,7 +305,11 @@ class Offline:
                 tool = self.index.get(call.tool).definition
             except ToolNotFound as error:
                 _refuse(path, line, f"call {number}: {error.message}")
-            decision = gate.decide(_facts(call, tool))
+            facts = CallFacts(
+                tool, _effective(call.arguments, tool), call.principal, call.agent, None,
+                lambda call=call: call.over_budget,
+            )  # fmt: skip
+            decision = gate.decide(facts)
             is_rule = call.rule is None or call.rule == decision.rule
             results.append(
                 {
@@ -317,14 +324,6 @@ class Offline:
                 }
             )
         return results
-
-
-def show_checked(policy: Policy, *, as_json: bool) -> None:
-    """Report a valid policy."""
-    if wants_json(as_json):
-        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
-        return
-    say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 
 
 def show_results(results: list[JsonObject], *, as_json: bool) -> None:
@@ -342,17 +341,6 @@ def show_results(results: list[JsonObject], *, as_json: bool) -> None:
                 f"{one['decided']} by {one['rule']}"
             )
     print(f"{passed} of {len(results)} calls were decided as expected")
-
-
-def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
-    return CallFacts(
-        tool,
-        _effective(call.arguments, tool),
-        call.principal,
-        call.agent,
-        None,
-        lambda: call.over_budget,
-    )
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:

@@ -22,6 +22,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, read_answer, say
+from fumehood.client.api_request import (
+    DaemonUnavailable,
+    Refused,
+    call_read_by,
+    decision_read_by,
+)
+from fumehood.client.once import send_once
 from fumehood.protocol.engine_paths import (
     ConfigError,
     config_file,
@@ -82,9 +89,6 @@ def call_once(
     as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
-    from fumehood.client.api_request import call_read_by
-    from fumehood.client.once import send_once
-
     path = find_socket(socket)
     with _ending_the_command(as_json=as_json):
         request = call_read_by(read_answer, tool, arguments, options)
@@ -101,9 +105,6 @@ def decide_once(
         DaemonUnavailable: no engine answers.
         ValueError: the request is invalid.
     """
-    from fumehood.client.api_request import decision_read_by
-    from fumehood.client.once import send_once
-
     path = find_socket(socket)
     request = decision_read_by(read_answer, tool, arguments, context, options)
     return send_once(path, request, caller_token(token_file))
@@ -229,7 +230,6 @@ def _tell_config_fault(path: Path) -> None:
 def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[None]:
     """Turn a client's exceptions into a message and an exit code."""
     from fumehood.cli.show import for_people, show_envelope, wants_json
-    from fumehood.client.api_request import DaemonUnavailable, Refused
 
     try:
         yield

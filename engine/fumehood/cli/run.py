@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ import typer
 
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
-from fumehood.cli.on_project import run_on_project
 from fumehood.cli.options import (
     Network,
     Packages,
@@ -31,8 +30,16 @@ from fumehood.cli.options import (
     require_seconds,
 )
 from fumehood.cli.reach import call_once, calling, session_id_of
-from fumehood.cli.show import for_people, in_options, show_envelope
-from fumehood.core.escaping import json_document, visible
+from fumehood.cli.show import (
+    file_line,
+    for_people,
+    in_options,
+    notes,
+    show_envelope,
+    write_diff,
+)
+from fumehood.core.errors import ApprovalDenied
+from fumehood.core.escaping import json_document, printable, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
@@ -161,10 +168,9 @@ def run(
     if force and save is None and receipt is None:
         fail("--force needs --save or --receipt.", ExitCode.USAGE)
     _require_new(receipt, force=force)
-    if image is not None and session != NEW:
-        fail("--image goes with --session new or --project.", ExitCode.USAGE)
-    if preset is not None or disk is not None:
-        fail("--preset and --disk go with --project.", ExitCode.USAGE)
+    if (image is not None and session != NEW) or preset is not None or disk is not None:
+        words = "--image goes with --session new or --project, --preset and --disk with --project."
+        fail(words, ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     chosen = LANGUAGES[_language(program, language)]
@@ -187,9 +193,7 @@ def run(
     if stream:
         from fumehood.cli.following import stream_call
 
-        out = sys.stderr if as_json else sys.stdout
-        with calling(socket, as_json=as_json, is_call=True) as client:
-            answer = document_of(stream_call(client, tool, arguments, options, socket, stdout=out))
+        answer = stream_call(tool, arguments, options, socket, as_json=as_json)
     else:
         answer = call_once(tool, arguments, options, socket, as_json=as_json)
     with downloading(socket, as_json=as_json) as download:
@@ -217,7 +221,71 @@ def _on_project(
             "--project goes with --preset, --image, --memory, --disk, --timeout and --agent.",
             ExitCode.USAGE,
         )
-    raise typer.Exit(run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
+    raise typer.Exit(_run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
+
+
+def _run_on_project(
+    directory: Path, command: Sequence[str], wishes: JsonObject, timeout_s: float | None,
+    socket: Path | None, *, as_json: bool,
+) -> int:  # fmt: skip
+    """Run a command in a new session with a copy of a directory, show what it changed, and ask for
+    that to be applied. Return the exit code. The session ends, unless its changes are still wanted.
+    """
+    with calling(socket, as_json=as_json, is_payload=True) as client:
+        try:
+            session = client.create_session_from(directory, **wishes).id
+        except OSError as error:
+            fail(f"{printable(str(directory))} cannot be used: {error.strerror}.", ExitCode.USAGE)
+        say(f"session: {session}", to_stderr=True)
+        options: dict[str, Any] = {"session_id": session}
+        if (agent := wishes.get("agent_id")) is not None:
+            options["agent_id"] = agent
+        is_done, denied = False, False
+        try:
+            asked, is_done = _ran_on_project(client, options, command, timeout_s, as_json=as_json)
+            denied = asked["error"] is not None and asked["error"]["code"] == ApprovalDenied.code
+        finally:  # also after Ctrl-C
+            if is_done:
+                client.end_session(session)
+            else:
+                apply = "" if denied else f"Apply its changes: fumehood sessions apply {session}; "
+                say(
+                    f"The session stays. {apply}End it: fumehood sessions end {session}",
+                    to_stderr=True,
+                )
+        return exit_code_of(asked)
+
+
+def _ran_on_project(
+    client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None, *,
+    as_json: bool,
+) -> tuple[JsonObject, bool]:  # fmt: skip
+    """Return the answer that decides, and whether nobody needs the session any more."""
+    limits: dict[str, Any] = {} if timeout_s is None else {"timeout_seconds": timeout_s}
+    limits["cancel_on_disconnect"] = True
+    ran = document_of(client.call("run_shell", {"argv": list(command)}, **limits, **options))
+    if as_json:
+        show_envelope(ran, as_json=True)
+    else:
+        _show(ran, client.download_blob, with_files=False, with_output=True)
+    found = client.session_diff(options["session_id"])
+    if not as_json:
+        write_diff(found.diff)
+    for line in notes(found):
+        say(line, to_stderr=True)
+    if not found.files or not ran["success"]:
+        return ran, not found.files
+    asked = document_of(client.call("apply_workspace", {}, **options))
+    if exit_code_of(asked) == ExitCode.WAITING_FOR_APPROVAL:
+        say_how_to_approve(asked)
+        say("Waiting for it. After Ctrl-C, the request stays.", to_stderr=True)
+        asked = document_of(client.call("apply_workspace", {}, wait_for_approval=True, **options))
+    if as_json or not asked["success"]:
+        show_envelope(asked, as_json=as_json)
+    else:
+        for one in asked["data"]["files"]:
+            say(f"applied: {file_line(one)}", to_stderr=True)
+    return asked, asked["success"]
 
 
 def _require_new(receipt: Path | None, *, force: bool) -> None:

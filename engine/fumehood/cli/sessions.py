@@ -23,7 +23,6 @@ from fumehood.answers import (
 from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
-from fumehood.cli.on_project import file_line, notes, write_diff
 from fumehood.cli.options import (
     AsJson,
     Env,
@@ -38,7 +37,16 @@ from fumehood.cli.options import (
 from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
 from fumehood.cli.reach import call_once, caller_token, calling, find_socket
 from fumehood.cli.saving import SaveFailed, Saving
-from fumehood.cli.show import Field, show_envelope, show_json, show_table, wants_json
+from fumehood.cli.show import (
+    Field,
+    file_line,
+    notes,
+    show_envelope,
+    show_json,
+    show_table,
+    wants_json,
+    write_diff,
+)
 from fumehood.client import Client
 from fumehood.client.files import plain_file
 from fumehood.core.escaping import printable, visible

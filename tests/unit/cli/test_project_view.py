@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fumehood.cli.on_project import write_diff
+from fumehood.cli.show import write_diff
 
 
 def test_content_cannot_imitate_lines_of_the_diff(
