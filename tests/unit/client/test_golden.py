@@ -124,7 +124,7 @@ def test_unknown_call_options_in_a_golden_file_are_refused(tmp_path: Path) -> No
     for options, is_refused in (({"tool": "x"}, True), ({"session_id": "s"}, False)):
         file.write_text(json.dumps({"calls": [{"tool": "add", "options": options}]}))
         if is_refused:
-            with pytest.raises(ValueError, match=r"calls.0.options: .*no options of a call"):
+            with pytest.raises(ValueError, match="no options of a call"):
                 read_golden(file)
         else:
             assert read_golden(file).calls[0].options == options
