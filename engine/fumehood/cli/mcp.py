@@ -28,6 +28,7 @@ from fumehood.cli.options import (
     PlainGroup,
     SocketPath,
     directory,
+    local,
     pairs_of,
     require_seconds,
 )
@@ -297,15 +298,13 @@ def _replace(file: Path, text: str, expected: JsonObject) -> None:
     if found != expected:
         fail(f"{file} has a form that cannot be changed here. Edit it by hand.", ExitCode.USAGE)
     file = file.resolve()
-    try:
+    with local(file, "cannot be written"):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with new_file(file, replace=True, mode=0o600) as made:
             if file.exists():
                 os.fchown(made.fileno(), file.stat().st_uid, file.stat().st_gid)
                 os.fchmod(made.fileno(), stat.S_IMODE(file.stat().st_mode))
             made.write(text.encode())
-    except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror}.", ExitCode.USAGE)
 
 
 def _fault_words(name: str, fault: Any) -> str:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -94,16 +94,23 @@ SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+@contextmanager
+def local(what: object, words: str = "cannot be used") -> Iterator[None]:
+    """End the command with the reason if a local file or directory cannot be used."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{what} {words}: {error.strerror}.", ExitCode.USAGE)
+
+
 def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
     """Read a file, or standard input (`-`); otherwise end the command with the reason."""
-    try:
+    with local(what, "cannot be read"):
         if name == "-":
             raw = sys.stdin.buffer.read(most + 1)
         else:
             with Path(name).open("rb") as file:
                 raw = file.read(most + 1)
-    except OSError as error:
-        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
     if len(raw) > most:
         fail(f"{what} is over {most >> 20} MB.", ExitCode.USAGE)
     return raw

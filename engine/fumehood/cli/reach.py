@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, read_answer, say
+from fumehood.cli.options import local
 from fumehood.client.api_request import (
     DaemonUnavailable,
     Refused,
@@ -126,14 +127,11 @@ def caller_token(file: Path | None = None) -> str | None:
 
 
 def _private_line(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            mode = os.fstat(opened.fileno()).st_mode
-            if not stat.S_ISREG(mode) or mode & 0o077:
-                fail(f"{file} is not a file that only you can read: chmod 600.", ExitCode.USAGE)
-            return opened.read(1000).decode("ascii", "replace").strip()
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    with local(file, "cannot be read"), file.open("rb") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        if not stat.S_ISREG(mode) or mode & 0o077:
+            fail(f"{file} is not a file that only you can read: chmod 600.", ExitCode.USAGE)
+        return opened.read(1000).decode("ascii", "replace").strip()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from fumehood.cli.options import (
     SocketPath,
     directory,
     json_object,
+    local,
     read_bytes,
     read_text,
     require_seconds,
@@ -39,7 +40,7 @@ from fumehood.cli.show import (
     write_diff,
 )
 from fumehood.core.errors import ApprovalDenied
-from fumehood.core.escaping import json_document, printable, visible
+from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
@@ -232,10 +233,8 @@ def _run_on_project(
     that to be applied. Return the exit code. The session ends, unless its changes are still wanted.
     """
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        try:
+        with local(directory):
             session = client.create_session_from(directory, **wishes).id
-        except OSError as error:
-            fail(f"{printable(str(directory))} cannot be used: {error.strerror}.", ExitCode.USAGE)
         say(f"session: {session}", to_stderr=True)
         options: dict[str, Any] = {"session_id": session}
         if (agent := wishes.get("agent_id")) is not None:

@@ -6,7 +6,6 @@ and replaces nothing without `--force`. Only a regular file is sent, never what 
 
 from __future__ import annotations
 
-import errno
 import sys
 from datetime import UTC, datetime
 from functools import partial
@@ -17,8 +16,6 @@ import typer
 
 from fumehood.answers import (
     SessionProcess,
-    UnpackedArchive,
-    WrittenFile,
 )
 from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
@@ -31,6 +28,7 @@ from fumehood.cli.options import (
     SocketPath,
     age,
     directory,
+    local,
     pages,
     pairs_of,
 )
@@ -154,7 +152,11 @@ def new_session(
         "lifetime_seconds": lifetime,
     }  # fmt: skip
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        record = _made(client, top, wishes, everything=everything)
+        if top is None:
+            record = client.create_session(**wishes)
+        else:
+            with local(top):
+                record = client.create_session_from(top, everything=everything, **wishes)
     if as_json:
         show_json(record.model_dump(mode="json"))
     else:
@@ -166,17 +168,6 @@ def new_session(
                 f"fumehood sessions end {record.name or record.id}",
                 to_stderr=True,
             )
-
-
-def _made(
-    client: Client, source: Path | None, wishes: dict[str, Any], *, everything: bool
-) -> SessionRecord:
-    if source is None:
-        return client.create_session(**wishes)
-    try:
-        return client.create_session_from(source, everything=everything, **wishes)
-    except OSError as error:
-        fail(f"{printable(str(source))} cannot be used: {error.strerror}.", ExitCode.USAGE)
 
 
 plain(
@@ -537,14 +528,18 @@ def put_file(
     if path is None and source == "-":
         fail("Give the path in the session for standard input.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name
-    with calling(socket, as_json=as_json) as client:
-        if source != "-" and Path(source).is_dir() and not Path(source).is_symlink():
+    mode = "create" if create else "replace"
+    done: Any
+    with calling(socket, as_json=as_json) as client, local(source):
+        if source == "-":
+            done = client.put_file(session, name, sys.stdin.buffer, mode=mode)
+        elif Path(source).is_dir() and not Path(source).is_symlink():
             if create:
                 fail("--create is for one file.", ExitCode.USAGE)
-            done: Any = _send_directory(client, session, source, "" if name == "." else name)
+            done = client.put_directory(session, source, "" if name == "." else name)
         else:
-            mode = "create" if create else "replace"
-            done = _send_file(client, session, source, name, mode=mode)
+            with plain_file(Path(source), follow=False) as file:
+                done = client.put_file(session, name, file, mode=mode)
     if wants_json(as_json):
         show_json(done.model_dump())
     else:
@@ -594,13 +589,6 @@ def _save_file(
         fail(f"{printable(name)} was not saved: {reason}", ExitCode.TOOL_FAILED)
 
 
-def _send_directory(client: Client, session_id: str, source: str, path: str) -> UnpackedArchive:
-    try:
-        return client.put_directory(session_id, source, path)
-    except OSError as error:
-        fail(f"{printable(str(error.filename))} cannot be read: {error.strerror}.", ExitCode.USAGE)
-
-
 def _save_directory(client: Client, session_id: str, path: str, target: str | None) -> None:
     from tarfile import TarError
 
@@ -623,22 +611,6 @@ def _show_file(client: Client, session_id: str, path: str) -> None:
     else:
         client.download_file(session_id, path, sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
-
-
-def _send_file(
-    client: Client, session_id: str, source: str, path: str, *, mode: str
-) -> WrittenFile:
-    """Send a local regular file, or standard input."""
-    if source == "-":
-        return client.put_file(session_id, path, sys.stdin.buffer, mode=mode)
-    try:
-        with plain_file(Path(source), follow=False) as file:
-            return client.put_file(session_id, path, file, mode=mode)
-    except OSError as error:
-        shown = printable(source)
-        if error.errno == errno.ELOOP:
-            fail(f"{shown} is a symbolic link. Name its target instead.", ExitCode.USAGE)
-        fail(f"{shown} cannot be read: {error.strerror}.", ExitCode.USAGE)
 
 
 def _place(path: str, target: str | None) -> tuple[Path, str]:

@@ -27,6 +27,7 @@ from fumehood.cli.options import (
     SocketPath,
     ToolName,
     json_object,
+    local,
     pages,
     read_bytes,
 )
@@ -273,11 +274,9 @@ def export_skill(
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
+    with local(out / FILE_NAME, "cannot be written"):
         out.mkdir(parents=True, exist_ok=True)
         (out / FILE_NAME).write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{out / FILE_NAME} cannot be written: {error.strerror}.", ExitCode.USAGE)
 
 
 FILE_NAME = "SKILL.md"
