@@ -40,7 +40,7 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import Column, as_table, show_json, wants_json
 from fumehood.client import ControlClient
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.pages import MAX_ITEMS
@@ -93,11 +93,8 @@ def list_approvals(
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found, has_more = newest(partial(client.approvals.list, **query), limit)
         changes = () if mine or wants_json(as_json) else client.changes()
-    if wants_json(as_json):
-        show_json([approval.model_dump(mode="json") for approval in found])
-        return
-    _show_list(found)
-    if has_more:
+    _show_list(found, as_json)
+    if has_more and not wants_json(as_json):
         print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
     _show_changes(changes)
 
@@ -234,6 +231,15 @@ plain(
 )
 
 
+def _matching(rule: RememberedRule) -> str:
+    others = " and any others" if rule.any_others else ""
+    return one_line(json_line(rule.arguments), 200) + others
+
+
+def _until(rule: RememberedRule) -> str:
+    return f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end"
+
+
 @approvals.command("remembered")
 def remembered(
     every: Annotated[
@@ -246,26 +252,18 @@ def remembered(
     """List the rules remembered from approvers' decisions."""
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
-    if wants_json(as_json):
-        show_json([rule.model_dump(mode="json") for rule in rules])
-        return
-    fields = (
-        Field("rule", whole=True), Field("tool"), Field("who"), Field("matching"),
-        Field("until (UTC)", drop=2), Field("uses left", drop=1), Field("by", drop=3),
-    )  # fmt: skip
-    rows = [
-        (
-            rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json_line(rule.arguments), 200)
-            + (" and any others" if rule.any_others else ""),
-            f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
-            "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
-        )
-        for rule in rules
-    ]  # fmt: skip
-    show_table(fields, rows)
+    _show_rules(rules, as_json)
 
 
+_show_rules = as_table(
+    Column("rule", lambda rule: rule.id, whole=True),
+    Column("tool", lambda rule: visible(rule.tool)),
+    Column("who", lambda rule: visible(rule.agent_id or rule.principal_id)),
+    Column("matching", _matching),
+    Column("until (UTC)", _until, drop=2),
+    Column("uses left", lambda rule: "any" if rule.uses_left is None else str(rule.uses_left), 1),
+    Column("by", lambda rule: rule.created_by, drop=3),
+)
 plain(
     approvals,
     "approvals.forget",
@@ -442,24 +440,19 @@ def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
         _show_line(approval, as_json=False)
 
 
-def _show_list(found: Sequence[Approval]) -> None:
-    now = datetime.now(UTC)
-    fields = (
-        Field("approval", whole=True), Field("state"), Field("tool"), Field("asked by", drop=1),
-        Field("expires", drop=2), Field("arguments", drop=3),
-    )  # fmt: skip
-    rows = [
-        (
-            approval.id,
-            approval.state.value,
-            visible(f"{approval.tool}@{approval.tool_version}"),
-            visible(approval.agent_id or approval.principal_id),
-            ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
-            one_line(json_line(approval.arguments), 120),
-        )
-        for approval in found
-    ]
-    show_table(fields, rows)
+def _expiry(approval: Approval) -> str:
+    is_open = approval.state is ApprovalState.PENDING
+    return ago(approval.expires_at, datetime.now(UTC)) if is_open else ""
+
+
+_show_list = as_table(
+    Column("approval", lambda approval: approval.id, whole=True),
+    Column("state", lambda approval: approval.state.value),
+    Column("tool", lambda approval: visible(f"{approval.tool}@{approval.tool_version}")),
+    Column("asked by", lambda one: visible(one.agent_id or one.principal_id), drop=1),
+    Column("expires", _expiry, drop=2),
+    Column("arguments", lambda approval: one_line(json_line(approval.arguments), 120), drop=3),
+)
 
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:

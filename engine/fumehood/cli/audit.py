@@ -39,9 +39,13 @@ from fumehood.audit.verify import (
 )
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Until, moment
-from fumehood.cli.plain import as_text, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import read_config
-from fumehood.cli.show import show_json, wants_json
+from fumehood.cli.show import (
+    as_text,
+    show_json,
+    wants_json,
+)
 from fumehood.core.escaping import visible
 from fumehood.storage.errors import StoreError
 

@@ -23,9 +23,16 @@ from fumehood.cli.options import (
     deadline,
     json_object,
 )
-from fumehood.cli.plain import Column, as_document, as_table, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import calling, controlling, read_config, show_secret
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import (
+    Column,
+    as_document,
+    as_table,
+    show_json,
+    show_table,
+    wants_json,
+)
 from fumehood.core.identity import uid_principal_id
 
 agents = typer.Typer(help="Agents: on whose behalf calls are made.", no_args_is_help=True)
@@ -147,7 +154,7 @@ def filter_tools(
         return
     rows = [(f"{tool.name}@{tool.version}", "yes", "") for tool in found.items]
     rows += [(one.name, "no", one.reason) for one in found.left_out]
-    show_table((Field("tool"), Field("may use"), Field("reason")), rows)
+    show_table((Column("tool"), Column("may use"), Column("reason")), rows)
 
 
 plain(agents, "agents.enable", "Allow calls for an agent again.", arguments=AGENT)

@@ -34,10 +34,12 @@ from fumehood.cli.options import (
     moment,
     newest,
 )
-from fumehood.cli.plain import as_fields, as_text, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import calling, controlling
 from fumehood.cli.show import (
-    Field,
+    Column,
+    as_fields,
+    as_text,
     show_call_line,
     show_calls,
     show_envelope,
@@ -86,7 +88,7 @@ def list_calls(
     filters |= {"state": "running"} if running else {}
     with calling(socket, as_json=as_json) as client:
         records, has_more = newest(partial(client.calls, **filters), limit)
-    show_calls(records, as_json=wants_json(as_json))
+    show_calls(records, as_json)
     if has_more and not wants_json(as_json):
         print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
 
@@ -294,10 +296,8 @@ def usage(
             table = client.usage(groups, **query)
     if as_csv:
         write_csv(table, sys.stdout)
-    elif wants_json(as_json):
-        show_json(table.model_dump(mode="json"))
     else:
-        show_usage(table)
+        show_usage(table, as_json)
     if table.has_more and (as_csv or not wants_json(as_json)):
         print(
             f"Only the first {MAX_ROWS} groups are shown. Group by less, or give "
@@ -317,12 +317,13 @@ def _groups(given: list[str]) -> str | None:
     return ",".join(names) or None
 
 
+@as_text
 def show_usage(table: UsageTable) -> None:
     """Print a table of groups with a total, and one of budgets if there are any."""
-    heads = [Field(name) for name in table.by]
+    heads = [Column(name) for name in table.by]
     heads += [
-        Field("calls", whole=True), Field("errors", drop=4), Field("tokens in", drop=3),
-        Field("tokens out", drop=2), Field("used", drop=1), Field("cost"),
+        Column("calls", whole=True), Column("errors", drop=4), Column("tokens in", drop=3),
+        Column("tokens out", drop=2), Column("used", drop=1), Column("cost"),
     ]  # fmt: skip
     rows = [_cells(table, row) for row in table.items]
     total = _cells(table, table.total)
@@ -336,8 +337,8 @@ def show_usage(table: UsageTable) -> None:
 def show_budgets(table: UsageTable) -> None:
     """Print a table of the remaining budgets."""
     fields = (
-        Field("budget"), Field("of", drop=1), Field("what", whole=True), Field("limit", drop=3),
-        Field("spent", drop=4), Field("left", whole=True), Field("resets at (UTC)", drop=2),
+        Column("budget"), Column("of", drop=1), Column("what", whole=True), Column("limit", drop=3),
+        Column("spent", drop=4), Column("left", whole=True), Column("resets at (UTC)", drop=2),
     )  # fmt: skip
     show_table(fields, [_standing(one, table.currency) for one in table.budgets])
 

@@ -17,7 +17,7 @@ import typer
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson
 from fumehood.cli.reach import read_config, read_socket_path
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.config import Config, config_file, variable_of
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
@@ -78,7 +78,7 @@ def _show(places: JsonObject, settings: list[Setting]) -> None:
         (".".join(path), json_line(value), source if source in KNOWN_SOURCES else "environment")
         for path, value, source in settings
     ]
-    show_table((Field("setting", whole=True), Field("value"), Field("from")), rows)
+    show_table((Column("setting", whole=True), Column("value"), Column("from")), rows)
 
 
 def _settings(found: Config, file: Path) -> Iterator[Setting]:

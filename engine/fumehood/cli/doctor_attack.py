@@ -18,7 +18,7 @@ from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard
 from fumehood.attack.targets import WALLS, targets_of
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.show import Field, show_json, show_table
+from fumehood.cli.show import Column, show_json, show_table
 from fumehood.core.escaping import visible
 
 EXITS = {
@@ -110,8 +110,8 @@ def _show(scorecard: Scorecard) -> None:
 def _show_matrix(cards: Sequence[WallCard]) -> None:
     by_wall = [{line.id: line for line in card.attacks} for card in cards]
     topics = {name: Topic(line.topic) for lines in by_wall for name, line in lines.items()}
-    fields = [Field("topic", drop=1), Field("attack", whole=True)]
-    fields += [Field(card.name) for card in cards]
+    fields = [Column("topic", drop=1), Column("attack", whole=True)]
+    fields += [Column(card.name) for card in cards]
     rows = [
         [topic, name, *(_cell(lines.get(name)) for lines in by_wall)]
         for topic in Topic

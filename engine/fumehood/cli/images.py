@@ -15,7 +15,7 @@ import typer
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, age, read_text
 from fumehood.cli.reach import read_config
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
@@ -237,9 +237,9 @@ def _remove_folder(own: Path, name: str) -> None:
 
 def _show(found: list[Image]) -> None:
     fields = (
-        Field("image"), Field("size", drop=2), Field("age", drop=3), Field("packages", drop=4),
-        Field("languages", drop=1),
-        Field("state"), Field("digest", whole=True),
+        Column("image"), Column("size", drop=2), Column("age", drop=3), Column("packages", drop=4),
+        Column("languages", drop=1),
+        Column("state"), Column("digest", whole=True),
     )  # fmt: skip
     now = datetime.now(UTC)
     rows = [

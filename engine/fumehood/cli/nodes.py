@@ -11,7 +11,12 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.plain import Column, as_fields, as_table, plain
+from fumehood.cli.plain import plain
+from fumehood.cli.show import (
+    Column,
+    as_fields,
+    as_table,
+)
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.status import NodeRecord
 from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE, probe

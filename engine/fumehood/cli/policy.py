@@ -22,9 +22,15 @@ from fumehood.cli.options import (
     json_object,
     read_bytes,
 )
-from fumehood.cli.plain import as_text, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import EITHER, controlling, read_config
-from fumehood.cli.show import show_json, show_table, wants_json
+from fumehood.cli.show import (
+    Column,
+    as_text,
+    show_json,
+    show_table,
+    wants_json,
+)
 from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
@@ -138,27 +144,24 @@ def explain(
             explanation = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
-    _show_explanation(explanation, as_json=as_json)
+    _show_explanation(explanation, as_json)
 
 
 @as_text
 def _show_status(status: PolicyStatus) -> None:
     """Print the version and a table of the rules."""
-    from fumehood.cli.show import Field
-
     say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
     say(f"environment {status.environment}")
     for fault in status.refused:
         say(f"the file was rejected, the previous rules stay: {fault}")
-    has_lines = any(rule.line is not None for rule in status.rules)  # TOML has none
     fields = (
-        Field("rule"), Field("decision"), *([Field("line", drop=3)] if has_lines else []),
-        Field("mode", drop=2),
-        Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
+        Column("rule"), Column("decision"), Column("line", drop=3),
+        Column("mode", drop=2),
+        Column("here", drop=2), Column("would have", drop=1), Column("reason", drop=4),
     )  # fmt: skip
     rows = [
         (
-            rule.id, str(rule.decision), *([str(rule.line or "")] if has_lines else []), rule.mode,
+            rule.id, str(rule.decision), str(rule.line or ""), rule.mode,
             "yes" if rule.is_of_this_environment else "no",
             str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
         )
@@ -203,11 +206,9 @@ def _policy_path(given: Path | None) -> Path:
     return path.absolute()
 
 
-def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
+@as_text
+def _show_explanation(explanation: Explanation) -> None:
     """Print the decision, then each rule that matches or nearly matches."""
-    if wants_json(as_json):
-        show_json(explanation.model_dump(mode="json"))
-        return
     say(f"{explanation.verdict}  {explanation.tool}  by {explanation.rule}")
     say(f"policy {explanation.policy_version}, environment {explanation.environment}")
     if explanation.reason is not None:

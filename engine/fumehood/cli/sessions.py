@@ -32,16 +32,18 @@ from fumehood.cli.options import (
     pages,
     pairs_of,
 )
-from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import call_once, caller_token, calling, find_socket
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.cli.show import (
-    Field,
+    Column,
+    as_fields,
+    as_table,
+    as_text,
     file_line,
     notes,
     show_envelope,
     show_json,
-    show_table,
     wants_json,
     write_diff,
 )
@@ -474,14 +476,8 @@ def list_files(
     """List the files of a session, by path."""
     with calling(socket, as_json=as_json) as client:
         fetch = partial(client.session_files, session, path, recursive=recursive, limit=100)
-        items = [entry.model_dump() for page in pages(fetch) for entry in page.items]
-    if wants_json(as_json):
-        show_json(items)
-    else:
-        fields = (
-            Field("path"), Field("kind", drop=2), Field("bytes"), Field("changed", drop=1)
-        )  # fmt: skip
-        show_table(fields, [_file_columns(entry) for entry in items])
+        items = [entry for page in pages(fetch) for entry in page.items]
+    _show_files(items, as_json)
 
 
 @sessions.command("get")
@@ -566,9 +562,13 @@ plain(
 )
 
 
-def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
+_show_files = as_table(
     # A program chose the name: it must not start a line of its own.
-    return (visible(entry["path"]), entry["kind"], str(entry["size"]), entry["modified_at"])
+    Column("path", lambda entry: visible(entry.path)),
+    Column("kind", lambda entry: entry.kind, drop=2),
+    Column("bytes", lambda entry: str(entry.size)),
+    Column("changed", lambda entry: entry.modified_at, drop=1),
+)
 
 
 def _save_file(

@@ -24,7 +24,7 @@ from fumehood.cli.calls import show_usage, write_csv
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import (
-    Field,
+    Column,
     circuit_words,
     fitting,
     show_call_line,
@@ -160,7 +160,7 @@ def test_table_of_calls_fits_80_columns_without_breaking_words(
         tool_name="run_python", tool_version="1.0.0", code="REQUIRES_HUMAN_APPROVAL",
         execution_time_ms=12.3,
     )  # fmt: skip
-    show_calls([record], as_json=False)
+    show_calls([record], False)
     shown = capsys.readouterr()
     assert {record.call_id, record.tool_name, record.code} <= set(shown.out.split())
     assert "age" in shown.out
@@ -249,7 +249,12 @@ def test_result_with_only_empty_fields_is_shown_unchanged(shown: Any) -> None:
 
 # -- What is shown where there is little room ----------------------------------------------
 
-FIELDS = [Field("id", whole=True), Field("scopes", drop=1), Field("agents", drop=2), Field("valid")]
+FIELDS = [
+    Column("id", whole=True),
+    Column("scopes", drop=1),
+    Column("agents", drop=2),
+    Column("valid"),
+]
 ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
 
 
@@ -262,11 +267,11 @@ ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
         (FIELDS, [ROW], 30, [0, 3]),
         (FIELDS, [ROW], 5, [0, 3]),
         (FIELDS, [], 80, [0, 1, 2, 3]),
-        ([Field("name"), Field("description", drop=1)], [["clerk", "word " * 100]], 80, [0, 1]),
+        ([Column("name"), Column("description", drop=1)], [["clerk", "word " * 100]], 80, [0, 1]),
     ],
 )
 def test_table_drops_the_least_important_columns_first(
-    fields: list[Field], rows: list[list[str]], width: int, kept: list[int]
+    fields: list[Column], rows: list[list[str]], width: int, kept: list[int]
 ) -> None:
     assert fitting(fields, rows, width) == kept
 
@@ -275,7 +280,7 @@ def test_table_cuts_no_cell_and_names_hidden_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "36")
-    fields = [Field("name"), *FIELDS[1:]]
+    fields = [Column("name"), *FIELDS[1:]]
     show_table(fields, [["x" * 40, "call", "clerk", "True"]])
     shown = capsys.readouterr()
     assert shown.out.count("x") == 40
@@ -284,7 +289,7 @@ def test_table_cuts_no_cell_and_names_hidden_columns(
 
 
 def test_table_cell_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table([Field("what")], [["\x1b[2J[red]word[/red]"]])
+    show_table([Column("what")], [["\x1b[2J[red]word[/red]"]])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "[red]word[/red]" in shown
@@ -370,7 +375,7 @@ def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
         limit="5.000000", spent="1.000000", held="0.000000", left="4.000000", resets_at=None,
     )  # fmt: skip
     given = table(row("a\x1b[2J\nb\u202e[red]"), budgets=(budget,))
-    show_usage(given.model_copy(update={"currency": "CHF"}))
+    show_usage(given.model_copy(update={"currency": "CHF"}), False)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
