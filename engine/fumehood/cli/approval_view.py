@@ -209,18 +209,13 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
     if rest := rest_of(entry):
         yield from plain(f"{INDENT * 3}also: {json_line(rest)}", columns)
     if isinstance(diff := entry.get("diff"), str):
-        yield from _diff(diff, columns)
+        for line in diff.removesuffix("\n").split("\n"):
+            yield from theirs(line, columns, kinds.get(line[:1], "theirs"))
     if entry.get("diff_coarse"):
         words = "Too large to compare line by line: removed and added as a whole."
         yield from warning(f"{INDENT * 3}{words}", columns)
     if entry.get("diff_truncated"):
         yield from warning(f"{INDENT * 3}There is more of this diff than is shown.", columns)
-
-
-def _diff(diff: str, columns: int) -> Iterator[Line]:
-    kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
-    for line in diff.removesuffix("\n").split("\n"):
-        yield from theirs(line, columns, kinds.get(line[:1], "theirs"))
 
 
 @dataclass(frozen=True, slots=True)

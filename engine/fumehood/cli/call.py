@@ -166,7 +166,7 @@ def call(
         fail("--all goes without --local, --stream, --dry-run, --idempotency-key.", ExitCode.USAGE)
     require_seconds(timeout, "--timeout")
     parsed = read_arguments(arguments)
-    options = _options(
+    options = options_of(
         dry_run=dry_run or None,
         timeout_seconds=timeout,
         memory_limit_mb=memory,
@@ -252,7 +252,8 @@ def _waiting(given: str) -> bool | float:
     return seconds
 
 
-def _options(**given: Any) -> dict[str, Any]:
+def options_of(**given: Any) -> dict[str, Any]:
+    """Return the options of a call that are given."""
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -331,16 +331,12 @@ def show_usage(table: UsageTable) -> None:
         total[0] = "total"
     show_table(heads, [*rows, total])
     if table.budgets:
-        show_budgets(table)
-
-
-def show_budgets(table: UsageTable) -> None:
-    """Print a table of the remaining budgets."""
-    fields = (
-        Column("budget"), Column("of", drop=1), Column("what", whole=True), Column("limit", drop=3),
-        Column("spent", drop=4), Column("left", whole=True), Column("resets at (UTC)", drop=2),
-    )  # fmt: skip
-    show_table(fields, [_standing(one, table.currency) for one in table.budgets])
+        fields = (
+            Column("budget"), Column("of", drop=1), Column("what", whole=True),
+            Column("limit", drop=3), Column("spent", drop=4), Column("left", whole=True),
+            Column("resets at (UTC)", drop=2),
+        )  # fmt: skip
+        show_table(fields, [_standing(one, table.currency) for one in table.budgets])
 
 
 def write_csv(table: UsageTable, file: TextIO) -> None:

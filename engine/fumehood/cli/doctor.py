@@ -122,7 +122,8 @@ def doctor(
         fail("--wall, --runtime and --quick need --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
-        _show_json(findings)
+        # One line per finding, so that `grep` finds it whole.
+        print("[\n" + ",\n".join(json.dumps(asdict(finding)) for finding in findings) + "\n]")
     else:
         show_findings(findings, verbose=verbose)
     if any(finding.verdict == "missing" for finding in findings):
@@ -273,12 +274,6 @@ def _tools(config: Config, offline: Offline) -> Iterator[Finding]:
         yield Finding("tools directory", "ok", found)
 
 
-def _show_json(findings: list[Finding]) -> None:
-    """Print one JSON document with one line per finding, so that `grep` finds it whole."""
-    lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
-    print(f"[\n{lines}\n]")
-
-
 def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
     """Show every finding in full, or only problems and a count of the others."""
     for finding in findings:
@@ -299,17 +294,12 @@ def _is_well(finding: Finding) -> bool:
 
 def _groups(findings: Sequence[Finding]) -> Iterator[str]:
     for title, begins in GROUPS.items():
-        members = [one for one in findings if _begin(one.check) in begins]
+        members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if _is_well(one)]
         if well and title == "Limits":
             yield f"{title}: {len(well)} of {len(members)} enforced"
         elif well:
             yield f"{title}: {len(well)} of {len(members)} ok: {', '.join(well)}"
-
-
-def _begin(check: str) -> str:
-    head, colon, _ = check.partition(":")
-    return head + colon
 
 
 def _show(verdict: Verdict, text: str) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
@@ -18,6 +18,7 @@ from fumehood.core.errors import ERROR_CODES, RequiresHumanApproval
 from fumehood.core.escaping import printable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NAME_PATTERN
+from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.core.envelope import Envelope
@@ -73,10 +74,7 @@ def read_answer(raw: bytes) -> JsonObject:
     Raises:
         ValueError: the bytes are not an envelope.
     """
-    try:
-        document: Any = json.loads(raw.decode())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    document = strict_json.loads(raw)
     if not isinstance(document, dict) or not document.keys() >= ENVELOPE_KEYS:
         raise ValueError("not an envelope")
     return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -141,8 +142,8 @@ def remove_images(
             users = users_of(client, tops - gone)
     except DockerError:
         fail("Docker could not remove the images.", ExitCode.UNAVAILABLE)
-    if name is not None and not tops - gone:
-        _remove_folder(own, name)
+    if name is not None and not tops - gone and is_own_name(name) and (own / name).is_dir():
+        shutil.rmtree(own / name)
     kept = named - gone
     if wants_json(as_json):
         show_json({"removed": sorted(gone), "kept": sorted(kept)})
@@ -226,13 +227,6 @@ def _why_it_stays(name: str, users: list[str]) -> str:
         f"The image {name} stays, because containers use it: {', '.join(users)}. Stop their "
         "engine, which removes them, and repeat the command."
     )
-
-
-def _remove_folder(own: Path, name: str) -> None:
-    import shutil
-
-    if is_own_name(name) and (own / name).is_dir():
-        shutil.rmtree(own / name)
 
 
 def _show(found: list[Image]) -> None:

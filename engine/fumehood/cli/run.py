@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from fumehood.cli.call import say_how_to_approve
+from fumehood.cli.call import options_of, say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
 from fumehood.cli.options import (
     Network,
@@ -186,11 +186,17 @@ def run(
         package = None
     else:
         session = session_id_of(session, socket, as_json=as_json)
-    asked: JsonObject = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
-    asked |= {"packages": package, "network": network, "session_id": session}
-    asked |= {"receipt": receipt is not None or None, "preview": preview or None}
-    options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
-    options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
+    options = options_of(
+        timeout_seconds=timeout,
+        memory_limit_mb=memory,
+        agent_id=agent,
+        packages=package,
+        network=network,
+        session_id=session,
+        receipt=receipt is not None or None,
+        preview=preview or None,
+        cancel_on_disconnect=True,  # Ctrl-C cancels the program
+    )
     if stream:
         from fumehood.cli.following import stream_call
 

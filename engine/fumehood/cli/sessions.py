@@ -14,9 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.answers import (
-    SessionProcess,
-)
 from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
@@ -78,14 +75,6 @@ def _age(session: SessionRecord | Snapshot) -> str:
     return age(session.created_at, datetime.now(UTC))
 
 
-def _process_age(process: SessionProcess) -> str:
-    return age(process.started_at, datetime.now(UTC))
-
-
-def _end(session: SessionRecord) -> str:
-    return "" if session.state.is_over else ago(session.expires_at, datetime.now(UTC))
-
-
 plain(
     sessions,
     "sessions",
@@ -99,7 +88,11 @@ plain(
         Column("calls", lambda session: str(session.calls), drop=3),
         Column("MB", lambda session: str(session.memory_mb), drop=5),
         Column("age", _age, drop=1),
-        Column("ends", _end, drop=2),
+        Column(
+            "ends",
+            lambda one: "" if one.state.is_over else ago(one.expires_at, datetime.now(UTC)),
+            drop=2,
+        ),
     ),
     scope=None,
     name="list",
@@ -381,7 +374,7 @@ plain(
         Column("process", lambda process: process.name, whole=True),
         Column("state", lambda process: process.state),
         Column("ended by", lambda process: process.ended_by),
-        Column("age", _process_age, drop=1),
+        Column("age", lambda process: age(process.started_at, datetime.now(UTC)), drop=1),
     ),
     arguments=SESSION,
     scope=None,

@@ -123,7 +123,22 @@ def export(
         return
     if out is not None:
         fail("--out goes with --format skill.", ExitCode.USAGE)
-    export_tools(kind, agent, only, socket, explain=explain, as_json=as_json)
+    shown: Any = kind  # the engine refuses an unknown one
+    with calling(socket, as_json=as_json) as client:
+        found = client.export_with_losses(shown, agent_id=agent, tools=only)
+    losses = [loss.model_dump() for loss in found.losses]
+    if not explain:
+        show_json(list(found.tools))
+        if losses:
+            typer.echo(f"not expressed: {len(losses)}; --explain shows what and why", err=True)
+    elif wants_json(as_json):
+        show_json(losses)
+    else:
+        for loss in found.losses:
+            where, what, change = map(visible, (loss.where, loss.what, loss.change))
+            typer.echo(f"{loss.tool}  {where}: {what}. To change it: {change}.")
+        if not losses:
+            typer.echo("Nothing is lost.")
 
 
 @tools.command("add")
@@ -227,33 +242,6 @@ def import_openapi(
 
 def _read(file: Path) -> JsonObject:
     return json_object(read_bytes(str(file), str(file)), str(file))
-
-
-def export_tools(
-    kind: Any,
-    agent: str | None,
-    only: list[str] | None,
-    socket: Path | None,
-    *,
-    explain: bool,
-    as_json: bool,
-) -> None:
-    """Print the tools, or with `explain` what the format cannot express."""
-    with calling(socket, as_json=as_json) as client:
-        found = client.export_with_losses(kind, agent_id=agent, tools=only)
-    losses = [loss.model_dump() for loss in found.losses]
-    if not explain:
-        show_json(list(found.tools))
-        if losses:
-            typer.echo(f"not expressed: {len(losses)}; --explain shows what and why", err=True)
-    elif wants_json(as_json):
-        show_json(losses)
-    else:
-        for loss in found.losses:
-            where, what, change = map(visible, (loss.where, loss.what, loss.change))
-            typer.echo(f"{loss.tool}  {where}: {what}. To change it: {change}.")
-        if not losses:
-            typer.echo("Nothing is lost.")
 
 
 def export_skill(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
 from fumehood.budgets.model import BudgetStanding, Period, UsageRow, UsageTable
 from fumehood.budgets.settings import Unit
+from fumehood.cli import show
 from fumehood.cli.calls import show_usage, write_csv
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
@@ -155,6 +156,7 @@ def test_table_of_calls_fits_80_columns_without_breaking_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(show, "wants_json", lambda asked: asked)
     record = CallRecord.model_construct(
         call_id=f"call_{'0' * 24}", timestamp="2026-01-01T00:00:00.000Z", agent_id=None,
         tool_name="run_python", tool_version="1.0.0", code="REQUIRES_HUMAN_APPROVAL",
@@ -368,8 +370,9 @@ def test_csv_cell_is_never_a_formula(text: str) -> None:
 
 @pytest.mark.row("E4")
 def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(show, "wants_json", lambda asked: asked)
     budget = BudgetStanding(
         budget="daily", subject={"agent": "a"}, period=Period.TOTAL, unit=Unit.MONEY,
         limit="5.000000", spent="1.000000", held="0.000000", left="4.000000", resets_at=None,
