@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -386,8 +387,8 @@ def _policy(config: Config, offline: Offline) -> Iterator[Finding]:
         yield Finding("policy", "ok", found)
         return
     try:
-        tools = [*offline.definitions(), *offline.index.coming, *_registered(config)]
-        policy = load_policy(path, tools)
+        known = chain(offline.definitions(), offline.index.coming, _registered(config))
+        policy = load_policy(path, known)
     except PolicyError as refused:
         remedy = "Fix it, then run: fumehood policy check. No engine starts with it."
         yield from (Finding("policy", "missing", fault, remedy) for fault in refused.shown)

@@ -306,11 +306,7 @@ class Offline:
                 tool = self.index.get(call.tool).definition
             except ToolNotFound as error:
                 _refuse(path, line, f"call {number}: {error.message}")
-            facts = CallFacts(
-                tool, _effective(call.arguments, tool), call.principal, call.agent, None,
-                lambda call=call: call.over_budget,
-            )  # fmt: skip
-            decision = gate.decide(facts)
+            decision = gate.decide(_facts(call, tool))
             is_rule = call.rule is None or call.rule == decision.rule
             results.append(
                 {
@@ -342,6 +338,11 @@ def show_results(results: list[JsonObject], *, as_json: bool) -> None:
                 f"{one['decided']} by {one['rule']}"
             )
     print(f"{passed} of {len(results)} calls were decided as expected")
+
+
+def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
+    arguments = _effective(call.arguments, tool)
+    return CallFacts(tool, arguments, call.principal, call.agent, None, lambda: call.over_budget)
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:

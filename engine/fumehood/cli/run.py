@@ -170,8 +170,10 @@ def run(
         fail("--force needs --save or --receipt.", ExitCode.USAGE)
     _require_new(receipt, force=force)
     if (image is not None and session != NEW) or preset is not None or disk is not None:
-        words = "--image goes with --session new or --project, --preset and --disk with --project."
-        fail(words, ExitCode.USAGE)
+        fail(
+            "--image goes with --session new or --project, --preset and --disk with --project.",
+            ExitCode.USAGE,
+        )
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     chosen = LANGUAGES[_language(program, language)]

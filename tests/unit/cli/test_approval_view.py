@@ -20,7 +20,6 @@ from fumehood.cli.approval_view import (
     preview_lines,
     rule_lines,
 )
-from fumehood.cli.options import one_line
 from fumehood.core.escaping import visible
 from support.approvals import NOW, approval, rule
 
@@ -251,11 +250,6 @@ def test_remaining_time_is_described_in_words(seconds: int, words: str) -> None:
     assert ago(NOW + timedelta(seconds=seconds), NOW) == words
 
 
-def test_one_line_marks_a_cut_cell() -> None:
-    assert one_line("ab\ncd", 10) == "ab\\u{000a}cd"[:9] + "…"
-    assert one_line("abc", 10) == "abc"
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -394,20 +388,6 @@ def test_preview_of_unknown_form_is_shown_whole() -> None:
         assert part in text
     text = "\n".join(previewed(removed=[{**GONE, "owner": "root\x1b"}]))
     assert '      also: {"owner": "root\\u{001b}"}' in text
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({}, "changes nothing"),
-        ({"removed": [GONE, GONE]}, "removes 2 files, 14 bytes"),
-        ({"removed": [{"path": "d", "kind": "directory"}]}, "removes 1 directory"),
-        ({"added": [{**GONE, "size": 0}], "removed": [GONE]},
-         "adds 1 file, 0 bytes; removes 1 file, 7 bytes"),
-    ],
-)  # fmt: skip
-def test_preview_describes_the_amount_of_changes_in_words(fields: Any, words: str) -> None:
-    assert preview_in_words(preview(**fields)) == words
 
 
 ENTRY = st.dictionaries(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -55,28 +56,15 @@ def test_doctor_shows_problems_in_full_and_counts_the_rest(
     assert len(lines) <= 20
 
 
-class OneFailingService:
-    """A client of an engine that suspends the calls to one service."""
-
-    def __init__(self, path: Path) -> None:
-        state = StateReadiness(failing=False, lost_rows=0)
-        self.found = Readiness(status="ready", walls={}, state=state, broken_circuits=1)
-
-    def __enter__(self) -> OneFailingService:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def ready(self) -> Readiness:
-        return self.found
-
-
 @pytest.mark.row("P7")
 def test_doctor_warns_about_an_open_circuit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fumehood.cli.doctor.Client", OneFailingService)
+    state = StateReadiness(failing=False, lost_rows=0)
+    found = Readiness(status="ready", walls={}, state=state, broken_circuits=1)
+    client = MagicMock()
+    client.return_value.__enter__.return_value.ready.return_value = found
+    monkeypatch.setattr("fumehood.cli.doctor.Client", client)
     daemon, circuit = daemon_findings(Config(home=tmp_path))
     assert (daemon.check, daemon.verdict) == ("daemon", "ok")
     assert (circuit.check, circuit.verdict) == ("circuits", "warning")

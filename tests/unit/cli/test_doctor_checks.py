@@ -362,14 +362,6 @@ def test_doctor_also_checks_the_operators_own_images(
     assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
 
 
-def test_image_of_thirty_days_is_not_outdated() -> None:
-    images = list_images(ListedImages(fresh_row()), "python")
-    assert (
-        image_finding("python", images, images[0].packages_from + timedelta(days=30)).verdict
-        == "ok"
-    )
-
-
 HEAD = "10.0.0.1:6379"
 
 
