@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, require_tool_name, say
+from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say
 from fumehood.cli.options import (
     Network,
     Packages,
@@ -153,7 +153,6 @@ def call(
         raise typer.Exit(_call_batch(batch, socket, as_json=wants_json(as_json)))
     if not tool:
         fail("A tool or --batch FILE is needed: fumehood call TOOL [ARGUMENTS].", ExitCode.USAGE)
-    require_tool_name(tool)
     given: Mapping[str, object] = {
         "--stream": stream or None, "--socket": socket, "--wait": wait, "--session": session,
         "--idempotency-key": idempotency_key, "--token-file": token_file,

@@ -14,12 +14,11 @@ import platform
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -387,7 +386,8 @@ def _policy(config: Config, offline: Offline) -> Iterator[Finding]:
         yield Finding("policy", "ok", found)
         return
     try:
-        known = chain(offline.definitions(), offline.index.coming, _registered(config))
+        known: list[ToolDefinition | tuple[str, str]] = [*offline.definitions()]
+        known += [*offline.index.coming, *_registered(config)]
         policy = load_policy(path, known)
     except PolicyError as refused:
         remedy = "Fix it, then run: fumehood policy check. No engine starts with it."
@@ -452,21 +452,13 @@ def docker_findings(
     `own` is the directory of the operator's own images.
     """
     try:
-        client = open_docker()
+        with closing(open_docker()) as client, typed_errors():
+            version, info = client.version(), client.info()
+            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
     except DockerError as error:
         words = f"{error} Containers are unavailable."
         yield Finding("docker", "warning", words, error.remedy)
         return
-    try:
-        with typed_errors():
-            version, info = client.version(), client.info()
-            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
-    except DockerError as error:
-        found = f"it answers and then fails ({type(error).__name__})"
-        yield Finding("docker", "warning", found, "See the log of dockerd.")
-        return
-    finally:
-        client.close()
     local = docker_host().startswith("unix://")
     system, *others = host_checks(info, runtime=settings.runtime, has_swap=may_swap(is_local=local))
     yield _host_finding("docker", replace(system, found=_engine(version)))

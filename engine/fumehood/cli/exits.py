@@ -7,7 +7,6 @@ or through `core/escaping.py`.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, TextIO
@@ -17,7 +16,6 @@ import typer
 from fumehood.core.errors import ERROR_CODES, RequiresHumanApproval
 from fumehood.core.escaping import printable
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NAME_PATTERN
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
@@ -46,14 +44,6 @@ def exit_code_of(envelope: Envelope | JsonObject) -> int:
         return ExitCode.TOOL_FAILED
     known = ERROR_CODES.get(error["code"])
     return known.exit_code if known is not None else ExitCode.TOOL_FAILED
-
-
-def require_tool_name(reference: str) -> None:
-    """End with a usage error if this is not a valid tool name."""
-    name, _, version = reference.removeprefix(EXTERNAL).partition("@")
-    pattern = EXTERNAL_NAME_PATTERN if reference.startswith(EXTERNAL) else NAME_PATTERN
-    if not re.fullmatch(pattern, name) or not re.fullmatch(r"[0-9A-Za-z.+-]*", version):
-        fail(f"{reference[:80]!r} is not a tool's name (or name@version).", ExitCode.USAGE)
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:

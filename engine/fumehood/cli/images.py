@@ -149,7 +149,11 @@ def remove_images(
         show_json({"removed": sorted(gone), "kept": sorted(kept)})
     print(f"{len(gone)} removed, {len(kept)} in use", file=sys.stderr)
     if tops - gone:
-        fail(_why_it_stays(str(name), users), ExitCode.TOOL_FAILED)
+        why = f"containers use it: {', '.join(users)}. Stop their engine, which removes them"
+        fail(
+            f"The image {name} stays, because {why if users else 'images are based on it'}.",
+            ExitCode.TOOL_FAILED,
+        )
 
 
 @images.command("list")
@@ -218,15 +222,6 @@ def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     if not is_own_name(name) or not ((own / name).is_dir() or images_of(client, name)):
         meant = did_you_mean(name, names)
         fail(f"There is no image {name[:80]!r}. Known: {', '.join(names)}.{meant}", ExitCode.USAGE)
-
-
-def _why_it_stays(name: str, users: list[str]) -> str:
-    if not users:
-        return f"The image {name} stays, because other images are based on it. Remove those first."
-    return (
-        f"The image {name} stays, because containers use it: {', '.join(users)}. Stop their "
-        "engine, which removes them, and repeat the command."
-    )
 
 
 def _show(found: list[Image]) -> None:

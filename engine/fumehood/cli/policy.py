@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import (
     AsJson,
     ControlSocketPath,
@@ -127,7 +127,6 @@ def explain(
     socket: ControlSocketPath = None,
 ) -> None:
     """Explain what the policy decides for a call, and why. Nothing is called."""
-    require_tool_name(tool)
     given = json_object(arguments, "The arguments")
     if file is not None:
         offline = _offline(tools_directory)

@@ -200,11 +200,13 @@ def show_tools(
         return
     rows = []
     for tool, source in found:
-        marks = [tool.executor]
-        marks += ["dangerous"] if tool.dangerous else []
-        marks += [] if tool.sandboxed else ["in the host"]
-        marks += [] if tool.is_active else ["disabled"]
-        marks += ["cannot run now"] if tool.name in unavailable else []
+        applies = {
+            "dangerous": tool.dangerous,
+            "in the host": not tool.sandboxed,
+            "disabled": not tool.is_active,
+            "cannot run now": tool.name in unavailable,
+        }
+        marks = [tool.executor, *(mark for mark, is_so in applies.items() if is_so)]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
         rows.append((name, ", ".join(marks), source, summary))

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import (
     AsJson,
     ControlSocketPath,
@@ -84,7 +84,6 @@ def show_tool(
     socket: SocketPath = None,
 ) -> None:
     """Show one tool's definition, and whether calls to its service are suspended."""
-    require_tool_name(name)
     with calling(socket, as_json=as_json) as client:
         details = client.tool(name)
     show_json(details.tool.model_dump(mode="json"))
@@ -161,7 +160,6 @@ def replace(
     socket: ControlSocketPath = None,
 ) -> None:
     """Replace the definition of a registered version."""
-    require_tool_name(name)
     document = _read(file)
     with controlling(socket, credential_stdin=credential_stdin) as client:
         show_findings(client.tools.replace(name, document).findings)
@@ -172,21 +170,18 @@ plain(
     "tools.remove",
     "Remove a registered version.",
     arguments={"name": Pinned},
-    check=require_tool_name,
 )
 plain(
     tools,
     "tools.enable",
     "Enable one version, or all versions, of a tool.",
     arguments={"name": ToolName},
-    check=require_tool_name,
 )
 plain(
     tools,
     "tools.disable",
     "Disable one version, or all versions, of a tool: calls are refused.",
     arguments={"name": ToolName},
-    check=require_tool_name,
 )
 
 
@@ -548,7 +543,6 @@ def _one(target: str, socket: Path | None, as_json: bool) -> ToolDefinition:
 
 
 def _served(reference: str, socket: Path | None, as_json: bool) -> ToolDefinition:
-    require_tool_name(reference)
     with calling(socket, as_json=as_json) as client:
         return client.tool(reference).tool
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord
-from fumehood.cli.approval_view import (
+from fumehood.cli.approvals import (
     MARK,
     ago,
     approval_lines,
