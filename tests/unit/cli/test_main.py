@@ -12,10 +12,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fumehood import load_config
+from fumehood import Config, load_config
 from fumehood.cli import images as command
 from fumehood.cli.exits import document_of, read_answer
 from fumehood.cli.main import COMMANDS, app, load_command
+from fumehood.cli.serve import in_foreground
 from fumehood.core.envelope import Envelope
 from support.answers import envelope_bytes
 from support.docker_images import ListedImages, image_row
@@ -214,3 +215,13 @@ def test_misspelt_name_is_a_wrong_argument_and_removes_nothing(docker: Docker, n
 def test_removing_a_known_image_that_is_not_built_succeeds(docker: Docker) -> None:
     docker.rows = []
     assert remove("python").exit_code == 0
+
+
+# -- `fumehood serve` for a person at a terminal -------------------------------------
+
+
+def test_alerts_need_100_calls_in_the_foreground_unless_configured() -> None:
+    config = in_foreground(Config())
+    assert (config.alerts.min_calls, config.alerts.max_mean_ms) == (100, 500)
+    configured = Config.model_validate({"alerts": {"min_calls": 20, "max_mean_ms": 9}})
+    assert in_foreground(configured) == configured

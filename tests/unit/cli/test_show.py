@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from fumehood.cli.show import (
     show_json,
     show_table,
     show_tools,
+    write_diff,
 )
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
@@ -442,3 +444,17 @@ def test_tools_that_cannot_run_now_are_marked(
     marked = [line.split()[0] for line in said.out.splitlines() if "cannot run now" in line]
     assert marked == ["run_b@1.0.0"]
     assert "fumehood doctor" in said.err
+
+
+# -- The changes of a project --------------------------------------------------------
+
+
+def test_content_cannot_imitate_lines_of_the_diff(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    ends = "\r\x0b\x0c\x1c\x85\u2028\u2029"
+    write_diff("@@ -0,0 +1 @@\n+one" + "".join(f"{end} as it was" for end in ends) + "\n+two\n")
+    shown = re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out).split("\n")
+    assert [line[:4] for line in shown] == ["@@ -", "+one", "+two", ""]
+    assert not set(ends) & set("".join(shown))
