@@ -14,7 +14,6 @@ import base64
 import hashlib
 import json
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -87,7 +86,7 @@ CHANGES_S = 0.5
 
 MAX_LISTS = 16
 """Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
-version). The least recently used one is dropped."""
+version). All are dropped once there are more."""
 
 RESOURCE_MISSING = -32002
 """Error code for a missing resource in versions with a handshake; later ones use INVALID_PARAMS."""
@@ -150,7 +149,7 @@ class McpServer:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lists: OrderedDict[tuple[Any, ...], tuple[Any, bytes]] = OrderedDict()
+        self._lists: dict[tuple[Any, ...], tuple[Any, bytes]] = {}
         self._running: dict[tuple[str, str, str | int], Exchange] = {}
         self._asked: dict[str, tuple[str, asyncio.Future[JsonObject]]] = {}
         self._methods: dict[str, Callable[..., Coroutine[Any, Any, JsonObject | bytes]]] = {
@@ -248,10 +247,9 @@ class McpServer:
             listed: JsonObject = {"tools": [*tools, *OWN_TOOLS]}
             if client.is_modern:
                 listed = stamped({**listed, **UNCACHED})
+            if len(self._lists) == MAX_LISTS:
+                self._lists.clear()
             self._lists[key] = kept = (state, strict_json.dumps(listed))
-        self._lists.move_to_end(key)
-        while len(self._lists) > MAX_LISTS:
-            self._lists.popitem(last=False)
         return kept[1]
 
     def _tools(self, client: Client) -> list[ToolDefinition]:

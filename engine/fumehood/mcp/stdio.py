@@ -364,19 +364,15 @@ class Bridge:
     def _answer(self, flight: _Flight, answer: bytes) -> None:
         """Write the response to a request. From now on the client may use its id again."""
         if flight.session and MISSING in answer and is_without_session(answer):
-            self._forget(flight.session)
+            with self._own_lock:  # the next call creates another one
+                if self._own == flight.session:
+                    self._own = ""
             answer = _result(flight, failed(SESSION_OVER))
         with self._lock:
             if flight.is_cancelled or flight.method is None:
                 return
             self._flights.pop(flight.key, None)
         self._write(answer)
-
-    def _forget(self, session: str) -> None:
-        """Forget a session that has ended. The next call creates another one."""
-        with self._own_lock:
-            if self._own == session:
-                self._own = ""
 
     def _fail(self, flight: _Flight, error: Exception) -> None:
         words = "The connection to the engine broke off before the answer."

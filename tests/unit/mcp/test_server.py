@@ -147,17 +147,6 @@ async def test_newest_protocol_version_has_its_fields(engine: Engine) -> None:
             await ask(server, NEW, method)
 
 
-async def test_mcp_call_uses_the_options_of_its_client(engine: Engine) -> None:
-    """The text that a model reads is short unless it is a name."""
-    server = McpServer(engine)
-    result = await ask(server, NEW, "tools/call", name="payroll", arguments={})
-    assert result["isError"] is True
-    assert result["content"][0]["text"].startswith("UNAUTHORIZED: ")
-    many = {str(number): 1 for number in range(1001)}
-    refused = await ask(server, NEW, "tools/call", name="calculator", arguments=many)
-    assert refused["content"][0]["text"].startswith("INVALID_PARAMS: ")
-
-
 @pytest.mark.parametrize(
     ("token", "told"),
     [("x" * 200, True), (7, True), ("x" * 201, False), (True, False), (None, False)],
