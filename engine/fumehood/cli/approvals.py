@@ -19,7 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -407,19 +407,13 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
         changes = client.approvals.next_change(changes)
 
 
-@contextmanager
 def _seeing(
     mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
-) -> Iterator[Any]:
+) -> AbstractContextManager[Any]:
     """Connect as the caller (`--mine`) or as an approver, who sees all approvals."""
     if mine:
-        if credential_stdin:
-            fail("--mine needs no credential.", ExitCode.USAGE)
-        with calling(socket, as_json=as_json) as own:
-            yield own
-        return
-    with _approving(socket, credential_stdin, as_json=as_json) as every:
-        yield every
+        return calling(socket, as_json=as_json)
+    return _approving(socket, credential_stdin, as_json=as_json)
 
 
 def _state(given: str) -> str | None:

@@ -48,11 +48,12 @@ def stream_call(
             calling(socket, as_json=as_json, is_call=True, token_file=token_file)
         )
         stack.callback(screen.clear)
-        interrupt = stack.enter_context(_cancelling(client))
+        calls: list[str] = []
+        stack.enter_context(_cancelling(client, calls))
         for event in client.stream(tool, arguments, **options):
             match event:
                 case ProgressEvent():
-                    interrupt.call_id = event.metadata.call_id
+                    calls[:] = [event.metadata.call_id]
                     screen.progress(event)
                 case OutputEvent():
                     screen.output(event)
@@ -109,33 +110,25 @@ class _Screen:
             Console(stderr=True).print(line, no_wrap=True, overflow="ellipsis", end="\r")
 
 
-class _Interrupt:
-    """The Ctrl-C handler for the call being followed."""
+@contextmanager
+def _cancelling(client: Client, calls: list[str]) -> Iterator[None]:
+    """Let the first Ctrl-C cancel the one of `calls`, once it is known, and the second one exit."""
 
-    def __init__(self, client: Client) -> None:
-        self.call_id = ""
-        self._client = client
-        self._is_asked = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._is_asked or not self.call_id:
-            raise KeyboardInterrupt
-        self._is_asked = True
-        sys.stderr.write("\nCancelling the call. Press Ctrl-C again to exit without its answer.\n")
-        # Not in the signal handler: the connection may be in the middle of a read.
-        threading.Thread(target=self._cancel, daemon=True).start()
-
-    def _cancel(self) -> None:
+    def cancel() -> None:
         # If the call has ended meanwhile, its answer is on the way, or the client is closed.
         with suppress(DaemonUnavailable, Refused, RuntimeError):
-            self._client.cancel(self.call_id)
+            client.cancel(calls[0])
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not calls:
+            raise KeyboardInterrupt
+        sys.stderr.write("\nCancelling the call. Press Ctrl-C again to exit without its answer.\n")
+        # Not in the signal handler: the connection may be in the middle of a read.
+        threading.Thread(target=cancel, daemon=True).start()
 
-@contextmanager
-def _cancelling(client: Client) -> Iterator[_Interrupt]:
-    interrupt = _Interrupt(client)
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield interrupt
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

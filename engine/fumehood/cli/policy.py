@@ -227,9 +227,6 @@ def _show_explanation(explanation: Explanation) -> None:
             say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
 
 
-SUFFIXES = (".toml", ".yaml", ".yml", ".json")
-
-
 class ExpectedCall(BaseModel):
     """One call of a test file, with its expected decision."""
 
@@ -245,7 +242,15 @@ class ExpectedCall(BaseModel):
     rule: str | None = None
 
 
-_KEYS = sorted(ExpectedCall.model_fields)
+class ExpectedCalls(BaseModel):
+    """A test file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: tuple[ExpectedCall, ...] = Field(min_length=1)
+
+
+_KEYS = sorted({*ExpectedCall.model_fields, *ExpectedCalls.model_fields})
 
 
 class Offline:
@@ -296,11 +301,9 @@ class Offline:
 
     def test(self, path: Path, policy: Policy) -> list[JsonObject]:
         """Decide every call of a test file, and return the results as the command prints them."""
-        gates: dict[str, PolicyGate] = {}
         results = []
         for number, (line, call) in enumerate(_read_calls(path), start=1):
-            environment = call.environment or self._config.environment
-            gate = gates.setdefault(environment, PolicyGate(policy, environment))
+            gate = PolicyGate(policy, call.environment or self._config.environment)
             try:
                 tool = self.index.get(call.tool).definition
             except ToolNotFound as error:
@@ -350,27 +353,20 @@ def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, 
 
 
 def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
+    """Return the calls of a test file, each with its line if the format has lines."""
     lines: Lines = {}
-    if path.suffix not in SUFFIXES:
-        _refuse(path, None, f"its name must end in one of {', '.join(SUFFIXES)}")
     try:
         document = read_values(path.name, read_bytes(str(path), str(path)), lines)
-    except FileFault as fault:
-        _refuse(path, None, str(fault))
-    entries = document.get("calls") if isinstance(document, dict) else None
-    if not isinstance(entries, list) or not entries or len(document) > 1:
-        _refuse(path, None, "it must hold a list 'calls' and nothing else")
-    return [_parsed(path, lines, number, entry) for number, entry in enumerate(entries)]
-
-
-def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | None, ExpectedCall]:
-    try:
-        return line_of(lines, ("calls", number)), ExpectedCall.model_validate(entry)
+        calls = ExpectedCalls.model_validate(document).calls
+    except KeyError:
+        _refuse(path, None, "it is neither JSON nor TOML nor YAML")
+    except FileFault as error:
+        _refuse(path, None, str(error))
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
-        line = line_of(lines, ("calls", number, *fault["loc"]))
-        _refuse(path, line, f"call {number + 1}: {where}: {plain_words(fault, _KEYS)}")
+        _refuse(path, line_of(lines, fault["loc"]), f"{where}: {plain_words(fault, _KEYS)}")
+    return [(line_of(lines, ("calls", number)), call) for number, call in enumerate(calls)]
 
 
 def _refuse(path: Path, line: int | None, words: str) -> NoReturn:

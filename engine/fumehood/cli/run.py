@@ -244,9 +244,7 @@ def _run_on_project(
         with local(directory):
             session = client.create_session_from(directory, **wishes).id
         say(f"session: {session}", to_stderr=True)
-        options: dict[str, Any] = {"session_id": session}
-        if (agent := wishes.get("agent_id")) is not None:
-            options["agent_id"] = agent
+        options = options_of(session_id=session, agent_id=wishes["agent_id"])
         is_done, denied = False, False
         try:
             asked, is_done = _ran_on_project(client, options, command, timeout_s, as_json=as_json)
@@ -268,8 +266,7 @@ def _ran_on_project(
     as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
     """Return the answer that decides, and whether nobody needs the session any more."""
-    limits: dict[str, Any] = {} if timeout_s is None else {"timeout_seconds": timeout_s}
-    limits["cancel_on_disconnect"] = True
+    limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
     ran = document_of(client.call("run_shell", {"argv": list(command)}, **limits, **options))
     if as_json:
         show_envelope(ran, as_json=True)
@@ -334,14 +331,10 @@ def downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
 def _language(program: str, given: str | None) -> str:
     if given is None:
         suffix = ".py" if program == "-" else Path(program).suffix
-        given = next((name for name, known in LANGUAGES.items() if suffix in known.suffixes), None)
-    if given is None:
-        fail(
-            f"The file name does not tell the language. Add --language: {', '.join(LANGUAGES)}.",
-            ExitCode.USAGE,
-        )
+        given = next((name for name, known in LANGUAGES.items() if suffix in known.suffixes), "")
     if given not in LANGUAGES:
-        fail(f"--language takes {', '.join(LANGUAGES)}.", ExitCode.USAGE)
+        needed = "" if given else "The file name does not tell the language: "
+        fail(f"{needed}--language takes {', '.join(LANGUAGES)}.", ExitCode.USAGE)
     return given
 
 
@@ -395,17 +388,10 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
 
 
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
-    """Save the figures to a new directory, print their paths, and draw them if possible.
-
-    Saving was not requested, so a failure is reported and does not change the exit code.
-    """
+    """Save the figures to a new directory, print their paths, and draw them if possible."""
     import tempfile
 
-    try:
-        directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
-    except OSError as error:
-        say(f"The figures cannot be saved: {error.strerror}. Use --save DIR.", to_stderr=True)
-        return
+    directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
     for figure in _saved(figures, download, directory, force=False):
         _show_figure(directory / figure["filename"])
 

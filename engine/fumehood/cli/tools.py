@@ -26,6 +26,7 @@ from fumehood.cli.options import (
     OfAgent,
     SocketPath,
     ToolName,
+    directory,
     json_object,
     local,
     pages,
@@ -219,8 +220,6 @@ def import_openapi(
 
     Without --out they are printed as JSON, which is a file for the directory of definitions.
     """
-    if out == "":  # of a variable that is not set
-        fail("--out takes a directory.", ExitCode.USAGE)
     from fumehood.cli.import_openapi import import_document
     from fumehood.registry.openapi import ImportOptions
 
@@ -232,7 +231,7 @@ def import_openapi(
         server=server,
         source=document if is_address else None,
     )
-    import_document(document, options, None if out is None else Path(out), force=force)
+    import_document(document, options, directory(out), force=force)
 
 
 def _read(file: Path) -> JsonObject:
