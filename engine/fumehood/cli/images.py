@@ -73,8 +73,14 @@ def build_images(
 ) -> None:
     """Build missing or outdated images. Without `--base` this needs root and mmdebstrap."""
     started = time.time()
-    own = _own_images()
-    recipes = _recipes(name, base or "", own)
+    config = read_config()
+    own, of_languages = config.own_images, config.container.images.model_dump().values()
+    used = dict.fromkeys([*of_languages, config.sessions.image])
+    names = list(used) if name is None else [name]
+    try:
+        recipes = [read_recipe(each, base=base or "", own=own) for each in names]
+    except (UnknownImage, WrongRecipe) as error:
+        fail(str(error), ExitCode.USAGE)
     client = open_engine()
     built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
@@ -174,22 +180,6 @@ def show_images(as_json: AsJson = False) -> None:
 
 def _own_images() -> Path:
     return read_config().own_images
-
-
-def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
-    """Read the recipe of the named image, or of those that the configuration uses."""
-    try:
-        names = [name] if name is not None else _configured_images()
-        return [read_recipe(each, base=base, own=own) for each in names]
-    except (UnknownImage, WrongRecipe) as error:
-        fail(str(error), ExitCode.USAGE)
-
-
-def _configured_images() -> list[str]:
-    """Return the images of the languages, then that of sessions, without duplicates."""
-    config = read_config()
-    of_languages = config.container.images.model_dump().values()
-    return list(dict.fromkeys([*of_languages, config.sessions.image]))
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -103,7 +103,7 @@ def serve(
     from fumehood.mcp.stdio import serve as serve_client
 
     path = find_socket(socket)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if sys.stdin.isatty():
             say(
@@ -220,10 +220,6 @@ def _executable() -> str:
     own = Path(sys.argv[0])
     found = shutil.which("fumehood") if own.name != "fumehood" else str(own.absolute())
     return found or "fumehood"
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(0)
 
 
 # -- the configuration file --------------------------------------------------------------

@@ -232,13 +232,20 @@ show_calls = as_table(
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
     """Print one call on one line and flush, since a reader may be waiting."""
-    line = (
-        json.dumps(record.model_dump(mode="json"))
-        if as_json
-        else "  ".join(text for text in _parts(record) if text)
+    if as_json:
+        print(json.dumps(record.model_dump(mode="json")), flush=True)
+        return
+    at, today = datetime.fromisoformat(record.timestamp).astimezone(), datetime.now().astimezone()
+    date = "" if at.date() == today.date() else f"{at:%Y-%m-%d} "
+    parts = (
+        f"{date}{at:%H:%M:%S}",
+        visible(record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")),
+        record.code,
+        f"{record.execution_time_ms:.1f} ms",
+        record.agent_id or "",
+        record.call_id,
     )
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    print("  ".join(part for part in parts if part), flush=True)
 
 
 def show_fields(fields: JsonObject) -> None:
@@ -279,20 +286,6 @@ def _size(base64: str) -> str:
     size = len(base64) * 3 // 4 - base64[-2:].count("=")
     shown = f"{size / 1000:.0f} kB" if size >= 1000 else f"{size} bytes"
     return f"{shown} (--json shows it)"
-
-
-def _parts(record: CallRecord) -> tuple[str, ...]:
-    at, today = datetime.fromisoformat(record.timestamp).astimezone(), datetime.now().astimezone()
-    date = "" if at.date() == today.date() else f"{at:%Y-%m-%d} "
-    tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
-    return (
-        f"{date}{at:%H:%M:%S}",
-        visible(tool),
-        record.code,
-        f"{record.execution_time_ms:.1f} ms",
-        record.agent_id or "",
-        record.call_id,
-    )
 
 
 def _summary(document: JsonObject) -> str:
