@@ -630,9 +630,13 @@ def _say(before: Receipt, after: Receipt, found: list[str]) -> None:
 
 
 def _read(document: JsonObject) -> Receipt:
+    from pydantic import ValidationError
+
     from fumehood.core.receipt import Receipt
 
     try:
         return Receipt.model_validate(document)
-    except ValueError as error:
-        fail(f"This is not a receipt. {error}", ExitCode.USAGE)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        fail(f"This is not a receipt: {where}: {first['msg']}.", ExitCode.USAGE)

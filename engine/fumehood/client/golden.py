@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fumehood.client.files import new_file
 from fumehood.core.envelope import Envelope
@@ -61,8 +61,12 @@ def read_golden(path: Path) -> GoldenFile:
         return GoldenFile.model_validate(strict_json.loads(path.read_bytes()))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not a golden sequence: {error}.") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise ValueError(f"{path} is not a golden sequence: {where}: {first['msg']}.") from None
+    except strict_json.StrictJsonError as error:
+        raise ValueError(f"{path} is {error}.") from None
 
 
 def write_golden(path: Path, calls: list[GoldenCall]) -> None:
