@@ -37,7 +37,6 @@ from fumehood.core.identity import Scope
 from fumehood.core.status import Health
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Operation
-from fumehood.protocol import strict_json
 from support.answers import envelope_bytes
 
 
@@ -90,13 +89,6 @@ def test_refusal_is_raised_with_its_envelope() -> None:
 def test_malformed_answer_is_a_value_error(raw: bytes, read: Callable[[bytes], object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         read(raw)
-
-
-@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1, "a": 2}'])
-def test_json_answer_that_is_not_an_object_raises_value_error(raw: bytes) -> None:
-    with pytest.raises(strict_json.StrictJsonError):
-        object_of(raw)
-    assert object_of(b'{"a": 1}') == {"a": 1}
 
 
 # -- Which failed request may be sent again, and what an endpoint refuses ------------------
