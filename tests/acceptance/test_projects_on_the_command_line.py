@@ -16,7 +16,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon
 from fumehood import Client, ControlClient
 from fumehood.approvals.model import Approval
-from fumehood.cli.approval_view import approval_lines
+from fumehood.cli.approvals import approval_lines
 from support.workshop import workshop
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S11", "D1")]

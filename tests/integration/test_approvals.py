@@ -222,7 +222,6 @@ def test_approve_of_decided_or_stale_approval_fails_without_prompting(daemon: Da
         (["approve", "apr_0@one", "--yes"], 2, "a number"),
         (["approve", "apr_0@0", "--yes"], 2, "a number"),
         (["approve", "apr_0@", "--yes"], 2, "a number"),
-        (["deny", "apr_0@1", "apr_0@2"], 2, "two versions"),
         (["approve", "apr_0", "--yes", "--edit", "[]"], 2, "JSON object"),
         (["approve", "apr_0", "--yes", "--uses", "2"], 2, "--remember"),
         (["approve", "apr_0", "--yes", "--remember-until", "soon"], 2, "--remember-until"),

@@ -41,7 +41,7 @@ def run(daemon: Daemon, *arguments: str, stdin: bytes = b"", **environment: str)
         (["call", "calculator", "{}", "--timeout", "nan"], 2),
         (["call", "calculator", "{}", "--timeout", "-1"], 2),
         (["call", "a/b", "{}"], 2),
-        (["tools", "show", "x y"], 2),
+        (["tools", "show", "x y"], 1),
         (["--version"], 0),
         (["call"], 2),
         (["nonsense"], 2),

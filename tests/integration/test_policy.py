@@ -217,7 +217,7 @@ def test_policy_commands_test_explain_and_check_work_without_a_daemon(
     assert run(home, *with_policy).returncode == 1
     calls.write_text(CALLS.replace("expect", "expects"), encoding="utf-8")
     wrong = run(home, *with_policy)
-    assert (wrong.returncode, "calls.toml: call 1: expect: " in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "calls.toml: calls.0.expect: " in wrong.stderr) == (2, True)
     assert run(home, "test", "calls.toml").returncode == 2  # no policy is named anywhere
 
     told = run(home, "explain", "calculator", '{"expression": "66"}', "--file", "policy.toml")

@@ -2,6 +2,14 @@
 
 Deciding needs an approver's credential, which is typed on the terminal. A decision carries the
 version that was shown; if the approval has changed since, nothing is decided.
+
+What is shown comes from a model or its prompt, so it is untrusted. Invariants:
+
+- Every argument is shown completely.
+- Every line of untrusted text starts with a mark that the text cannot write, also where a line is
+  folded. On lines that mix both, our words come first, so that no name can pass for a size.
+- Control, invisible and direction-changing characters are escaped, and named in a warning.
+- A preview of unknown form is shown whole, as JSON.
 """
 
 from __future__ import annotations
@@ -10,14 +18,18 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
 
 from fumehood.approvals.model import (
     Approval,
@@ -27,7 +39,21 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.cli.approval_view import Line, ago, approval_lines, preview_in_words, rule_lines
+from fumehood.approvals.wording import (
+    OUTSIDE,
+    SIGNS,
+    ago,
+    argument_name,
+    context_in,
+    effect_heading,
+    entries_of,
+    entry_facts,
+    hidden_in,
+    is_outside,
+    is_shown,
+    preview_in_words,
+    rest_of,
+)
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import (
     AsJson,
@@ -40,9 +66,9 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
-from fumehood.cli.show import Field, show_table, wants_json
+from fumehood.cli.show import Column, as_document, as_table, show_json, wants_json
 from fumehood.client import ControlClient
-from fumehood.core.escaping import json_line, visible
+from fumehood.core.escaping import json_line, json_lines, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS
 
@@ -94,11 +120,8 @@ def list_approvals(
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found, has_more = newest(partial(client.approvals.list, **query), limit)
         changes = () if mine or wants_json(as_json) else client.changes()
-    if wants_json(as_json):
-        _show_json([approval.model_dump(mode="json") for approval in found])
-        return
-    _show_list(found)
-    if has_more:
+    _show_list(found, as_json)
+    if has_more and not wants_json(as_json):
         print(f"There are more: --limit takes up to {MAX_ITEMS}.", file=sys.stderr)
     _show_changes(changes)
 
@@ -115,7 +138,7 @@ def show_approval(
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
     if wants_json(as_json):
-        _show_json(found.model_dump(mode="json"))
+        show_json(found.model_dump(mode="json"))
     else:
         lines = approval_lines(found, datetime.now(UTC), shutil.get_terminal_size().columns)
         _print_lines(lines, to_stderr=False)
@@ -235,7 +258,13 @@ plain(
 )
 
 
-_AND_OTHERS = {False: "", True: " and any others"}
+def _matching(rule: RememberedRule) -> str:
+    others = " and any others" if rule.any_others else ""
+    return one_line(json_line(rule.arguments), 200) + others
+
+
+def _until(rule: RememberedRule) -> str:
+    return f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end"
 
 
 @approvals.command("remembered")
@@ -250,25 +279,18 @@ def remembered(
     """List the rules remembered from approvers' decisions."""
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
-    if wants_json(as_json):
-        _show_json([rule.model_dump(mode="json") for rule in rules])
-        return
-    fields = (
-        Field("rule", whole=True), Field("tool"), Field("who"), Field("matching"),
-        Field("until (UTC)", drop=2), Field("uses left", drop=1), Field("by", drop=3),
-    )  # fmt: skip
-    rows = [
-        (
-            rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json_line(rule.arguments), 200) + _AND_OTHERS[rule.any_others],
-            f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
-            "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
-        )
-        for rule in rules
-    ]  # fmt: skip
-    show_table(fields, rows)
+    _show_rules(rules, as_json)
 
 
+_show_rules = as_table(
+    Column("rule", lambda rule: rule.id, whole=True),
+    Column("tool", lambda rule: visible(rule.tool)),
+    Column("who", lambda rule: visible(rule.agent_id or rule.principal_id)),
+    Column("matching", _matching),
+    Column("until (UTC)", _until, drop=2),
+    Column("uses left", lambda rule: "any" if rule.uses_left is None else str(rule.uses_left), 1),
+    Column("by", lambda rule: rule.created_by, drop=3),
+)
 plain(
     approvals,
     "approvals.forget",
@@ -293,19 +315,15 @@ def _holds(rule: RememberedRule) -> bool:
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
     """Map each approval's id to the version that its user has seen, or None if not given."""
+    if version is not None and (len(given) > 1 or "@" in given[0]):
+        fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
     found: dict[str, int | None] = {}
     for text in given:
         approval_id, at, number = text.partition("@")
         if at and not VERSION.fullmatch(number):
             fail(f"{text[:80]!r}: after the @ comes a number, the version.", ExitCode.USAGE)
-        wanted = int(number) if at else None
-        if found.setdefault(approval_id, wanted) != wanted:
-            fail(f"{approval_id[:80]!r} is given with two versions.", ExitCode.USAGE)
-    if version is None:
-        return found
-    if len(found) > 1 or set(found.values()) != {None}:
-        fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
-    return dict.fromkeys(found, version)
+        found[approval_id] = int(number) if at else version
+    return found
 
 
 def _decide(
@@ -341,14 +359,13 @@ def _decide(
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
     """End the command if the engine would refuse a decision, instead of asking for it."""
-    for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
-        found = ""
-        if approval.state is not ApprovalState.PENDING:
-            found = f"was already {approval.state}"
-        elif version not in (None, approval.version):
+    for version, approval in zip(looked_at.values(), seen, strict=True):
+        found = f"was already {approval.state}"
+        if approval.state is ApprovalState.PENDING:
+            if version in (None, approval.version):
+                continue
             found = f"is now version {approval.version}, not {version}"
-        if found:
-            fail(f"{approval_id} {found}. Nothing was decided.", ExitCode.TOOL_FAILED)
+        fail(f"{approval.id} {found}. Nothing was decided.", ExitCode.TOOL_FAILED)
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
@@ -377,35 +394,26 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
     """Yield open approvals, oldest first, then every change."""
-    versions: dict[str, int] = {}
     changes = client.approvals.next_change(-1)
-    is_first = True
+    versions: dict[str, int] | None = None
     while True:
         found = client.approvals.list(limit=PAGE).items
         for approval in reversed(found):
-            is_news = versions.get(approval.id) != approval.version
-            versions[approval.id] = approval.version
-            if is_news and not (is_first and approval.state in ENDED):
+            if versions is None and approval.state in ENDED:
+                continue
+            if (versions or {}).get(approval.id) != approval.version:
                 yield approval
-        is_first = False
-        kept = {approval.id for approval in found}
-        versions = {key: value for key, value in versions.items() if key in kept}
+        versions = {approval.id: approval.version for approval in found}
         changes = client.approvals.next_change(changes)
 
 
-@contextmanager
 def _seeing(
     mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
-) -> Iterator[Any]:
+) -> AbstractContextManager[Any]:
     """Connect as the caller (`--mine`) or as an approver, who sees all approvals."""
     if mine:
-        if credential_stdin:
-            fail("--mine needs no credential.", ExitCode.USAGE)
-        with calling(socket, as_json=as_json) as own:
-            yield own
-        return
-    with _approving(socket, credential_stdin, as_json=as_json) as every:
-        yield every
+        return calling(socket, as_json=as_json)
+    return _approving(socket, credential_stdin, as_json=as_json)
 
 
 def _state(given: str) -> str | None:
@@ -429,54 +437,42 @@ def _wish(
         if uses is not None or same or any_arguments:
             fail("--uses, --same and --any-arguments go with --remember.", ExitCode.USAGE)
         return None
-    if remember and until is not None:
-        fail("Choose --remember or --remember-until.", ExitCode.USAGE)
-    if same and any_arguments:
-        fail("Choose --same or --any-arguments.", ExitCode.USAGE)
-    given: JsonObject = {"scope": "session" if until is None else "until", "uses": uses}
-    given["until"] = (
-        None if until is None else deadline(until, datetime.now(UTC), "--remember-until")
+    if (remember and until is not None) or (same and any_arguments):
+        words = "Choose --remember or --remember-until, and --same or --any-arguments."
+        fail(words, ExitCode.USAGE)
+    now = datetime.now(UTC)
+    return RememberWish(
+        scope="session" if until is None else "until",
+        until=None if until is None else deadline(until, now, "--remember-until"),
+        uses=uses,
+        arguments=tuple(same or ()) if same or any_arguments else None,
     )
-    if same or any_arguments:
-        given["arguments"] = tuple(same or ())
-    return RememberWish(**{name: value for name, value in given.items() if value is not None})
 
 
 # -- output --------------------------------------------------------------------------------
 
 
-def _show_json(value: Any) -> None:
-    """Print ASCII JSON: untrusted characters could change the direction of a terminal's text."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
 def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
     if wants_json(as_json):
-        documents = [approval.model_dump(mode="json") for approval in decided]
-        _show_json(documents if len(documents) > 1 else documents[0])
+        as_document(decided if len(decided) > 1 else decided[0])
         return
     for approval in decided:
         _show_line(approval, as_json=False)
 
 
-def _show_list(found: Sequence[Approval]) -> None:
-    now = datetime.now(UTC)
-    fields = (
-        Field("approval", whole=True), Field("state"), Field("tool"), Field("asked by", drop=1),
-        Field("expires", drop=2), Field("arguments", drop=3),
-    )  # fmt: skip
-    rows = [
-        (
-            approval.id,
-            approval.state.value,
-            visible(f"{approval.tool}@{approval.tool_version}"),
-            visible(approval.agent_id or approval.principal_id),
-            ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
-            one_line(json_line(approval.arguments), 120),
-        )
-        for approval in found
-    ]
-    show_table(fields, rows)
+def _expiry(approval: Approval) -> str:
+    is_open = approval.state is ApprovalState.PENDING
+    return ago(approval.expires_at, datetime.now(UTC)) if is_open else ""
+
+
+_show_list = as_table(
+    Column("approval", lambda approval: approval.id, whole=True),
+    Column("state", lambda approval: approval.state.value),
+    Column("tool", lambda approval: visible(f"{approval.tool}@{approval.tool_version}")),
+    Column("asked by", lambda one: visible(one.agent_id or one.principal_id), drop=1),
+    Column("expires", _expiry, drop=2),
+    Column("arguments", lambda approval: one_line(json_line(approval.arguments), 120), drop=3),
+)
 
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
@@ -510,9 +506,224 @@ def _show_changes(changes: Sequence[Any]) -> None:
 
 def _print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
     """Print the lines' text literally, without interpreting markup."""
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
     for line in lines:
         console.print(Text(line.text, style=STYLES[line.kind]), soft_wrap=True)
+
+
+# -- the display of an approval -------------------------------------------------------------
+
+
+Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
+
+INDENT = "  "
+MARK = "  │ "
+
+BESIDE_FILES = ("printed", "variables", "requests")
+"""Parts of a preview besides its files: what a trial has done."""
+
+
+def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
+    """Lay out a whole approval in `columns`: facts, arguments, effect, decisions and warnings."""
+    facts = [
+        Line(f"{visible(approval.id)}  {approval.state}", "head"),
+        *(_field(name, value, columns) for name, value in _facts(approval, now)),
+        Line(""),
+    ]
+    lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
+    if is_outside(approval):
+        lines = [*warning(f"{OUTSIDE}.", columns), Line(""), *lines]
+    if approval.has_lost_session:
+        said = "Its session ended before anybody decided, so this call can no longer run."
+        lines += [Line(""), *warning(said, columns)]
+    if approval.asked_arguments is not None:
+        asked = _arguments(approval.asked_arguments, columns)
+        lines += [Line(""), Line("as requested, before an edit", "head"), *asked]
+    if (context := context_in(approval.preview)) is not None:
+        lines += [Line(""), Line("context", "head"), *_arguments(context, columns)]
+    elif approval.preview is not None:
+        lines += [
+            Line(""),
+            Line(effect_heading(approval).lower(), "head"),
+            *preview_lines(approval.preview, columns),
+        ]
+    if approval.decisions:
+        lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
+    if hidden := hidden_in(approval):
+        said = f"Escaped, because invisible or misleading: {hidden}"
+        lines += [Line(""), *warning(said, columns)]
+    return facts + lines
+
+
+def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
+    """Lay out a remembered rule, saved or proposed."""
+    who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
+    until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
+    uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
+    where = f"in session {rule.session_id}" if rule.session_id else "in any session"
+    lines = [
+        _field("allows", f"{rule.tool}, {uses}", columns),
+        _field("to", who, columns),
+        _field("scope", f"{where}, {until}", columns),
+    ]
+    if not rule.arguments:
+        words = (
+            Line("WITH ANY ARGUMENTS", "warning") if rule.any_others else Line("without arguments")
+        )
+        return [*lines, words]
+    head = "if these arguments are equal" + ("" if rule.any_others else " and there are no others")
+    lines += [Line(head, "head"), *_arguments(rule.arguments, columns)]
+    return [*lines, Line("AND ANY OTHERS", "warning")] if rule.any_others else lines
+
+
+def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
+    yield (
+        "tool",
+        f"{approval.tool}@{approval.tool_version}"
+        + ("  (dangerous)" if approval.dangerous else ""),
+    )
+    yield "asked by", approval.principal_id
+    if approval.agent_id is not None:
+        yield "as agent", approval.agent_id
+    if approval.session_id is not None:
+        yield "in session", approval.session_id
+    if names := (approval.binding or {}).get("session_env"):
+        yield "with variables", ", ".join(names)
+    yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
+    if approval.quorum > 1 or approval.approvers:
+        who = f" from {', '.join(approval.approvers)}" if approval.approvers else ""
+        yield "needs", f"{approval.quorum} approvals{who} ({len(approval.counted)} so far)"
+    if approval.stuck is not None:
+        yield "stuck", approval.stuck
+    yield "made", f"{approval.created_at:%Y-%m-%d %H:%M:%S} UTC"
+    if approval.state is ApprovalState.PENDING:
+        yield "expires", f"{approval.expires_at:%H:%M:%S} UTC ({ago(approval.expires_at, now)})"
+        if (at := approval.previewed_at) is not None:
+            yield "previewed", f"{at:%H:%M:%S} UTC ({ago(at, now)})"
+    if approval.code is not None:
+        yield "ended", approval.code
+    if approval.changed and not approval.has_lost_session:
+        yield "changed", ", ".join(approval.changed)
+    yield "version", str(approval.version)
+    yield "call", approval.call_id
+
+
+def _field(name: str, value: str, columns: int) -> Line:
+    return Line("\n".join(folded(f"{name + ':':<13}{visible(value)}", columns, indent=" " * 13)))
+
+
+def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
+    if not arguments:
+        yield Line(f"{INDENT}none")
+    for name, value in arguments.items():
+        yield from _value(argument_name(name), value, columns)
+
+
+def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
+    """Show a text of several lines as lines, anything else as JSON."""
+    if isinstance(value, str) and "\n" in value:
+        yield from ours(f"{INDENT}{name} ({len(value)} characters)", columns)
+        yield from theirs(value, columns)
+        return
+    shown = json_line(value)
+    if isinstance(value, dict | list) and len(shown) > columns - len(name) - 2:
+        yield from ours(INDENT + name, columns)
+        yield from theirs(json_lines(value), columns)
+        return
+    yield from ours(f"{INDENT}{name}: {shown}", columns)
+
+
+def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
+    for one in approval.decisions:
+        marks = [one.decision, one.channel]
+        marks += ["edited"] if one.edited else []
+        marks += ["SELF-APPROVAL"] if one.is_self_approval else []
+        if one.action_digest != approval.action_digest:
+            marks.append("before an edit")
+        said = f": {one.reason}" if one.reason else ""
+        text = f"{one.at:%H:%M:%S} {one.approver} ({', '.join(marks)}){said}"
+        yield from ours(INDENT + visible(text), columns)
+
+
+def _rest(preview: JsonObject, columns: int) -> Iterator[Line]:
+    rest = {key: value for key, value in preview.items() if not is_shown(key, value)}
+    for name in BESIDE_FILES:
+        if name in rest:
+            yield from _value(name, rest.pop(name), columns)
+    if rest:
+        yield from _value("in all", rest, columns)
+
+
+def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
+    """Lay out the whole preview that the engine computed."""
+    if "would_fail" in preview:
+        said = visible(str(preview["would_fail"]))
+        yield from warning(f"The call would fail: {said}", columns)
+    if is_shown("directory", directory := preview.get("directory")):
+        yield from ours(f"{INDENT}in {visible(str(directory))}", columns, "head")
+    if words := preview_in_words(preview):
+        yield from ours(INDENT + words, columns, "head")
+    for what, sign in SIGNS.items():
+        for entry in entries_of(preview, what):
+            yield from _entry(sign, entry, columns)
+    for entry in entries_of(preview, "missing"):
+        yield from ours(f"{INDENT}? missing: {visible(str(entry['path']))}", columns)
+    for entry in entries_of(preview, "kept"):
+        words = f"{INDENT}! kept, {visible(str(entry.get('why')))}: {visible(str(entry['path']))}"
+        yield from warning(words, columns)
+    yield from _rest(preview, columns)
+    if preview.get("truncated"):
+        yield Line("The list is incomplete.", "warning")
+
+
+def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
+    kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
+    facts = ", ".join(entry_facts(entry)) or "entry"
+    said = f"{facts}: {visible(str(entry['path']))}"
+    yield from ours(f"{INDENT}{sign} {said}", columns, kinds.get(sign, "plain"))
+    if "target" in entry:
+        yield from ours(f"{INDENT * 3}leads to: {visible(str(entry['target']))}", columns)
+    if rest := rest_of(entry):
+        yield from ours(f"{INDENT * 3}also: {json_line(rest)}", columns)
+    if isinstance(diff := entry.get("diff"), str):
+        for line in diff.removesuffix("\n").split("\n"):
+            yield from theirs(line, columns, kinds.get(line[:1], "theirs"))
+    if entry.get("diff_coarse"):
+        words = "Too large to compare line by line: removed and added as a whole."
+        yield from warning(f"{INDENT * 3}{words}", columns)
+    if entry.get("diff_truncated"):
+        yield from warning(f"{INDENT * 3}There is more of this diff than is shown.", columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of text that is safe to print, and the kind that decides its colour."""
+
+    text: str
+    kind: Kind = "plain"
+
+
+def ours(text: str, columns: int, kind: Kind = "plain") -> Iterator[Line]:
+    """Lay out our own text; untrusted parts must be escaped already."""
+    return (Line(piece, kind) for piece in folded(text, columns, indent=MARK))
+
+
+def warning(text: str, columns: int) -> Iterator[Line]:
+    """Lay out a warning."""
+    return ours(text, columns, "warning")
+
+
+def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
+    """Lay out untrusted text, with the mark before each line."""
+    for line in text.split("\n"):
+        for piece in folded(visible(line), columns - len(MARK)):
+            yield Line(MARK + piece, kind)
+
+
+def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
+    """Fold text into pieces that fit; `indent` starts every piece after the first."""
+    if len(text) <= columns and cell_len(text) <= columns:
+        return [text]
+    first = chop_cells(text, columns)[0]
+    others = chop_cells(text.removeprefix(first), max(1, columns - cell_len(indent)))
+    return [first, *(indent + piece for piece in others)]

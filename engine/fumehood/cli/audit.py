@@ -9,24 +9,45 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from fumehood.audit import verify as audit_verify
+from fumehood.audit.keys import all_keys
+from fumehood.audit.model import AuditRotation
+from fumehood.audit.service import (
+    ANCHORS_NAME,
+    exported,
+    load_anchors,
+    own_anchors,
+    shown_verdict,
+    verify_state,
+)
+from fumehood.audit.verify import (
+    Anchor,
+    Unreadable,
+    Verdict,
+    export_line,
+    read_export,
+    read_key,
+    report,
+)
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Until, moment
-from fumehood.cli.plain import as_text, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import read_config
+from fumehood.cli.show import (
+    as_text,
+    show_json,
+    wants_json,
+)
 from fumehood.core.escaping import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fumehood.audit.model import AuditRotation
-    from fumehood.audit.verify import Anchor, Verdict
+from fumehood.storage.errors import StoreError
 
 audit = typer.Typer(help="The audit chain: verify, export, rotate its key.", no_args_is_help=True)
 
@@ -52,10 +73,6 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Detect changed, removed, inserted or reordered rows, and a tail cut before an anchor."""
-    from fumehood.audit.service import shown_verdict
-    from fumehood.audit.verify import report
-    from fumehood.cli.show import show_json, wants_json
-
     if part and export is None:
         fail("--part needs --export.", ExitCode.USAGE)
     with _in_words():
@@ -90,13 +107,10 @@ def export(
     ] = None,
 ) -> None:
     """Write the chain to standard output as JSON Lines, which can be verified elsewhere."""
-    from fumehood.audit.service import exported
-    from fumehood.audit.verify import export_line
-
     config = read_config()
     state, url = config.state_directory, config.state.secret_url
     now = datetime.now(UTC)
-    first, last = _moment(since, now, "--since"), _moment(until, now, "--until")
+    first, last = moment(since, now), moment(until, now, "--until")
     _require_readable(state)
     with _in_words():
         if with_verifier is not None:
@@ -122,10 +136,6 @@ plain(
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:
-    from fumehood.audit.keys import all_keys
-    from fumehood.audit.service import load_anchors, own_anchors, verify_state
-    from fumehood.audit.verify import read_export, read_key, verify
-
     config = read_config()
     state, url = config.state_directory, config.state.secret_url
     if export is None or not key:
@@ -137,7 +147,7 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
         return verify_state(state, [*own_anchors(state), *anchors], keys, url)
     with export.open(encoding="utf-8") as lines:
         known = keys if keys is not None else all_keys(state)
-        return verify(read_export(lines), known, anchors, whole=not part)
+        return audit_verify.verify(read_export(lines), known, anchors, whole=not part)
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
@@ -149,9 +159,6 @@ def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
 
 def _put_verifier(state: Path, directory: Path) -> None:
     """Copy the code that `audit verify` runs; it needs only Python."""
-    from fumehood.audit import verify as audit_verify
-    from fumehood.audit.service import ANCHORS_NAME
-
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(audit_verify.__file__, directory / "audit_verify.py")
     own = state / ANCHORS_NAME
@@ -161,30 +168,16 @@ def _put_verifier(state: Path, directory: Path) -> None:
 
 def _require_readable(state: Path) -> None:
     """Exit with a remedy if the state directory is missing or not readable."""
-    remedy = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
-    try:
-        owner = state.stat().st_uid
-        is_readable = os.access(state, os.R_OK | os.X_OK)
-    except (FileNotFoundError, NotADirectoryError):
-        fail(f"There is no state directory {state}. {remedy}", ExitCode.UNAVAILABLE)
-    except PermissionError:
-        fail(f"You may not enter {state}. {remedy}", ExitCode.UNAVAILABLE)
-    except OSError:
-        return  # reading it reports the error
-    if not is_readable:
-        whose = "" if owner == os.geteuid() else f": it belongs to the user {owner}"
-        fail(f"You may not read the state directory {state}{whose}. {remedy}", ExitCode.UNAVAILABLE)
-
-
-def _moment(text: str | None, now: datetime, option: str) -> datetime | None:
-    return None if text is None else moment(text, now, option)
+    if not os.access(state, os.R_OK | os.X_OK):
+        fail(
+            f"The state directory {state} does not exist, or you may not read it. Set "
+            "FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user.",
+            ExitCode.UNAVAILABLE,
+        )
 
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    from fumehood.audit.verify import Unreadable
-    from fumehood.storage.errors import StoreError
-
     try:
         yield
     except Unreadable as error:

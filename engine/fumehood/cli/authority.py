@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
+from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -23,8 +23,16 @@ from fumehood.cli.options import (
     deadline,
     json_object,
 )
-from fumehood.cli.plain import Column, as_document, as_table, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import calling, controlling, read_config, show_secret
+from fumehood.cli.show import (
+    Column,
+    as_document,
+    as_table,
+    show_json,
+    show_table,
+    wants_json,
+)
 from fumehood.core.identity import uid_principal_id
 
 agents = typer.Typer(help="Agents: on whose behalf calls are made.", no_args_is_help=True)
@@ -129,10 +137,6 @@ def filter_tools(
     socket: SocketPath = None,
 ) -> None:
     """List the tools that an agent of yours may use, and why it may not use the others."""
-    from decimal import Decimal, InvalidOperation
-
-    from fumehood.cli.show import Field, show_json, show_table, wants_json
-
     try:
         cost = None if max_cost is None else Decimal(max_cost)
     except InvalidOperation:
@@ -150,7 +154,7 @@ def filter_tools(
         return
     rows = [(f"{tool.name}@{tool.version}", "yes", "") for tool in found.items]
     rows += [(one.name, "no", one.reason) for one in found.left_out]
-    show_table((Field("tool"), Field("may use"), Field("reason")), rows)
+    show_table((Column("tool"), Column("may use"), Column("reason")), rows)
 
 
 plain(agents, "agents.enable", "Allow calls for an agent again.", arguments=AGENT)
@@ -206,42 +210,31 @@ Name = Annotated[str, typer.Argument(help="A name for the approver.")]
 def init(name: Name = "owner") -> None:
     """Create the first approver, while no engine runs. Its credential is shown once."""
     from fumehood.core.errors import EngineError
-    from fumehood.identity.approvers import make_first_approver
+    from fumehood.identity.approvers import ADD, make_first_approver
     from fumehood.storage.database import FILE_NAME, open_database
     from fumehood.storage.directory import InUse, hold_lock, private_directory
     from fumehood.storage.errors import StoreError
 
+    show = partial(show_secret, what="credential")
     config = read_config()
     state, url = config.state_directory, config.state.secret_url
     try:
         with hold_lock(private_directory(state) / "engine.lock", "this state directory"):
             database = open_database(state / FILE_NAME, url=url)
             try:
-                make_first_approver(database, name, datetime.now(UTC), _show)
+                make_first_approver(database, name, datetime.now(UTC), show)
             finally:
                 database.close()
     except EngineError as refusal:
         fail(refusal.message, ExitCode.TOOL_FAILED)
     except InUse:
-        fail(f"An engine uses this state directory. {_cure(state, url)}", ExitCode.UNAVAILABLE)
+        fail(
+            "An engine uses this state directory. Stop it, run `fumehood approvers init` again, "
+            f"and start it. If there has been an approver: {ADD}.",
+            ExitCode.UNAVAILABLE,
+        )
     except StoreError as error:
         fail(str(error), ExitCode.UNAVAILABLE)
-
-
-def _cure(state: Path, url: str | None) -> str:
-    """Say how to get an approver while an engine runs."""
-    from fumehood.identity.approvers import ADD, all_approvers
-    from fumehood.storage.database import reading
-    from fumehood.storage.errors import StoreError
-
-    with suppress(StoreError), reading(state, url) as connection:
-        if all_approvers(connection):
-            return f"It already has had a first approver. To add another: {ADD}."
-    return "Stop it, run `fumehood approvers init` again, and start it."
-
-
-def _show(credential: str) -> None:
-    show_secret(credential, "credential")
 
 
 @approvers.command("add")

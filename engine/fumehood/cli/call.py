@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, require_tool_name, say
+from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say
 from fumehood.cli.options import (
     Network,
     Packages,
@@ -24,6 +24,7 @@ from fumehood.cli.options import (
     json_object,
     one_line,
     read_bytes,
+    require_seconds,
 )
 from fumehood.cli.reach import call_once, calling, session_id_of
 from fumehood.cli.show import show_envelope, wants_json
@@ -152,7 +153,6 @@ def call(
         raise typer.Exit(_call_batch(batch, socket, as_json=wants_json(as_json)))
     if not tool:
         fail("A tool or --batch FILE is needed: fumehood call TOOL [ARGUMENTS].", ExitCode.USAGE)
-    require_tool_name(tool)
     given: Mapping[str, object] = {
         "--stream": stream or None, "--socket": socket, "--wait": wait, "--session": session,
         "--idempotency-key": idempotency_key, "--token-file": token_file,
@@ -163,10 +163,9 @@ def call(
         )
     if fetch_all and (local or stream or dry_run or idempotency_key is not None):
         fail("--all goes without --local, --stream, --dry-run, --idempotency-key.", ExitCode.USAGE)
-    if timeout is not None and not 0 < timeout < float("inf"):
-        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
+    require_seconds(timeout, "--timeout")
     parsed = read_arguments(arguments)
-    options = _options(
+    options = options_of(
         dry_run=dry_run or None,
         timeout_seconds=timeout,
         memory_limit_mb=memory,
@@ -188,9 +187,8 @@ def call(
     elif stream:
         from fumehood.cli.following import stream_call
 
-        out = sys.stderr if wants_json(as_json) else sys.stdout
-        with calling(socket, is_call=True, token_file=token_file) as client:
-            answer = document_of(stream_call(client, tool, parsed, options, socket, stdout=out))
+        is_json = wants_json(as_json)
+        answer = stream_call(tool, parsed, options, socket, as_json=is_json, token_file=token_file)
     else:
         answer = call_once(tool, parsed, options, socket, token_file=token_file)
     show_envelope(answer, as_json=wants_json(as_json))
@@ -231,10 +229,8 @@ def _fetch_all(
 
 def say_how_to_approve(answer: JsonObject) -> None:
     """If the call waits for approval, say how to approve it and how to get its answer."""
-    error = answer["error"]
-    if error is None or error.get("approval_id") is None:
-        return
-    if error["code"] != RequiresHumanApproval.code:
+    error = answer["error"] or {"code": None}
+    if error["code"] != RequiresHumanApproval.code or error.get("approval_id") is None:
         return
     lines = [
         f"The call waits for approval: {error['approval_id']}",
@@ -251,12 +247,12 @@ def _waiting(given: str) -> bool | float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        fail("--wait takes a number of seconds over 0: --wait=60.", ExitCode.USAGE)
+    require_seconds(seconds, "--wait=SECONDS")
     return seconds
 
 
-def _options(**given: Any) -> dict[str, Any]:
+def options_of(**given: Any) -> dict[str, Any]:
+    """Return the options of a call that are given."""
     return {name: value for name, value in given.items() if value is not None}
 
 

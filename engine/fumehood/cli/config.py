@@ -1,4 +1,6 @@
-"""`fumehood config show`: the effective configuration, and the source of each value."""
+"""`fumehood config`: the effective configuration, and where it comes from. `fumehood state`: copies
+of a stopped engine's state.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson
 from fumehood.cli.reach import read_config, read_socket_path
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.config import Config, config_file, variable_of
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
@@ -28,11 +31,6 @@ FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
 
 SECRET: frozenset[KeyPath] = frozenset({("webhook", "url")})
 """Keys whose values may contain a secret: webhook addresses often end in one."""
-
-
-@config.callback()
-def _group() -> None:
-    """Keep the group: typer would reduce a group of one command to the command."""
 
 
 @config.command("show")
@@ -80,7 +78,7 @@ def _show(places: JsonObject, settings: list[Setting]) -> None:
         (".".join(path), json_line(value), source if source in KNOWN_SOURCES else "environment")
         for path, value, source in settings
     ]
-    show_table((Field("setting", whole=True), Field("value"), Field("from")), rows)
+    show_table((Column("setting", whole=True), Column("value"), Column("from")), rows)
 
 
 def _settings(found: Config, file: Path) -> Iterator[Setting]:
@@ -125,3 +123,30 @@ def _is_in(table: Any, path: KeyPath) -> bool:
             return False
         table = table[key]
     return True
+
+
+state = typer.Typer(help="The state of a stopped engine.", no_args_is_help=True)
+
+Place = "a state directory, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+
+
+@state.command("copy")
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help=f"The present state: {Place}.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help=f"An empty database: {Place}.")],
+) -> None:
+    """Copy the state of a stopped engine to another database, and compare both."""
+    from fumehood.storage.copying import copy_state
+    from fumehood.storage.errors import StoreError
+
+    try:
+        counts = copy_state(source, target)
+    except StoreError as error:
+        fail(str(error), ExitCode.UNAVAILABLE)
+    for name, count in counts.items():
+        if count:
+            say(f"{count:>9} {name}")
+    say(
+        f"Copied {sum(counts.values())} rows, and compared them. Keys, blobs and recordings stay "
+        "in the state directory: start the engine there, with --state."
+    )

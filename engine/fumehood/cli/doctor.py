@@ -1,4 +1,4 @@
-"""`fumehood doctor`: check this host, and name a remedy for every problem.
+"""`fumehood doctor`: check this host, and name a remedy for every problem; or attack its walls.
 
 The checks of authority (approvers, policy, webhook, audit key) read the state directory and the
 configured files directly, with or without a running engine, and write nothing. Another user than
@@ -11,28 +11,51 @@ from __future__ import annotations
 import json
 import os
 import platform
-import pwd
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
+import anyio
 import psutil
 import typer
+from sqlalchemy import Connection
 
-from fumehood.cli.exits import ExitCode, fail
+from fumehood.approvals.webhook import read_secret
+from fumehood.attack.attack import Topic
+from fumehood.attack.bait import BaitFailed
+from fumehood.attack.run import run_attacks
+from fumehood.attack.scorecard import Line, Scorecard, WallCard
+from fumehood.attack.scorecard import Verdict as Ending
+from fumehood.attack.targets import WALLS, targets_of
+from fumehood.audit.chain import head_of, key_id_after
+from fumehood.audit.keys import CURRENT, all_keys
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, SocketPath, counted
-from fumehood.cli.show import styled
+from fumehood.cli.policy import Offline
+from fumehood.cli.show import Column, show_json, show_table, styled, wants_json
+from fumehood.client import Client, DaemonUnavailable
 from fumehood.config import Config, ConfigError, config_file, load_config
-from fumehood.core.escaping import printable
-from fumehood.core.limits import MB
+from fumehood.core.errors import EngineError, SandboxUnavailable
+from fumehood.core.escaping import printable, visible
+from fumehood.core.identity import Scope
+from fumehood.core.limits import MB, Limit
+from fumehood.core.tool import ToolDefinition
+from fumehood.identity.approvers import all_approvers, cure_of_none
+from fumehood.identity.tokens import all_tokens
+from fumehood.policy.loader import load_policy
+from fumehood.policy.model import PolicyError
+from fumehood.registry.definitions import parse_definition
+from fumehood.registry.registrations import all_definitions
+from fumehood.sandbox.cluster.ray_membership import probe
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     HostCheck,
@@ -44,16 +67,12 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
+from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.settings import ClusterSettings, ContainerSettings, SessionSettings
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from sqlalchemy import Connection
-
-    from fumehood.core.tool import ToolDefinition
-    from fumehood.sandbox.process.wall import InterpreterWall, JailWall
-
+from fumehood.sandbox.wall import WallStatus
+from fumehood.storage.database import FILE_NAME, reading
+from fumehood.storage.directory import StateError, private_directory
+from fumehood.storage.errors import StoreError, understood
 
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 """Oldest version of each that may be used. Earlier ones have published escapes."""
@@ -103,17 +122,14 @@ def doctor(
     socket: SocketPath = None,
 ) -> None:
     """Check this host. Exit status 1 if something is missing."""
-    from fumehood.cli.show import wants_json
-
     if attack:
-        from fumehood.cli.doctor_attack import attack as attack_walls
-
-        attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
+        _attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
     if wall or runtime is not None or quick:
         fail("--wall, --runtime and --quick need --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
-        _show_json(findings)
+        # One line per finding, so that `grep` finds it whole.
+        print("[\n" + ",\n".join(json.dumps(asdict(finding)) for finding in findings) + "\n]")
     else:
         show_findings(findings, verbose=verbose)
     if any(finding.verdict == "missing" for finding in findings):
@@ -125,38 +141,33 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield Finding("python", "ok", platform.python_version())
     for library, oldest in INTERPRETERS.items():
         yield _library(library, oldest)
+    file = config_file()
     try:
         config = load_config(socket=socket)
     except ConfigError as error:
-        remedy = f"Correct it in {config_file()}, or in the environment."
+        remedy = f"Correct it in {file}, or in the environment."
         yield Finding("configuration", "missing", str(error), remedy)
         return
-    yield _configuration()
+    read = f"read from {file}" if file.exists() else f"no file; {file} would be read"
+    yield Finding("configuration", "ok", read)
     yield _state(config)
     yield from daemon_findings(config)
-    yield from authority_findings(config)
-    yield from _interpreter(config)
-    yield from _jail(config)
+    offline = Offline(config, config.tools_directory)
+    yield from authority_findings(config, offline)
+    yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
+    # Without a jail only sandboxed functions are unavailable.
+    yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
     yield from cluster_findings(config.cluster)
     yield from docker_findings(config.container, config.sessions, config.own_images)
-    yield _tools(config)
-    yield from _tools_directory(config)
+    yield from _tools(config, offline)
 
 
 def _platform() -> Finding:
     machine = platform.machine()
-    from_table = machine in ("x86_64", "aarch64")
     kernel = f"Linux {platform.release()} on {machine}"
-    if sys.platform == "linux" and from_table:
+    if machine in ("x86_64", "aarch64"):
         return Finding("platform", "ok", kernel)
     return Finding("platform", "missing", kernel, "Use Linux on x86-64 or AArch64.")
-
-
-def _configuration() -> Finding:
-    file = config_file()
-    if file.exists():
-        return Finding("configuration", "ok", f"read from {file}")
-    return Finding("configuration", "ok", f"no file; {file} would be read")
 
 
 def _library(name: str, oldest: tuple[int, ...]) -> Finding:
@@ -172,32 +183,26 @@ def _state(config: Config) -> Finding:
     path = config.state_directory
     if not path.exists():
         return Finding("state directory", "ok", f"{path} will be created by `fumehood serve`")
-    found = path.stat()
-    if found.st_uid != os.geteuid() and config.mode == "service":
+    if config.mode == "service" and path.stat().st_uid != os.geteuid():
         # As it should be; the checks of its contents say what they cannot read.
         return Finding("state directory", "ok", f"{path}, the service's own")
-    if found.st_uid != os.geteuid():
-        remedy = "Set FUMEHOOD_HOME to a directory of your own."
-        return Finding("state directory", "missing", f"{path} belongs to another user", remedy)
-    if found.st_mode & 0o077:
-        return Finding(
-            "state directory", "missing", f"{path} is open to others", f"chmod 700 {path}"
-        )
+    try:
+        private_directory(path)
+    except StateError as error:
+        found, _, remedy = str(error).partition(". ")
+        return Finding("state directory", "missing", found, remedy)
     return Finding("state directory", "ok", str(path))
 
 
 def daemon_findings(config: Config) -> Iterator[Finding]:
     """Check whether the daemon is ready, and whether calls to services are suspended."""
-    from fumehood.client import Client, DaemonUnavailable
-
     try:
         path = config.socket_path
+        with Client(path) as client:
+            found = client.ready()
     except ConfigError as error:
         yield Finding("daemon", "missing", str(error), "Set FUMEHOOD_SOCKET to a shorter path.")
         return
-    try:
-        with Client(path) as client:
-            found = client.ready()
     except DaemonUnavailable as error:
         is_service = config.mode == "service"
         remedy = "systemctl start fumehood" if is_service else "fumehood serve"
@@ -213,25 +218,8 @@ def daemon_findings(config: Config) -> Iterator[Finding]:
         yield Finding("circuits", "warning", words, remedy)
 
 
-def _interpreter(config: Config) -> Iterator[Finding]:
-    from fumehood.sandbox.process.wall import InterpreterWall
-
-    yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
-
-
-def _jail(config: Config) -> Iterator[Finding]:
-    """Without a jail only sandboxed functions are unavailable, so faults are warnings."""
-    from fumehood.sandbox.process.wall import JailWall
-
-    yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
-
-
 def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
     """Start a guest, which attacks its own wall before it reports which limits hold."""
-    import anyio
-
-    from fumehood.core.limits import Limit
-    from fumehood.sandbox.wall import WallStatus
 
     async def start() -> WallStatus:
         async with wall:
@@ -253,9 +241,6 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
 
 def cluster_findings(settings: ClusterSettings) -> Iterator[Finding]:
     """Check that the configured cluster can be used, and asks for a token."""
-    from fumehood.core.errors import SandboxUnavailable
-    from fumehood.sandbox.cluster.ray_membership import probe
-
     if settings.address is None:
         return
     if find_spec("ray") is None:
@@ -276,50 +261,23 @@ def cluster_findings(settings: ClusterSettings) -> Iterator[Finding]:
         yield Finding("cluster", "ok", f"{found} answers, and {means}")
 
 
-def _tools(config: Config) -> Finding:
-    from fumehood.registry.discover import discover
-    from fumehood.registry.index import ToolIndex
-    from fumehood.registry.secrets import SecretBindings
-
-    index = ToolIndex(SecretBindings(config.secrets, config.rest), mcp_servers=config.mcp_servers)
-    faults = discover(index, config.host_tools, web=config.web)
-    if faults:
-        words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
-        return Finding(
-            "tools",
-            "warning",
-            f"left out: {words}",
-            "Fix it or its configuration, or uninstall the package; then restart the engine.",
-        )
-    names = ", ".join(tool.definition.name for tool in index)
-    if not names:
-        return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
-    return Finding("tools", "ok", names)
-
-
-def _tools_directory(config: Config) -> Iterator[Finding]:
-    """Read the definitions again. Only the daemon sees clashes with names of other sources."""
-    from fumehood.registry.directory import ToolDirectory
-    from fumehood.registry.secrets import SecretBindings
-
-    if config.tools_directory is None:
-        yield Finding("tools directory", "ok", "none is configured")
-        return
-    secrets = SecretBindings(config.secrets, config.rest)
-    contents = ToolDirectory(config.tools_directory, secrets=secrets).load()
+def _tools(config: Config, offline: Offline) -> Iterator[Finding]:
+    if offline.left_out:
+        words = "; ".join(f"{one.entry_point}: {one.reason}" for one in offline.left_out)
+        remedy = "Fix it or its configuration, or uninstall the package; then restart the engine."
+        yield Finding("tools", "warning", f"left out: {words}", remedy)
+    elif names := ", ".join(tool.definition.name for tool in offline.index):
+        yield Finding("tools", "ok", names)
+    else:
+        yield Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
     remedy = "Fix it. A running engine reads a changed file, but not a changed configuration."
-    for fault in contents.faults:
+    for fault in offline.contents.faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
         yield Finding(what, "warning", fault.reason, remedy)
-    if not contents.faults:
-        found = f"{config.tools_directory}: {counted(len(contents.tools), 'tool')}"
+    if not offline.contents.faults:
+        counts = f"{config.tools_directory}: {counted(len(offline.contents.tools), 'tool')}"
+        found = "none is configured" if config.tools_directory is None else counts
         yield Finding("tools directory", "ok", found)
-
-
-def _show_json(findings: list[Finding]) -> None:
-    """Print one JSON document with one line per finding, so that `grep` finds it whole."""
-    lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
-    print(f"[\n{lines}\n]")
 
 
 def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
@@ -342,17 +300,12 @@ def _is_well(finding: Finding) -> bool:
 
 def _groups(findings: Sequence[Finding]) -> Iterator[str]:
     for title, begins in GROUPS.items():
-        members = [one for one in findings if _begin(one.check) in begins]
+        members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if _is_well(one)]
         if well and title == "Limits":
             yield f"{title}: {len(well)} of {len(members)} enforced"
         elif well:
             yield f"{title}: {len(well)} of {len(members)} ok: {', '.join(well)}"
-
-
-def _begin(check: str) -> str:
-    head, colon, _ = check.partition(":")
-    return head + colon
 
 
 def _show(verdict: Verdict, text: str) -> None:
@@ -392,85 +345,56 @@ class Finding:
     cure: str = ""
 
 
-def authority_findings(config: Config) -> Iterator[Finding]:
+def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
     """Check the approvers, the policy, the webhook and the audit key.
 
     The policy yields one finding for each fault.
     """
-    whose = _whose(config.state_directory)
-    if whose is not None:
-        found = f"cannot be read by this user: {config.state_directory} is {whose}'s"
-        remedy = f"Run it as that user: sudo -u {whose} fumehood doctor"
+    state = config.state_directory
+    owner = state.stat().st_uid if state.exists() else os.geteuid()
+    if owner != os.geteuid():
+        found = f"cannot be read by this user: {state} belongs to the user {owner}"
+        remedy = f"Run it as that user: sudo -u '#{owner}' fumehood doctor"
         yield from (Finding(check, "warning", found, remedy) for check in CHECKS)
         return
     yield _approvers(config)
-    yield from _policy(config)
+    yield from _policy(config, offline)
     yield _webhook(config)
     yield _audit_key(config)
 
 
-def _whose(state: Path) -> str | None:
-    """Return the owner of the state directory, or None if it is this user."""
-    try:
-        owner = state.stat().st_uid
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return "another user"
-    if owner == os.geteuid():
-        return None
-    try:
-        return pwd.getpwuid(owner).pw_name
-    except KeyError:
-        return f"#{owner}"
-
-
 def _approvers(config: Config) -> Finding:
-    from fumehood.core.identity import Scope
-    from fumehood.identity.approvers import all_approvers, cure_of_none
-    from fumehood.identity.tokens import all_tokens
-    from fumehood.storage.errors import StoreError, understood
-
-    decides = config.webhook is not None and config.webhook.may_decide
-    if not _has_database(config):
-        found = "none: dangerous calls will be refused"
-        if decides:
-            return Finding("approvers", "ok", "none; the webhook may decide")
-        return Finding("approvers", "warning", found, f"Make one: {cure_of_none(any_there=False)}.")
-    try:
-        with _reading(config) as connection, understood("approvers or tokens"):
-            approvers = all_approvers(connection).values()
-            tokens = all_tokens(connection).values()
-    except StoreError as error:
-        return Finding("approvers", "warning", str(error), "Repair the state directory.")
-    there = [one for one in approvers if one.removed_at is None]
-    approving = [one.name for one in there if Scope.APPROVE in one.scopes]
+    approvers, tokens = {}, {}
+    if _has_database(config):
+        try:
+            with _reading(config) as connection, understood("approvers or tokens"):
+                approvers, tokens = all_approvers(connection), all_tokens(connection)
+        except StoreError as error:
+            return Finding("approvers", "warning", str(error), "Repair the state directory.")
+    there = [one for one in approvers.values() if one.removed_at is None]
+    told = [one.name for one in there if Scope.APPROVE in one.scopes]
     now = datetime.now(UTC)
-    others = sum(Scope.APPROVE in token.scopes and token.is_valid(now) for token in tokens)
-    told = [*approving, *([f"{others} tokens"] if others else []), *(["the webhook"] * decides)]
+    others = sum(Scope.APPROVE in one.scopes and one.is_valid(now) for one in tokens.values())
+    if others:
+        told.append(f"{others} tokens")
+    if config.webhook is not None and config.webhook.may_decide:
+        told.append("the webhook")
     if told:
         return Finding("approvers", "ok", ", ".join(told))
-    found = "none: dangerous calls are refused"
-    return Finding(
-        "approvers", "warning", found, f"Make one: {cure_of_none(any_there=bool(there))}."
-    )
+    cure = f"Make one: {cure_of_none(any_there=bool(there))}."
+    return Finding("approvers", "warning", "none: dangerous calls are refused", cure)
 
 
-def _policy(config: Config) -> Iterator[Finding]:
-    from fumehood.cli.policy import Offline
-    from fumehood.policy.loader import load_policy
-    from fumehood.policy.model import PolicyError
-
+def _policy(config: Config, offline: Offline) -> Iterator[Finding]:
     path = config.policy_file
     if path is None:
         found = "none is configured: dangerous tools ask, others are allowed"
         yield Finding("policy", "ok", found)
         return
-    # The check of the tools reports those that are left out.
-    offline = Offline(config, config.tools_directory, warn=lambda _: None)
-    tools = [*offline.definitions(), *_registered(config)]
     try:
-        policy = load_policy(path, tools)
+        known: list[ToolDefinition | tuple[str, str]] = [*offline.definitions()]
+        known += [*offline.index.coming, *_registered(config)]
+        policy = load_policy(path, known)
     except PolicyError as refused:
         remedy = "Fix it, then run: fumehood policy check. No engine starts with it."
         yield from (Finding("policy", "missing", fault, remedy) for fault in refused.shown)
@@ -481,27 +405,15 @@ def _policy(config: Config) -> Iterator[Finding]:
 
 def _registered(config: Config) -> Iterator[ToolDefinition]:
     """Yield the tools registered over the control socket, as far as they can be read."""
-    from fumehood.core.errors import EngineError
-    from fumehood.registry.definitions import parse_definition
-    from fumehood.registry.registrations import all_definitions
-    from fumehood.storage.errors import StoreError
-
-    if not _has_database(config):
-        return
-    documents = []
-    with suppress(StoreError), _reading(config) as connection:
-        documents = all_definitions(connection)
-    for document in documents:
-        with suppress(EngineError, ValueError):
-            yield parse_definition(document)
+    if _has_database(config):
+        with suppress(StoreError, EngineError, ValueError), _reading(config) as connection:
+            yield from map(parse_definition, all_definitions(connection))
 
 
 def _webhook(config: Config) -> Finding:
     chosen = config.webhook
     if chosen is None:
         return Finding("webhook", "ok", "none is configured")
-    from fumehood.approvals.webhook import read_secret
-
     try:
         read_secret(chosen.secret_file)
     except ConfigError as error:
@@ -512,39 +424,29 @@ def _webhook(config: Config) -> Finding:
 
 
 def _audit_key(config: Config) -> Finding:
-    from fumehood.audit.chain import head_of, key_id_after
-    from fumehood.audit.keys import CURRENT, all_keys
-    from fumehood.storage.errors import StoreError
-
-    state = config.state_directory
-    if not _has_database(config):
-        return Finding("audit key", "ok", "will be created by `fumehood serve`")
-    try:
-        known = all_keys(state)
-        with _reading(config) as connection:
-            head = head_of(connection)
-    except StoreError as error:
-        return Finding(
-            "audit key", "missing", str(error), "Repair it; no engine starts without it."
-        )
-    wanted = key_id_after(head) if head is not None else None
+    state, known, wanted = config.state_directory, {}, None
+    if _has_database(config):
+        try:
+            known = all_keys(state)
+            with _reading(config) as connection:
+                head = head_of(connection)
+        except StoreError as error:
+            remedy = "Repair it; no engine starts without it."
+            return Finding("audit key", "missing", str(error), remedy)
+        wanted = key_id_after(head) if head is not None else None
     if wanted is None and not known:
         return Finding("audit key", "ok", "will be created by `fumehood serve`")
     if wanted is not None and wanted not in known:
         found = f"the chain continues under the key {wanted[:40]}, which is not in {state}"
         return Finding("audit key", "missing", found, "Restore it from a copy.")
-    return Finding("audit key", "ok", f"{state / CURRENT}, private; a backup needs it, too")
+    return Finding("audit key", "ok", f"{state / CURRENT}, private; a backup also needs it")
 
 
 def _has_database(config: Config) -> bool:
-    from fumehood.storage.database import FILE_NAME
-
     return config.state.url is not None or (config.state_directory / FILE_NAME).exists()
 
 
 def _reading(config: Config) -> AbstractContextManager[Connection]:
-    from fumehood.storage.database import reading
-
     return reading(config.state_directory, config.state.secret_url)
 
 
@@ -556,24 +458,16 @@ def docker_findings(
     `own` is the directory of the operator's own images.
     """
     try:
-        client = open_docker()
+        with closing(open_docker()) as client, typed_errors():
+            version, info = client.version(), client.info()
+            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
     except DockerError as error:
         words = f"{error} Containers are unavailable."
         yield Finding("docker", "warning", words, error.remedy)
         return
-    try:
-        with typed_errors():
-            version, info = client.version(), client.info()
-            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
-    except DockerError as error:
-        found = f"it answers and then fails ({type(error).__name__})"
-        yield Finding("docker", "warning", found, "See the log of dockerd.")
-        return
-    finally:
-        client.close()
     local = docker_host().startswith("unix://")
     system, *others = host_checks(info, runtime=settings.runtime, has_swap=may_swap(is_local=local))
-    yield _host_finding("docker", replace(system, found=_engine(version, info)))
+    yield _host_finding("docker", replace(system, found=_engine(version)))
     yield from (_host_finding(f"docker: {check.name}", check) for check in others)
     used = {f"container.images.{language}": name for language, name in settings.images}
     used["sessions.image"] = sessions.image
@@ -584,7 +478,8 @@ def docker_findings(
         if name not in images:
             remedy = f"Set {setting} to an existing image: {', '.join(images)}."
             yield Finding(f"image: {name}", "warning", "no image has this name", remedy)
-    yield _memory(info, available=psutil.virtual_memory().available if local else None)
+    if local:
+        yield _memory()
 
 
 def _host_finding(name: str, check: HostCheck) -> Finding:
@@ -593,12 +488,10 @@ def _host_finding(name: str, check: HostCheck) -> Finding:
     return Finding(name, "warning", check.unfit.message, check.unfit.remedy)
 
 
-def _engine(version: JsonMapping, info: JsonMapping) -> str:
-    options = [str(option) for option in info.get("SecurityOptions") or ()]
-    rootless = ", rootless" if any(one.startswith("name=rootless") for one in options) else ""
+def _engine(version: JsonMapping) -> str:
     parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
     known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
-    return f"{version.get('Version')}, API {version.get('ApiVersion')}{known}{rootless}"
+    return f"{version.get('Version')}, API {version.get('ApiVersion')}{known}"
 
 
 def image_finding(
@@ -626,12 +519,137 @@ def image_finding(
     return Finding(check, "ok", words)
 
 
-def _memory(info: JsonMapping, *, available: int | None) -> Finding:
-    check = "docker: memory"
-    free = available if available is not None else int(info.get("MemTotal") or 0)
-    room = free // CONTAINER_BYTES
-    found = f"{free // MB} MB {'free' if available is not None else 'in all'}"
+def _memory() -> Finding:
+    check, free = "docker: memory", psutil.virtual_memory().available
+    room, found = free // CONTAINER_BYTES, f"{free // MB} MB free"
     if room >= 1:
         return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
     remedy = "Free memory, or use smaller memory limits."
     return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", remedy)
+
+
+# -- attacks on this host's own walls ------------------------------------------------------
+
+EXITS = {
+    Ending.HELD: ExitCode.SUCCESS,
+    Ending.FAILED: ExitCode.TOOL_FAILED,
+    Ending.UNTRIED: ExitCode.UNAVAILABLE,
+}
+SHOWN = {Ending.HELD: "held", Ending.FAILED: "FAILED", Ending.UNTRIED: "not tried"}
+
+
+def _attack_walls(
+    walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: bool
+) -> NoReturn:
+    """Run the attacks, show the scorecard, and exit with the code of its verdict."""
+    unknown = [wall for wall in walls if wall not in WALLS]
+    if unknown:
+        fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
+    chosen = tuple(walls) or (WALLS if runtime is None else ("container", "gateway"))
+    scorecard = _attacked(chosen, runtime, quick=quick)
+    if as_json:
+        show_json(scorecard.as_document())
+    else:
+        _show_scorecard(scorecard)
+    raise typer.Exit(EXITS[scorecard.verdict])
+
+
+def _attacked(walls: Sequence[str], runtime: str | None, *, quick: bool) -> Scorecard:
+    try:
+        scorecard = anyio.run(_attack_until_told, walls, runtime, quick)
+    except BaitFailed as failed:
+        fail(f"Nothing was attacked: {failed}.", ExitCode.UNAVAILABLE)
+    except OSError as error:
+        fail(f"Nothing was attacked: {error.strerror or error}.", ExitCode.UNAVAILABLE)
+    if scorecard is None:
+        fail("Interrupted. Everything created for the attacks was removed.", ExitCode.UNAVAILABLE)
+    return scorecard
+
+
+async def _attack_until_told(
+    walls: Sequence[str], runtime: str | None, quick: bool
+) -> Scorecard | None:
+    """Return the scorecard, or None if a signal came first. Either way nothing is left behind."""
+    scorecard: Scorecard | None = None
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as group:
+
+            async def listen() -> None:
+                async for _ in signals:
+                    group.cancel_scope.cancel()
+                    return
+
+            group.start_soon(listen)
+            targets = await targets_of(walls, runtime, os.environ)
+            scorecard = await run_attacks(
+                targets, engine_version=version("fumehood"), quick=quick, on_line=_told()
+            )
+            group.cancel_scope.cancel()
+    return scorecard
+
+
+def _told() -> Callable[[str, Line], None]:
+    """Show progress on stderr if it is a terminal."""
+    if not sys.stderr.isatty():
+        return lambda wall, line: None
+
+    def tell(wall: str, line: Line) -> None:
+        sys.stderr.write(f"\r\x1b[K{wall}: {line.id}")
+        sys.stderr.flush()
+
+    return tell
+
+
+# -- the table --------------------------------------------------------------------------
+
+
+def _show_scorecard(scorecard: Scorecard) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    tried = [card for card in scorecard.walls if card.attacks]
+    if tried:
+        _show_matrix(tried)
+    for card in tried:
+        _show_remarks(card)
+    for card in scorecard.walls:
+        say(_summary(card))
+
+
+def _show_matrix(cards: Sequence[WallCard]) -> None:
+    by_wall = [{line.id: line for line in card.attacks} for card in cards]
+    topics = {name: Topic(line.topic) for lines in by_wall for name, line in lines.items()}
+    fields = [Column("topic", drop=1), Column("attack", whole=True)]
+    fields += [Column(card.name) for card in cards]
+    rows = [
+        [topic, name, *(_cell(lines.get(name)) for lines in by_wall)]
+        for topic in Topic
+        for name in topics
+        if topics[name] is topic
+    ]
+    show_table(fields, rows)
+
+
+def _cell(line: Line | None) -> str:
+    if line is None:
+        return "·"
+    return f"{SHOWN[line.verdict]}{'*' if line.differs else ''}"
+
+
+def _show_remarks(card: WallCard) -> None:
+    """Show every attack that did not fail, with reason and remedy, and every difference."""
+    for line in card.attacks:
+        if line.verdict is not Ending.HELD:
+            said = f"{SHOWN[line.verdict]}: it tried to {line.tries}. {line.why} {line.cure}"
+            say(f"{card.name}, {line.id}: {said}")
+        if line.differs:
+            say(visible(f"* {card.name}, {line.id}: {line.differs}"))
+
+
+def _summary(card: WallCard) -> str:
+    if not card.attacks:
+        said = "not available" if card.verdict is Ending.ABSENT else "could not be tried"
+        return f"{card.name}: {said}. {card.why} {card.cure}"
+    counts = ", ".join(
+        f"{card.count(verdict)} {words}" for verdict, words in SHOWN.items() if card.count(verdict)
+    )
+    return f"{card.name}: {counts}, in {card.seconds} s"

@@ -7,17 +7,16 @@ or through `core/escaping.py`.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
 from fumehood.core.errors import ERROR_CODES, RequiresHumanApproval
 from fumehood.core.escaping import printable
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NAME_PATTERN
+from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.core.envelope import Envelope
@@ -47,14 +46,6 @@ def exit_code_of(envelope: Envelope | JsonObject) -> int:
     return known.exit_code if known is not None else ExitCode.TOOL_FAILED
 
 
-def require_tool_name(reference: str) -> None:
-    """End with a usage error if this is not a valid tool name."""
-    name, _, version = reference.removeprefix(EXTERNAL).partition("@")
-    pattern = EXTERNAL_NAME_PATTERN if reference.startswith(EXTERNAL) else NAME_PATTERN
-    if not re.fullmatch(pattern, name) or not re.fullmatch(r"[0-9A-Za-z.+-]*", version):
-        fail(f"{reference[:80]!r} is not a tool's name (or name@version).", ExitCode.USAGE)
-
-
 def fail(message: str, code: ExitCode) -> NoReturn:
     """Print a message on stderr (on stdout if that is closed) and exit.
 
@@ -73,10 +64,7 @@ def read_answer(raw: bytes) -> JsonObject:
     Raises:
         ValueError: the bytes are not an envelope.
     """
-    try:
-        document: Any = json.loads(raw.decode())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    document = strict_json.loads(raw)
     if not isinstance(document, dict) or not document.keys() >= ENVELOPE_KEYS:
         raise ValueError("not an envelope")
     return document

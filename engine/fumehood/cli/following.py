@@ -9,21 +9,21 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from fumehood.cli.exits import write
-from fumehood.core.envelope import Envelope
+from fumehood.cli.exits import document_of, write
+from fumehood.cli.reach import calling
+from fumehood.client import Client, DaemonUnavailable, Refused
 from fumehood.core.escaping import printable, visible
 from fumehood.core.events import (
     ErrorEvent,
-    Event,
     NoticeEvent,
     OutputEvent,
     ProgressEvent,
@@ -32,24 +32,28 @@ from fumehood.core.events import (
 )
 from fumehood.core.json_types import JsonObject
 
-if TYPE_CHECKING:
-    from fumehood.client import Client
 
+def stream_call(
+    tool: str, arguments: JsonObject, options: dict[str, Any], socket: Path | None, *,
+    as_json: bool, token_file: Path | None = None,
+) -> JsonObject:  # fmt: skip
+    """Call a tool, show its events, and return its answer.
 
-def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope:
-    """Show a call's events until its answer, and return that.
-
-    The program's stdout goes to `stdout`, the rest to stderr. The first Ctrl-C cancels the call,
-    which still answers; a second one exits without the answer.
+    The program's stdout goes to stdout, or with `as_json` to stderr as all the rest. The first
+    Ctrl-C cancels the call, which still answers; a second one exits without the answer.
     """
-    screen = _Screen(stdout)
+    screen = _Screen(sys.stderr if as_json else sys.stdout)
     with ExitStack() as stack:
+        client = stack.enter_context(
+            calling(socket, as_json=as_json, is_call=True, token_file=token_file)
+        )
         stack.callback(screen.clear)
-        interrupt = stack.enter_context(_cancelling(socket))
-        for event in events:
+        calls: list[str] = []
+        stack.enter_context(_cancelling(client, calls))
+        for event in client.stream(tool, arguments, **options):
             match event:
                 case ProgressEvent():
-                    interrupt.call_id = event.metadata.call_id
+                    calls[:] = [event.metadata.call_id]
                     screen.progress(event)
                 case OutputEvent():
                     screen.output(event)
@@ -58,7 +62,7 @@ def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope
                 case NoticeEvent():
                     screen.say(event.message)
                 case ResultEvent() | ErrorEvent():
-                    return event.envelope
+                    return document_of(event.envelope)
     raise AssertionError("a client ends its events with an answer")
 
 
@@ -106,46 +110,25 @@ class _Screen:
             Console(stderr=True).print(line, no_wrap=True, overflow="ellipsis", end="\r")
 
 
-class _Interrupt:
-    """The Ctrl-C handler for the call being followed."""
+@contextmanager
+def _cancelling(client: Client, calls: list[str]) -> Iterator[None]:
+    """Let the first Ctrl-C cancel the one of `calls`, once it is known, and the second one exit."""
 
-    def __init__(self, socket: Path) -> None:
-        self.call_id = ""
-        self._socket = socket
-        self._is_asked = False
+    def cancel() -> None:
+        # If the call has ended meanwhile, its answer is on the way, or the client is closed.
+        with suppress(DaemonUnavailable, Refused, RuntimeError):
+            client.cancel(calls[0])
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._is_asked or not self.call_id:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not calls:
             raise KeyboardInterrupt
-        self._is_asked = True
         sys.stderr.write("\nCancelling the call. Press Ctrl-C again to exit without its answer.\n")
         # Not in the signal handler: the connection may be in the middle of a read.
-        threading.Thread(target=self._cancel, daemon=True).start()
+        threading.Thread(target=cancel, daemon=True).start()
 
-    def _cancel(self) -> None:
-        from fumehood.client import Client, DaemonUnavailable, Refused
-
-        # If the call has ended meanwhile, its answer is on the way.
-        with suppress(DaemonUnavailable, Refused), Client(self._socket) as client:
-            client.cancel(self.call_id)
-
-
-@contextmanager
-def _cancelling(socket: Path) -> Iterator[_Interrupt]:
-    interrupt = _Interrupt(socket)
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield interrupt
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def stream_call(
-    client: Client, tool: str, arguments: JsonObject, options: dict[str, Any],
-    socket: Path | None, *, stdout: TextIO,
-) -> Envelope:  # fmt: skip
-    """Call a tool, show its events, and return its answer."""
-    from fumehood.cli.reach import find_socket
-
-    path = find_socket(socket)
-    return follow(client.stream(tool, arguments, **options), path, stdout=stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import typer
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, age, read_text
 from fumehood.cli.reach import read_config
-from fumehood.cli.show import Field, show_json, show_table, wants_json
+from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
@@ -72,8 +73,14 @@ def build_images(
 ) -> None:
     """Build missing or outdated images. Without `--base` this needs root and mmdebstrap."""
     started = time.time()
-    own = _own_images()
-    recipes = _recipes(name, base or "", own)
+    config = read_config()
+    own, of_languages = config.own_images, config.container.images.model_dump().values()
+    used = dict.fromkeys([*of_languages, config.sessions.image])
+    names = list(used) if name is None else [name]
+    try:
+        recipes = [read_recipe(each, base=base or "", own=own) for each in names]
+    except (UnknownImage, WrongRecipe) as error:
+        fail(str(error), ExitCode.USAGE)
     client = open_engine()
     built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
@@ -141,14 +148,18 @@ def remove_images(
             users = users_of(client, tops - gone)
     except DockerError:
         fail("Docker could not remove the images.", ExitCode.UNAVAILABLE)
-    if name is not None and not tops - gone:
-        _remove_folder(own, name)
+    if name is not None and not tops - gone and is_own_name(name) and (own / name).is_dir():
+        shutil.rmtree(own / name)
     kept = named - gone
     if wants_json(as_json):
         show_json({"removed": sorted(gone), "kept": sorted(kept)})
     print(f"{len(gone)} removed, {len(kept)} in use", file=sys.stderr)
     if tops - gone:
-        fail(_why_it_stays(str(name), users), ExitCode.TOOL_FAILED)
+        why = f"containers use it: {', '.join(users)}. Stop their engine, which removes them"
+        fail(
+            f"The image {name} stays, because {why if users else 'images are based on it'}.",
+            ExitCode.TOOL_FAILED,
+        )
 
 
 @images.command("list")
@@ -169,22 +180,6 @@ def show_images(as_json: AsJson = False) -> None:
 
 def _own_images() -> Path:
     return read_config().own_images
-
-
-def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
-    """Read the recipe of the named image, or of those that the configuration uses."""
-    try:
-        names = [name] if name is not None else _configured_images()
-        return [read_recipe(each, base=base, own=own) for each in names]
-    except (UnknownImage, WrongRecipe) as error:
-        fail(str(error), ExitCode.USAGE)
-
-
-def _configured_images() -> list[str]:
-    """Return the images of the languages, then that of sessions, without duplicates."""
-    config = read_config()
-    of_languages = config.container.images.model_dump().values()
-    return list(dict.fromkeys([*of_languages, config.sessions.image]))
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
@@ -219,27 +214,11 @@ def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
         fail(f"There is no image {name[:80]!r}. Known: {', '.join(names)}.{meant}", ExitCode.USAGE)
 
 
-def _why_it_stays(name: str, users: list[str]) -> str:
-    if not users:
-        return f"The image {name} stays, because other images are based on it. Remove those first."
-    return (
-        f"The image {name} stays, because containers use it: {', '.join(users)}. Stop their "
-        "engine, which removes them, and repeat the command."
-    )
-
-
-def _remove_folder(own: Path, name: str) -> None:
-    import shutil
-
-    if is_own_name(name) and (own / name).is_dir():
-        shutil.rmtree(own / name)
-
-
 def _show(found: list[Image]) -> None:
     fields = (
-        Field("image"), Field("size", drop=2), Field("age", drop=3), Field("packages", drop=4),
-        Field("languages", drop=1),
-        Field("state"), Field("digest", whole=True),
+        Column("image"), Column("size", drop=2), Column("age", drop=3), Column("packages", drop=4),
+        Column("languages", drop=1),
+        Column("state"), Column("digest", whole=True),
     )  # fmt: skip
     now = datetime.now(UTC)
     rows = [

@@ -53,8 +53,6 @@ MEMORY_MB = 1024
 """An import may use this much more memory, and take `WORK_S` seconds. Without limits, a small
 document could need hours, because references can include a large part of it a thousand times."""
 
-MAX_REMARKS = 50
-
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
 
@@ -200,12 +198,8 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
     operations: dict[str, list[str]] = {}
     for operation, words in rows:
         operations.setdefault(words, []).append(operation)
-    lines = []
-    for words, named in list(operations.items())[:MAX_REMARKS]:
-        lines.append(f"  {visible(listed(named))}: {visible(words)}")
-    if len(operations) > MAX_REMARKS:
-        lines.append(f"  … and {len(operations) - MAX_REMARKS} more")
-    if lines:
+    if operations:
+        lines = [f"  {visible(listed(named))}: {visible(w)}" for w, named in operations.items()]
         say("\n".join([title, *lines]), to_stderr=True)
 
 

@@ -43,7 +43,8 @@ COMMANDS = {
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls",
-    "node": "nodes", "web": "serve",
+    "node": "nodes", "replay": "run", "state": "config",
+    "usage": "calls", "web": "serve",
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 

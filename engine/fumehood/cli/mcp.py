@@ -18,12 +18,20 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, directory, pairs_of
+from fumehood.cli.options import (
+    PlainCommand,
+    PlainGroup,
+    SocketPath,
+    directory,
+    local,
+    pairs_of,
+    require_seconds,
+)
 from fumehood.cli.reach import find_socket
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import config_file
@@ -88,15 +96,14 @@ def serve(
     """
     if context.invoked_subcommand is not None:
         return
-    if wait is not None and not 0 < wait < float("inf"):
-        fail("--wait takes a number of seconds over 0.", ExitCode.USAGE)
+    require_seconds(wait, "--wait")
     top = directory(project)
     session = _session_with(session, {"--preset": preset, "--project": project})
     from fumehood.mcp.stdio import Unavailable
     from fumehood.mcp.stdio import serve as serve_client
 
     path = find_socket(socket)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if sys.stdin.isatty():
             say(
@@ -215,10 +222,6 @@ def _executable() -> str:
     return found or "fumehood"
 
 
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(0)
-
-
 # -- the configuration file --------------------------------------------------------------
 
 
@@ -291,15 +294,13 @@ def _replace(file: Path, text: str, expected: JsonObject) -> None:
     if found != expected:
         fail(f"{file} has a form that cannot be changed here. Edit it by hand.", ExitCode.USAGE)
     file = file.resolve()
-    try:
+    with local(file, "cannot be written"):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with new_file(file, replace=True, mode=0o600) as made:
             if file.exists():
                 os.fchown(made.fileno(), file.stat().st_uid, file.stat().st_gid)
                 os.fchmod(made.fileno(), stat.S_IMODE(file.stat().st_mode))
             made.write(text.encode())
-    except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror}.", ExitCode.USAGE)
 
 
 def _fault_words(name: str, fault: Any) -> str:

@@ -11,9 +11,13 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, say
-from fumehood.cli.plain import Column, as_fields, as_table, plain
+from fumehood.cli.plain import plain
+from fumehood.cli.show import (
+    Column,
+    as_fields,
+    as_table,
+)
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.core.status import NodeRecord
 from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE, probe
 
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
@@ -33,10 +37,6 @@ HEALTH = '{"health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
 Name = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
 
 
-def _used(node: NodeRecord) -> str:
-    return f"{node.used}/{node.slots}"
-
-
 plain(
     nodes,
     "nodes.list",
@@ -44,7 +44,7 @@ plain(
     as_table(
         Column("node", lambda node: node.name, whole=True),
         Column("state", lambda node: node.state),
-        Column("slots", _used),
+        Column("slots", lambda node: f"{node.used}/{node.slots}"),
         Column("sessions", lambda node: str(node.sessions), drop=2),
         Column("MB", lambda node: str(node.memory_mb), drop=3),
         Column("why", lambda node: node.why or "", drop=1),

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -94,16 +94,23 @@ SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+@contextmanager
+def local(what: object, words: str = "cannot be used") -> Iterator[None]:
+    """End the command with the reason if a local file or directory cannot be used."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{what} {words}: {error.strerror}.", ExitCode.USAGE)
+
+
 def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
     """Read a file, or standard input (`-`); otherwise end the command with the reason."""
-    try:
+    with local(what, "cannot be read"):
         if name == "-":
             raw = sys.stdin.buffer.read(most + 1)
         else:
             with Path(name).open("rb") as file:
                 raw = file.read(most + 1)
-    except OSError as error:
-        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
     if len(raw) > most:
         fail(f"{what} is over {most >> 20} MB.", ExitCode.USAGE)
     return raw
@@ -170,15 +177,21 @@ def newest(
     return found, False
 
 
+def require_seconds(given: float | None, option: str) -> None:
+    """End with a usage error unless this is a time, or None."""
+    if given is not None and not 0 < given < float("inf"):
+        fail(f"{option} takes a number of seconds over 0.", ExitCode.USAGE)
+
+
 def counted(count: int, noun: str) -> str:
     """Format a number of things: `1 rule`, `2 rules`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def moment(text: str, now: datetime, option: str = "--since") -> datetime:
+def moment(text: str | None, now: datetime, option: str = "--since") -> datetime | None:
     """Parse an age before `now`, or a time; without a zone the time is local."""
-    found = _parse(text, now, -1)
-    if found is None:
+    found = None if text is None else _parse(text, now, -1)
+    if found is None and text is not None:
         fail(
             f"{option} {text[:80]!r} is neither an age (30s, 10m, 1h, 7d) nor a time "
             "(2026-01-31T09:30).",

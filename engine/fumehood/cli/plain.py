@@ -6,28 +6,16 @@ A command's arguments are the method's. Nothing of the client is imported until 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 
 from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath
 from fumehood.cli.reach import ADMIN, calling, controlling
-from fumehood.cli.show import Field, show_fields, show_json, show_table, wants_json
-
-Show = Callable[[Any, bool], None]
-"""Shows an answer; the second argument is whether JSON was requested."""
-
-
-class Column(NamedTuple):
-    """One column of a table: `tables.Field`, and the cell of an item."""
-
-    head: str
-    cell: Callable[[Any], str]
-    drop: int = 0
-    whole: bool = False
+from fumehood.cli.show import Show, as_document
 
 
 def plain(
@@ -80,38 +68,3 @@ def plain(
     vars(command)["__signature__"] = inspect.Signature(parameters)
     command.__doc__ = words
     group.command(name or method.rpartition(".")[2])(command)
-
-
-def as_document(found: Any, _: bool = True) -> None:
-    """Print a model or a list of models as JSON, on a terminal also."""
-    is_list = isinstance(found, tuple)
-    show_json([_dumped(one) for one in found] if is_list else _dumped(found))
-
-
-def as_text(write: Callable[[Any], None]) -> Show:
-    """Print JSON if it is wanted; otherwise `write` prints the answer."""
-
-    def show(found: Any, as_json: bool) -> None:
-        (as_document if wants_json(as_json) else write)(found)
-
-    return show
-
-
-@as_text
-def as_fields(found: Any) -> None:
-    """Print a model, one line for each field."""
-    show_fields(_dumped(found))
-
-
-def as_table(*columns: Column) -> Show:
-    """Print a list of models as a table."""
-
-    def write(found: Sequence[Any]) -> None:
-        fields = [Field(column.head, column.drop, column.whole) for column in columns]
-        show_table(fields, [[column.cell(one) for column in columns] for one in found])
-
-    return as_text(write)
-
-
-def _dumped(found: Any) -> Any:
-    return found.model_dump(mode="json") if hasattr(found, "model_dump") else found

@@ -5,14 +5,14 @@ Without a daemon, tools registered over the control socket are unknown: they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import (
     AsJson,
     ControlSocketPath,
@@ -22,9 +22,15 @@ from fumehood.cli.options import (
     json_object,
     read_bytes,
 )
-from fumehood.cli.plain import as_text, plain
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import EITHER, controlling, read_config
-from fumehood.cli.show import show_json, show_table, wants_json
+from fumehood.cli.show import (
+    Column,
+    as_text,
+    show_json,
+    show_table,
+    wants_json,
+)
 from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
@@ -42,7 +48,7 @@ from fumehood.policy.model import (
 )
 from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
-from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.directory import DirectoryContents, ToolDirectory
 from fumehood.registry.discover import discover
 from fumehood.registry.index import ExternalTools, Source, ToolIndex
 from fumehood.registry.secrets import SecretBindings
@@ -70,7 +76,10 @@ def check(
     """Report all errors in a policy; exit 1 if there are any."""
 
     policy = _offline(tools_directory).load(_policy_path(file))
-    show_checked(policy, as_json=as_json)
+    if wants_json(as_json):
+        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
+    else:
+        say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 
 
 @policy.command("test")
@@ -117,7 +126,6 @@ def explain(
     socket: ControlSocketPath = None,
 ) -> None:
     """Explain what the policy decides for a call, and why. Nothing is called."""
-    require_tool_name(tool)
     given = json_object(arguments, "The arguments")
     if file is not None:
         offline = _offline(tools_directory)
@@ -134,27 +142,24 @@ def explain(
             explanation = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
-    _show_explanation(explanation, as_json=as_json)
+    _show_explanation(explanation, as_json)
 
 
 @as_text
 def _show_status(status: PolicyStatus) -> None:
     """Print the version and a table of the rules."""
-    from fumehood.cli.show import Field
-
     say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
     say(f"environment {status.environment}")
     for fault in status.refused:
         say(f"the file was rejected, the previous rules stay: {fault}")
-    has_lines = any(rule.line is not None for rule in status.rules)  # TOML has none
     fields = (
-        Field("rule"), Field("decision"), *([Field("line", drop=3)] if has_lines else []),
-        Field("mode", drop=2),
-        Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
+        Column("rule"), Column("decision"), Column("line", drop=3),
+        Column("mode", drop=2),
+        Column("here", drop=2), Column("would have", drop=1), Column("reason", drop=4),
     )  # fmt: skip
     rows = [
         (
-            rule.id, str(rule.decision), *([str(rule.line or "")] if has_lines else []), rule.mode,
+            rule.id, str(rule.decision), str(rule.line or ""), rule.mode,
             "yes" if rule.is_of_this_environment else "no",
             str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
         )
@@ -181,10 +186,15 @@ plain(
 
 
 def _offline(tools_directory: Path | None) -> Offline:
-
+    """Load the tools, and warn about those that were left out."""
     config = read_config()
-    directory = tools_directory if tools_directory is not None else config.tools_directory
-    return Offline(config, directory.absolute() if directory is not None else None)
+    offline = Offline(config, tools_directory or config.tools_directory)
+    for fault in offline.left_out:
+        say(one_line(f"{fault.entry_point} was left out: {fault.reason}"), to_stderr=True)
+    for left_out in offline.contents.faults:
+        where = left_out.file or tools_directory or config.tools_directory
+        say(one_line(f"{where}: {left_out.reason}"), to_stderr=True)
+    return offline
 
 
 def _policy_path(given: Path | None) -> Path:
@@ -194,11 +204,9 @@ def _policy_path(given: Path | None) -> Path:
     return path.absolute()
 
 
-def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
+@as_text
+def _show_explanation(explanation: Explanation) -> None:
     """Print the decision, then each rule that matches or nearly matches."""
-    if wants_json(as_json):
-        show_json(explanation.model_dump(mode="json"))
-        return
     say(f"{explanation.verdict}  {explanation.tool}  by {explanation.rule}")
     say(f"policy {explanation.policy_version}, environment {explanation.environment}")
     if explanation.reason is not None:
@@ -218,9 +226,6 @@ def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
             say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
 
 
-SUFFIXES = (".toml", ".yaml", ".yml", ".json")
-
-
 class ExpectedCall(BaseModel):
     """One call of a test file, with its expected decision."""
 
@@ -236,42 +241,43 @@ class ExpectedCall(BaseModel):
     rule: str | None = None
 
 
-_KEYS = sorted(ExpectedCall.model_fields)
+class ExpectedCalls(BaseModel):
+    """A test file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: tuple[ExpectedCall, ...] = Field(min_length=1)
+
+
+_KEYS = sorted({*ExpectedCall.model_fields, *ExpectedCalls.model_fields})
 
 
 class Offline:
     """The installed and configured tools, and a policy for them."""
 
-    def __init__(
-        self,
-        config: Config,
-        tools_directory: Path | None,
-        warn: Callable[[str], None] = lambda words: _warn(words),
-    ) -> None:
+    def __init__(self, config: Config, tools_directory: Path | None) -> None:
         self._config = config
         secrets = SecretBindings(config.secrets, config.rest)
-        self._index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
-        for fault in discover(self._index, config.host_tools, private=(), web=config.web):
-            warn(f"{fault.entry_point} was left out: {fault.reason}")
+        self.index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
+        self.left_out = discover(self.index, config.host_tools, web=config.web)
+        self.contents = DirectoryContents()
         if tools_directory is not None:
-            contents = ToolDirectory(
-                tools_directory,
-                owner_of=lambda name: self._index.owner(name, but=Source.DIRECTORY),
-                secrets=self._index.secrets,
+            self.contents = ToolDirectory(
+                tools_directory.absolute(),
+                owner_of=lambda name: self.index.owner(name, but=Source.DIRECTORY),
+                secrets=secrets,
             ).load()
-            self._index.replace_source(Source.DIRECTORY, contents.tools)
-            for left_out in contents.faults:
-                warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+            self.index.replace_source(Source.DIRECTORY, self.contents.tools)
 
     def definitions(self) -> Iterable[ToolDefinition]:
         """Return every version of every tool."""
-        names = [tool.definition.name for tool in self._index]
-        return [one.definition for name in names for one in self._index.versions(name)]
+        names = [tool.definition.name for tool in self.index]
+        return [one.definition for name in names for one in self.index.versions(name)]
 
     def load(self, path: Path) -> Policy:
         """Load the policy; exit with all its errors if there are any."""
         try:
-            return load_policy(path.absolute(), [*self.definitions(), *self._index.coming])
+            return load_policy(path.absolute(), [*self.definitions(), *self.index.coming])
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
@@ -279,7 +285,7 @@ class Offline:
         """Explain the decision for one call."""
         gate = PolicyGate(policy, environment or self._config.environment)
         try:
-            tool = self._index.get(query.tool).definition
+            tool = self.index.get(query.tool).definition
         except ToolNotFound as error:
             fail(error.message, ExitCode.USAGE)
         return gate.explain(
@@ -294,13 +300,11 @@ class Offline:
 
     def test(self, path: Path, policy: Policy) -> list[JsonObject]:
         """Decide every call of a test file, and return the results as the command prints them."""
-        gates: dict[str, PolicyGate] = {}
         results = []
         for number, (line, call) in enumerate(_read_calls(path), start=1):
-            environment = call.environment or self._config.environment
-            gate = gates.setdefault(environment, PolicyGate(policy, environment))
+            gate = PolicyGate(policy, call.environment or self._config.environment)
             try:
-                tool = self._index.get(call.tool).definition
+                tool = self.index.get(call.tool).definition
             except ToolNotFound as error:
                 _refuse(path, line, f"call {number}: {error.message}")
             decision = gate.decide(_facts(call, tool))
@@ -318,14 +322,6 @@ class Offline:
                 }
             )
         return results
-
-
-def show_checked(policy: Policy, *, as_json: bool) -> None:
-    """Report a valid policy."""
-    if wants_json(as_json):
-        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
-        return
-    say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 
 
 def show_results(results: list[JsonObject], *, as_json: bool) -> None:
@@ -346,14 +342,8 @@ def show_results(results: list[JsonObject], *, as_json: bool) -> None:
 
 
 def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
-    return CallFacts(
-        tool,
-        _effective(call.arguments, tool),
-        call.principal,
-        call.agent,
-        None,
-        lambda: call.over_budget,
-    )
+    arguments = _effective(call.arguments, tool)
+    return CallFacts(tool, arguments, call.principal, call.agent, None, lambda: call.over_budget)
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:
@@ -362,33 +352,22 @@ def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, 
 
 
 def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
+    """Return the calls of a test file, each with its line if the format has lines."""
     lines: Lines = {}
-    if path.suffix not in SUFFIXES:
-        _refuse(path, None, f"its name must end in one of {', '.join(SUFFIXES)}")
     try:
         document = read_values(path.name, read_bytes(str(path), str(path)), lines)
-    except FileFault as fault:
-        _refuse(path, None, str(fault))
-    entries = document.get("calls") if isinstance(document, dict) else None
-    if not isinstance(entries, list) or not entries or len(document) > 1:
-        _refuse(path, None, "it must hold a list 'calls' and nothing else")
-    return [_parsed(path, lines, number, entry) for number, entry in enumerate(entries)]
-
-
-def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | None, ExpectedCall]:
-    try:
-        return line_of(lines, ("calls", number)), ExpectedCall.model_validate(entry)
+        calls = ExpectedCalls.model_validate(document).calls
+    except KeyError:
+        _refuse(path, None, "it is neither JSON nor TOML nor YAML")
+    except FileFault as error:
+        _refuse(path, None, str(error))
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
-        line = line_of(lines, ("calls", number, *fault["loc"]))
-        _refuse(path, line, f"call {number + 1}: {where}: {plain_words(fault, _KEYS)}")
+        _refuse(path, line_of(lines, fault["loc"]), f"{where}: {plain_words(fault, _KEYS)}")
+    return [(line_of(lines, ("calls", number)), call) for number, call in enumerate(calls)]
 
 
 def _refuse(path: Path, line: int | None, words: str) -> NoReturn:
     where = f"{path}:{line}" if line is not None else str(path)
     fail(f"{where}: {one_line(words)}", ExitCode.USAGE)
-
-
-def _warn(words: str) -> None:
-    say(one_line(words), to_stderr=True)

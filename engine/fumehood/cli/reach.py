@@ -22,6 +22,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, read_answer, say
+from fumehood.cli.options import local
+from fumehood.client.api_request import (
+    DaemonUnavailable,
+    Refused,
+    call_read_by,
+    decision_read_by,
+)
+from fumehood.client.once import send_once
 from fumehood.protocol.engine_paths import (
     ConfigError,
     config_file,
@@ -82,9 +90,6 @@ def call_once(
     as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
-    from fumehood.client.api_request import call_read_by
-    from fumehood.client.once import send_once
-
     path = find_socket(socket)
     with _ending_the_command(as_json=as_json):
         request = call_read_by(read_answer, tool, arguments, options)
@@ -101,9 +106,6 @@ def decide_once(
         DaemonUnavailable: no engine answers.
         ValueError: the request is invalid.
     """
-    from fumehood.client.api_request import decision_read_by
-    from fumehood.client.once import send_once
-
     path = find_socket(socket)
     request = decision_read_by(read_answer, tool, arguments, context, options)
     return send_once(path, request, caller_token(token_file))
@@ -125,14 +127,11 @@ def caller_token(file: Path | None = None) -> str | None:
 
 
 def _private_line(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            mode = os.fstat(opened.fileno()).st_mode
-            if not stat.S_ISREG(mode) or mode & 0o077:
-                fail(f"{file} is not a file that only you can read: chmod 600.", ExitCode.USAGE)
-            return opened.read(1000).decode("ascii", "replace").strip()
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    with local(file, "cannot be read"), file.open("rb") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        if not stat.S_ISREG(mode) or mode & 0o077:
+            fail(f"{file} is not a file that only you can read: chmod 600.", ExitCode.USAGE)
+        return opened.read(1000).decode("ascii", "replace").strip()
 
 
 @contextmanager
@@ -210,21 +209,25 @@ def show_secret(secret: str, what: str) -> None:
 
 
 def _tell_config_fault(path: Path) -> None:
-    """Report a faulty configuration if an engine answers; otherwise the fault ends the command."""
+    """Report a faulty configuration file if an engine answers; otherwise the fault ends the
+    command."""
+    if not config_file(os.environ).is_file():
+        return
     from fumehood.client.exchange import require_listener
+    from fumehood.config import load_config
 
-    if fault := config_fault():
+    try:
+        load_config()
+    except ConfigError as error:
         require_listener(path)
-        say(
-            f"{fault} (The running engine keeps the configuration it started with.)", to_stderr=True
-        )
+        words = f"{error} (The running engine keeps the configuration it started with.)"
+        say(words, to_stderr=True)
 
 
 @contextmanager
 def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[None]:
     """Turn a client's exceptions into a message and an exit code."""
     from fumehood.cli.show import for_people, show_envelope, wants_json
-    from fumehood.client.api_request import DaemonUnavailable, Refused
 
     try:
         yield
@@ -251,19 +254,6 @@ def read_config(**overrides: object) -> Config:
         return load_config(**overrides)
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
-
-
-def config_fault() -> str:
-    """Return all faults of the configuration file, or an empty string; no file has no faults."""
-    if not config_file(os.environ).is_file():
-        return ""
-    from fumehood.config import load_config
-
-    try:
-        load_config()
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:

@@ -1,4 +1,4 @@
-"""`fumehood run`: run a local program in a sandbox, with its own standard output and error.
+"""`fumehood run`: run a local program in a sandbox. `fumehood replay`: repeat it from its receipt.
 
 Invariant: output and figures are untrusted. On a terminal, text is escaped. A figure is drawn only
 if it starts as a PNG of acceptable size, and only as our base64 between our control sequences.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,19 +17,37 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from fumehood.cli.call import say_how_to_approve
+from fumehood.cli.call import options_of, say_how_to_approve
 from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
-from fumehood.cli.on_project import run_on_project
-from fumehood.cli.options import Network, Packages, SocketPath, directory, read_bytes, read_text
+from fumehood.cli.options import (
+    Network,
+    Packages,
+    SocketPath,
+    directory,
+    json_object,
+    local,
+    read_bytes,
+    read_text,
+    require_seconds,
+)
 from fumehood.cli.reach import call_once, calling, session_id_of
-from fumehood.cli.show import for_people, in_options, show_envelope
-from fumehood.core.escaping import visible
+from fumehood.cli.show import (
+    file_line,
+    for_people,
+    in_options,
+    notes,
+    show_envelope,
+    write_diff,
+)
+from fumehood.core.errors import ApprovalDenied
+from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
 
 if TYPE_CHECKING:
     from fumehood.client import Client
+    from fumehood.core.receipt import Receipt
 
 Download = Callable[[str, Callable[[bytes], object]], None]
 """Passes the bytes of a URL in an answer to a function, piece by piece."""
@@ -132,7 +150,7 @@ def run(
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    _require_time(timeout)
+    require_seconds(timeout, "--timeout")
     _on_project(
         directory(project),
         [program, *(words or ())],
@@ -151,10 +169,11 @@ def run(
     if force and save is None and receipt is None:
         fail("--force needs --save or --receipt.", ExitCode.USAGE)
     _require_new(receipt, force=force)
-    if image is not None and session != NEW:
-        fail("--image goes with --session new or --project.", ExitCode.USAGE)
-    if preset is not None or disk is not None:
-        fail("--preset and --disk go with --project.", ExitCode.USAGE)
+    if (image is not None and session != NEW) or preset is not None or disk is not None:
+        fail(
+            "--image goes with --session new or --project, --preset and --disk with --project.",
+            ExitCode.USAGE,
+        )
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     chosen = LANGUAGES[_language(program, language)]
@@ -169,17 +188,21 @@ def run(
         package = None
     else:
         session = session_id_of(session, socket, as_json=as_json)
-    asked: JsonObject = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
-    asked |= {"packages": package, "network": network, "session_id": session}
-    asked |= {"receipt": receipt is not None or None, "preview": preview or None}
-    options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
-    options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
+    options = options_of(
+        timeout_seconds=timeout,
+        memory_limit_mb=memory,
+        agent_id=agent,
+        packages=package,
+        network=network,
+        session_id=session,
+        receipt=receipt is not None or None,
+        preview=preview or None,
+        cancel_on_disconnect=True,  # Ctrl-C cancels the program
+    )
     if stream:
         from fumehood.cli.following import stream_call
 
-        out = sys.stderr if as_json else sys.stdout
-        with calling(socket, as_json=as_json, is_call=True) as client:
-            answer = document_of(stream_call(client, tool, arguments, options, socket, stdout=out))
+        answer = stream_call(tool, arguments, options, socket, as_json=as_json)
     else:
         answer = call_once(tool, arguments, options, socket, as_json=as_json)
     with downloading(socket, as_json=as_json) as download:
@@ -191,11 +214,6 @@ def run(
     say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
-
-
-def _require_time(timeout: float | None) -> None:
-    if timeout is not None and not 0 < timeout < float("inf"):
-        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
 
 
 def _on_project(
@@ -212,7 +230,66 @@ def _on_project(
             "--project goes with --preset, --image, --memory, --disk, --timeout and --agent.",
             ExitCode.USAGE,
         )
-    raise typer.Exit(run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
+    raise typer.Exit(_run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
+
+
+def _run_on_project(
+    directory: Path, command: Sequence[str], wishes: JsonObject, timeout_s: float | None,
+    socket: Path | None, *, as_json: bool,
+) -> int:  # fmt: skip
+    """Run a command in a new session with a copy of a directory, show what it changed, and ask for
+    that to be applied. Return the exit code. The session ends, unless its changes are still wanted.
+    """
+    with calling(socket, as_json=as_json, is_payload=True) as client:
+        with local(directory):
+            session = client.create_session_from(directory, **wishes).id
+        say(f"session: {session}", to_stderr=True)
+        options = options_of(session_id=session, agent_id=wishes["agent_id"])
+        is_done, denied = False, False
+        try:
+            asked, is_done = _ran_on_project(client, options, command, timeout_s, as_json=as_json)
+            denied = asked["error"] is not None and asked["error"]["code"] == ApprovalDenied.code
+        finally:  # also after Ctrl-C
+            if is_done:
+                client.end_session(session)
+            else:
+                apply = "" if denied else f"Apply its changes: fumehood sessions apply {session}; "
+                say(
+                    f"The session stays. {apply}End it: fumehood sessions end {session}",
+                    to_stderr=True,
+                )
+        return exit_code_of(asked)
+
+
+def _ran_on_project(
+    client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None, *,
+    as_json: bool,
+) -> tuple[JsonObject, bool]:  # fmt: skip
+    """Return the answer that decides, and whether nobody needs the session any more."""
+    limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
+    ran = document_of(client.call("run_shell", {"argv": list(command)}, **limits, **options))
+    if as_json:
+        show_envelope(ran, as_json=True)
+    else:
+        _show(ran, client.download_blob, with_files=False, with_output=True)
+    found = client.session_diff(options["session_id"])
+    if not as_json:
+        write_diff(found.diff)
+    for line in notes(found):
+        say(line, to_stderr=True)
+    if not found.files or not ran["success"]:
+        return ran, not found.files
+    asked = document_of(client.call("apply_workspace", {}, **options))
+    if exit_code_of(asked) == ExitCode.WAITING_FOR_APPROVAL:
+        say_how_to_approve(asked)
+        say("Waiting for it. After Ctrl-C, the request stays.", to_stderr=True)
+        asked = document_of(client.call("apply_workspace", {}, wait_for_approval=True, **options))
+    if as_json or not asked["success"]:
+        show_envelope(asked, as_json=as_json)
+    else:
+        for one in asked["data"]["files"]:
+            say(f"applied: {file_line(one)}", to_stderr=True)
+    return asked, asked["success"]
 
 
 def _require_new(receipt: Path | None, *, force: bool) -> None:
@@ -254,14 +331,10 @@ def downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
 def _language(program: str, given: str | None) -> str:
     if given is None:
         suffix = ".py" if program == "-" else Path(program).suffix
-        given = next((name for name, known in LANGUAGES.items() if suffix in known.suffixes), None)
-    if given is None:
-        fail(
-            f"The file name does not tell the language. Add --language: {', '.join(LANGUAGES)}.",
-            ExitCode.USAGE,
-        )
+        given = next((name for name, known in LANGUAGES.items() if suffix in known.suffixes), "")
     if given not in LANGUAGES:
-        fail(f"--language takes {', '.join(LANGUAGES)}.", ExitCode.USAGE)
+        needed = "" if given else "The file name does not tell the language: "
+        fail(f"{needed}--language takes {', '.join(LANGUAGES)}.", ExitCode.USAGE)
     return given
 
 
@@ -315,17 +388,10 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
 
 
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
-    """Save the figures to a new directory, print their paths, and draw them if possible.
-
-    Saving was not requested, so a failure is reported and does not change the exit code.
-    """
+    """Save the figures to a new directory, print their paths, and draw them if possible."""
     import tempfile
 
-    try:
-        directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
-    except OSError as error:
-        say(f"The figures cannot be saved: {error.strerror}. Use --save DIR.", to_stderr=True)
-        return
+    directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
     for figure in _saved(figures, download, directory, force=False):
         _show_figure(directory / figure["filename"])
 
@@ -464,3 +530,113 @@ def _for_iterm(png: bytes) -> str:
     """Return the sequence for iTerm2. *Source*: its inline images protocol (also of WezTerm)."""
     text = base64.b64encode(png).decode("ascii")
     return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"
+
+
+# -- replay ---------------------------------------------------------------------------------
+
+
+def replay(
+    receipts: Annotated[
+        list[str], typer.Argument(metavar="RECEIPT…", help="The files, or - for stdin.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The differences and the new receipts as JSON.")
+    ] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Run programs again as their receipts say, and show what differs.
+
+    A program gets the arguments of then, and its requests get the answers of then: nothing is sent.
+    Programs of one session run in a new one like it, in the order of their receipts here.
+
+    Exit status: 0 nothing differs, 1 something does, 2 wrong usage, 3 waiting for approval,
+    4 engine or sandbox unavailable.
+    """
+    from fumehood.core.receipt import differences
+
+    before = [_read(json_object(read_bytes(one, "The receipt"), "The receipt")) for one in receipts]
+    shown: list[JsonObject] = []
+    with _sessions(socket, as_json=as_json) as session_of:
+        for one in before:
+            after = _repeated(one, session_of(one), socket, as_json=as_json)
+            found = differences(one, after)
+            shown.append({"differences": found, "receipt": after.model_dump(mode="json")})
+            if not as_json:
+                _say(one, after, found)
+    if as_json:
+        print(json_document({"replays": shown}))
+    has_changed = any(one["differences"] for one in shown)
+    raise typer.Exit(ExitCode.TOOL_FAILED if has_changed else ExitCode.SUCCESS)
+
+
+@contextmanager
+def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
+    """Yield what returns the option of a receipt's session. New ones are ended afterwards."""
+    from fumehood.core.receipt import SESSION_WISHES
+
+    made: dict[str, str] = {}
+
+    def session_of(receipt: Receipt) -> JsonObject:
+        if receipt.session is None:
+            return {}
+        own_id = str(receipt.session.get("id"))
+        if own_id not in made:
+            given = {name: receipt.session.get(name) or None for name in SESSION_WISHES}
+            given["agent_id"] = receipt.options.get("agent_id")
+            with calling(socket, as_json=as_json, is_payload=True) as client:
+                made[own_id] = client.create_session(**given).id
+        return {"session_id": made[own_id]}
+
+    try:
+        yield session_of
+    finally:
+        for session_id in made.values():
+            with calling(socket, as_json=as_json, is_payload=True) as client:
+                client.end_session(session_id)
+
+
+def _repeated(
+    before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
+) -> Receipt:
+    """Run a program again, and return its new receipt. Ends the command if there is none."""
+    from fumehood.core.receipt import REPEATED_OPTIONS
+
+    replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}
+    known = {*REPEATED_OPTIONS, "network"}  # the file may be anybody's
+    options = {name: one for name, one in before.options.items() if name in known}
+    options |= session | replayed
+    answer = call_once(before.tool, before.arguments, options, socket, as_json=as_json)
+    link = answer["metadata"].get("receipt") or {}
+    if "url" not in link:
+        show_envelope(answer, as_json=as_json)
+        if "not_kept" in link:
+            say(f"What differs is not known: {link['not_kept']}.", to_stderr=True)
+        raise typer.Exit(exit_code_of(answer) or ExitCode.TOOL_FAILED)
+    raw = bytearray()
+    with downloading(socket, as_json=as_json) as download:
+        download(link["url"], raw.extend)
+    return _read(json_object(bytes(raw), "The new receipt"))
+
+
+def _say(before: Receipt, after: Receipt, found: list[str]) -> None:
+    if not found:
+        count = len(after.network.exchanges)
+        requests = f", nor do its {count} requests" if count else ""
+        say(f"Nothing differs from {before.call_id}{requests}.")
+        return
+    say(f"What differs from {before.call_id}:")
+    for line in found:
+        say("  " + visible(line))
+
+
+def _read(document: JsonObject) -> Receipt:
+    from pydantic import ValidationError
+
+    from fumehood.core.receipt import Receipt
+
+    try:
+        return Receipt.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        fail(f"This is not a receipt: {where}: {first['msg']}.", ExitCode.USAGE)

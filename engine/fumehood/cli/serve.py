@@ -126,14 +126,14 @@ def _greet(config: Config) -> None:
     """Print four lines for a person, before the log's warnings."""
     from importlib.metadata import version
 
-    example = """fumehood call calculator '{"expression": "5! + 2**10"}'"""
+    socket = read_socket_path(config)
+    named = f"--socket {shlex.quote(str(socket))}"
     say(
         f"fumehood {version('fumehood')}: sandboxed tool execution for AI agents. Ctrl-C stops it."
-        f"\nSockets: {read_socket_path(config)} (calls), "
-        f"{read_socket_path(config, control=True)} (approvals)."
-        f"\nIn another terminal{_variable(config)}: {example}"
-        "\nAgents, over MCP: fumehood mcp --session new --socket "
-        f"{shlex.quote(str(read_socket_path(config)))}",
+        f"\nSockets: {socket} (calls), {read_socket_path(config, control=True)} (approvals)."
+        f"\nIn another terminal: fumehood call {named} calculator "
+        """'{"expression": "5! + 2**10"}'"""
+        f"\nAgents, over MCP: fumehood mcp --session new {named}",
         to_stderr=True,
     )
 
@@ -154,17 +154,6 @@ def _say_what_it_waits_for(count: int, seconds: float) -> None:
             "stops at once.",
             to_stderr=True,
         )
-
-
-def _variable(config: Config) -> str:
-    """Return the variable that another terminal must set if the engine has an unusual place."""
-    if config.socket is not None:
-        name, value = "FUMEHOOD_SOCKET", config.socket
-    elif config.home is not None:
-        name, value = "FUMEHOOD_HOME", config.home
-    else:
-        return ""
-    return f" (after: export {name}={shlex.quote(str(value.absolute()))})"
 
 
 def _way_to_show() -> Callable[[str], None] | None:

@@ -6,8 +6,6 @@ and replaces nothing without `--force`. Only a regular file is sent, never what 
 
 from __future__ import annotations
 
-import codecs
-import errno
 import sys
 from datetime import UTC, datetime
 from functools import partial
@@ -16,11 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.answers import (
-    SessionProcess,
-    UnpackedArchive,
-    WrittenFile,
-)
 from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
@@ -32,14 +25,25 @@ from fumehood.cli.options import (
     SocketPath,
     age,
     directory,
+    local,
     pages,
     pairs_of,
 )
-from fumehood.cli.plain import Column, as_fields, as_table, as_text, plain
-from fumehood.cli.project_view import file_line, notes, write_diff
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import call_once, caller_token, calling, find_socket
 from fumehood.cli.saving import SaveFailed, Saving
-from fumehood.cli.show import Field, show_envelope, show_json, show_table, wants_json
+from fumehood.cli.show import (
+    Column,
+    as_fields,
+    as_table,
+    as_text,
+    file_line,
+    notes,
+    show_envelope,
+    show_json,
+    wants_json,
+    write_diff,
+)
 from fumehood.client import Client
 from fumehood.client.files import plain_file
 from fumehood.core.escaping import printable, visible
@@ -71,14 +75,6 @@ def _age(session: SessionRecord | Snapshot) -> str:
     return age(session.created_at, datetime.now(UTC))
 
 
-def _process_age(process: SessionProcess) -> str:
-    return age(process.started_at, datetime.now(UTC))
-
-
-def _end(session: SessionRecord) -> str:
-    return "" if session.state.is_over else ago(session.expires_at, datetime.now(UTC))
-
-
 plain(
     sessions,
     "sessions",
@@ -92,7 +88,11 @@ plain(
         Column("calls", lambda session: str(session.calls), drop=3),
         Column("MB", lambda session: str(session.memory_mb), drop=5),
         Column("age", _age, drop=1),
-        Column("ends", _end, drop=2),
+        Column(
+            "ends",
+            lambda one: "" if one.state.is_over else ago(one.expires_at, datetime.now(UTC)),
+            drop=2,
+        ),
     ),
     scope=None,
     name="list",
@@ -147,7 +147,11 @@ def new_session(
         "lifetime_seconds": lifetime,
     }  # fmt: skip
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        record = _made(client, top, wishes, everything=everything)
+        if top is None:
+            record = client.create_session(**wishes)
+        else:
+            with local(top):
+                record = client.create_session_from(top, everything=everything, **wishes)
     if as_json:
         show_json(record.model_dump(mode="json"))
     else:
@@ -159,17 +163,6 @@ def new_session(
                 f"fumehood sessions end {record.name or record.id}",
                 to_stderr=True,
             )
-
-
-def _made(
-    client: Client, source: Path | None, wishes: dict[str, Any], *, everything: bool
-) -> SessionRecord:
-    if source is None:
-        return client.create_session(**wishes)
-    try:
-        return client.create_session_from(source, everything=everything, **wishes)
-    except OSError as error:
-        fail(f"{printable(str(source))} cannot be used: {error.strerror}.", ExitCode.USAGE)
 
 
 plain(
@@ -381,7 +374,7 @@ plain(
         Column("process", lambda process: process.name, whole=True),
         Column("state", lambda process: process.state),
         Column("ended by", lambda process: process.ended_by),
-        Column("age", _process_age, drop=1),
+        Column("age", lambda process: age(process.started_at, datetime.now(UTC)), drop=1),
     ),
     arguments=SESSION,
     scope=None,
@@ -476,14 +469,8 @@ def list_files(
     """List the files of a session, by path."""
     with calling(socket, as_json=as_json) as client:
         fetch = partial(client.session_files, session, path, recursive=recursive, limit=100)
-        items = [entry.model_dump() for page in pages(fetch) for entry in page.items]
-    if wants_json(as_json):
-        show_json(items)
-    else:
-        fields = (
-            Field("path"), Field("kind", drop=2), Field("bytes"), Field("changed", drop=1)
-        )  # fmt: skip
-        show_table(fields, [_file_columns(entry) for entry in items])
+        items = [entry for page in pages(fetch) for entry in page.items]
+    _show_files(items, as_json)
 
 
 @sessions.command("get")
@@ -530,14 +517,18 @@ def put_file(
     if path is None and source == "-":
         fail("Give the path in the session for standard input.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name
-    with calling(socket, as_json=as_json) as client:
-        if source != "-" and Path(source).is_dir() and not Path(source).is_symlink():
+    mode = "create" if create else "replace"
+    done: Any
+    with calling(socket, as_json=as_json) as client, local(source):
+        if source == "-":
+            done = client.put_file(session, name, sys.stdin.buffer, mode=mode)
+        elif Path(source).is_dir() and not Path(source).is_symlink():
             if create:
                 fail("--create is for one file.", ExitCode.USAGE)
-            done: Any = _send_directory(client, session, source, "" if name == "." else name)
+            done = client.put_directory(session, source, "" if name == "." else name)
         else:
-            mode = "create" if create else "replace"
-            done = _send_file(client, session, source, name, mode=mode)
+            with plain_file(Path(source), follow=False) as file:
+                done = client.put_file(session, name, file, mode=mode)
     if wants_json(as_json):
         show_json(done.model_dump())
     else:
@@ -564,9 +555,13 @@ plain(
 )
 
 
-def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
+_show_files = as_table(
     # A program chose the name: it must not start a line of its own.
-    return (visible(entry["path"]), entry["kind"], str(entry["size"]), entry["modified_at"])
+    Column("path", lambda entry: visible(entry.path)),
+    Column("kind", lambda entry: entry.kind, drop=2),
+    Column("bytes", lambda entry: str(entry.size)),
+    Column("changed", lambda entry: entry.modified_at, drop=1),
+)
 
 
 def _save_file(
@@ -587,13 +582,6 @@ def _save_file(
         fail(f"{printable(name)} was not saved: {reason}", ExitCode.TOOL_FAILED)
 
 
-def _send_directory(client: Client, session_id: str, source: str, path: str) -> UnpackedArchive:
-    try:
-        return client.put_directory(session_id, source, path)
-    except OSError as error:
-        fail(f"{printable(str(error.filename))} cannot be read: {error.strerror}.", ExitCode.USAGE)
-
-
 def _save_directory(client: Client, session_id: str, path: str, target: str | None) -> None:
     from tarfile import TarError
 
@@ -611,34 +599,11 @@ def _save_directory(client: Client, session_id: str, path: str, target: str | No
 
 def _show_file(client: Client, session_id: str, path: str) -> None:
     """Write a file of the session to standard output, escaped on a terminal."""
-    stream = sys.stdout
-    if not stream.isatty():
-        stream.flush()
-        client.download_file(session_id, path, stream.buffer.write)
-        stream.buffer.flush()
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    client.download_file(
-        session_id, path, lambda data: stream.write(printable(decoder.decode(data)))
-    )
-    stream.write(printable(decoder.decode(b"", final=True)))
-    stream.flush()
-
-
-def _send_file(
-    client: Client, session_id: str, source: str, path: str, *, mode: str
-) -> WrittenFile:
-    """Send a local regular file, or standard input."""
-    if source == "-":
-        return client.put_file(session_id, path, sys.stdin.buffer, mode=mode)
-    try:
-        with plain_file(Path(source), follow=False) as file:
-            return client.put_file(session_id, path, file, mode=mode)
-    except OSError as error:
-        shown = printable(source)
-        if error.errno == errno.ELOOP:
-            fail(f"{shown} is a symbolic link. Name its target instead.", ExitCode.USAGE)
-        fail(f"{shown} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if sys.stdout.isatty():
+        write(sys.stdout, client.get_file(session_id, path).decode("utf-8", "replace"))
+    else:
+        client.download_file(session_id, path, sys.stdout.buffer.write)
+        sys.stdout.buffer.flush()
 
 
 def _place(path: str, target: str | None) -> tuple[Path, str]:

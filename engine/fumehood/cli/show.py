@@ -11,11 +11,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fumehood.cli.exits import document_of
+from fumehood.cli.options import age
 from fumehood.core.errors import (
     ERROR_CODES,
     CallerError,
@@ -31,6 +32,7 @@ from fumehood.core.escaping import indented, json_document, json_line, printable
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from fumehood.answers import ProjectDiff
     from fumehood.core.call_log import CallRecord
     from fumehood.core.envelope import Envelope
     from fumehood.core.status import CircuitStatus
@@ -90,6 +92,57 @@ def show_json(value: Any) -> None:
     sys.stdout.write(document + "\n")
 
 
+Show = Callable[[Any, bool], None]
+"""Shows an answer; the second argument is whether JSON was requested."""
+
+
+class Column(NamedTuple):
+    """One column of a table, and the cell of an item.
+
+    The highest `drop` is dropped first if room is short, 0 never. A `whole` column is not folded,
+    so that its cells can be copied.
+    """
+
+    head: str
+    cell: Callable[[Any], str] = str
+    drop: int = 0
+    whole: bool = False
+
+
+def as_document(found: Any, _: bool = True) -> None:
+    """Print a model or a list of models as JSON, on a terminal also."""
+    is_list = isinstance(found, list | tuple)
+    show_json([_dumped(one) for one in found] if is_list else _dumped(found))
+
+
+def as_text(write: Callable[[Any], None]) -> Show:
+    """Print JSON if it is wanted; otherwise `write` prints the answer."""
+
+    def show(found: Any, as_json: bool) -> None:
+        (as_document if wants_json(as_json) else write)(found)
+
+    return show
+
+
+@as_text
+def as_fields(found: Any) -> None:
+    """Print a model, one line for each field."""
+    show_fields(_dumped(found))
+
+
+def as_table(*columns: Column) -> Show:
+    """Print a list of models as a table."""
+
+    def write(found: Sequence[Any]) -> None:
+        show_table(columns, [[column.cell(one) for column in columns] for one in found])
+
+    return as_text(write)
+
+
+def _dumped(found: Any) -> Any:
+    return found.model_dump(mode="json") if hasattr(found, "model_dump") else found
+
+
 def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
     """Print an envelope: whole as JSON, or its non-empty fields and a summary."""
     document = document_of(envelope)
@@ -147,60 +200,52 @@ def show_tools(
         return
     rows = []
     for tool, source in found:
-        marks = [tool.executor]
-        marks += ["dangerous"] if tool.dangerous else []
-        marks += [] if tool.sandboxed else ["in the host"]
-        marks += [] if tool.is_active else ["disabled"]
-        marks += ["cannot run now"] if tool.name in unavailable else []
+        applies = {
+            "dangerous": tool.dangerous,
+            "in the host": not tool.sandboxed,
+            "disabled": not tool.is_active,
+            "cannot run now": tool.name in unavailable,
+        }
+        marks = [tool.executor, *(mark for mark, is_so in applies.items() if is_so)]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
         rows.append((name, ", ".join(marks), source, summary))
     fields = (
-        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("description"),
+        Column("tool"), Column("runs as", drop=1), Column("from", drop=2), Column("description"),
     )  # fmt: skip
     show_table(fields, rows)
     if unavailable:
         print("Some cannot run now. For the reason: fumehood doctor", file=sys.stderr)
 
 
-def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
-    """Print a list of calls in the given order."""
-    from datetime import UTC, datetime
-
-    from fumehood.cli.options import age
-
-    if as_json:
-        show_json([record.model_dump(mode="json") for record in records])
-        return
-    now = datetime.now(UTC)
-    fields = (
-        Field("age", drop=1), Field("tool"), Field("version", drop=4), Field("code"),
-        Field("ms", drop=2), Field("agent", drop=3), Field("call", whole=True),
-    )  # fmt: skip
-    rows = [
-        (
-            age(datetime.fromisoformat(record.timestamp), now),
-            visible(record.tool_name),
-            record.tool_version or "",
-            record.code,
-            f"{record.execution_time_ms:.1f}",
-            record.agent_id or "",
-            record.call_id,
-        )
-        for record in records
-    ]
-    show_table(fields, rows)
+show_calls = as_table(
+    Column("age", lambda call: age(datetime.fromisoformat(call.timestamp), datetime.now(UTC)), 1),
+    Column("tool", lambda call: visible(call.tool_name)),
+    Column("version", lambda call: call.tool_version or "", drop=4),
+    Column("code", lambda call: call.code),
+    Column("ms", lambda call: f"{call.execution_time_ms:.1f}", drop=2),
+    Column("agent", lambda call: call.agent_id or "", drop=3),
+    Column("call", lambda call: call.call_id, whole=True),
+)
+"""Prints a list of calls in the given order."""
 
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
     """Print one call on one line and flush, since a reader may be waiting."""
-    line = (
-        json.dumps(record.model_dump(mode="json"))
-        if as_json
-        else "  ".join(text for text in _parts(record) if text)
+    if as_json:
+        print(json.dumps(record.model_dump(mode="json")), flush=True)
+        return
+    at, today = datetime.fromisoformat(record.timestamp).astimezone(), datetime.now().astimezone()
+    date = "" if at.date() == today.date() else f"{at:%Y-%m-%d} "
+    parts = (
+        f"{date}{at:%H:%M:%S}",
+        visible(record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")),
+        record.code,
+        f"{record.execution_time_ms:.1f} ms",
+        record.agent_id or "",
+        record.call_id,
     )
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    print("  ".join(part for part in parts if part), flush=True)
 
 
 def show_fields(fields: JsonObject) -> None:
@@ -243,22 +288,6 @@ def _size(base64: str) -> str:
     return f"{shown} (--json shows it)"
 
 
-def _parts(record: CallRecord) -> tuple[str, ...]:
-    from datetime import datetime
-
-    at, today = datetime.fromisoformat(record.timestamp).astimezone(), datetime.now().astimezone()
-    date = "" if at.date() == today.date() else f"{at:%Y-%m-%d} "
-    tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
-    return (
-        f"{date}{at:%H:%M:%S}",
-        visible(tool),
-        record.code,
-        f"{record.execution_time_ms:.1f} ms",
-        record.agent_id or "",
-        record.call_id,
-    )
-
-
 def _summary(document: JsonObject) -> str:
     metadata, sandbox = document["metadata"], document["metadata"]["sandbox"]
     if metadata["tool_name"] is None:  # not a call: nothing could have run
@@ -297,45 +326,70 @@ def _what_ran(document: JsonObject) -> str:
     return "unknown whether it took effect"
 
 
+# -- changes of a project: names and contents are untrusted ------------------------------------
+
+
+def file_line(one: JsonObject) -> str:
+    """Return one changed file on one line."""
+    source = f"{visible(one['old_path'])} → " if one.get("old_path") else ""
+    conflict = f"  CONFLICT: {one['conflict']}" if one.get("conflict") else ""
+    return f"{one['change']:<9} {source}{visible(one['path'])}{conflict}"
+
+
+def write_diff(diff: str) -> None:
+    """Write a diff: in colours on a terminal, where its text is escaped."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(diff)
+        return
+    if not diff:
+        return
+    colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
+    # Only at "\n", as git does: after any other line end, content could imitate the diff itself.
+    for line in printable(diff).removesuffix("\n").split("\n"):
+        colour = colours.get(line[:1], "0")
+        print(f"\x1b[{colour}m{line}\x1b[0m")
+
+
+def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
+    """Yield what a diff, or a list of its files, does not say itself."""
+    if not found.files:
+        yield "Nothing has changed."
+    for one in found.files:
+        if one.conflict and not as_list:
+            now = "" if one.change == "added" else "; the diff is against what it is now"
+            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}{now}"
+    for path in found.unseen:
+        yield f"{visible(path)} is never applied: it is special, or a link out of the project"
+    if found.truncated and not as_list:
+        yield (
+            "Not all content is shown: of binary and very large files only the names, which --stat "
+            "lists. All of it is applied."
+        )
+
+
 # -- tables ----------------------------------------------------------------------------------
 
 
 READABLE = 20
 """A cell's readable width in characters; longer cells are folded."""
 
-LONGEST_WORD = 32
-"""The longest word in characters for which another column is dropped; longer ones are folded."""
-
 BETWEEN = 3
 """Characters between the text of two columns: padding, rule, padding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One column. The highest `drop` is dropped first if room is short, 0 never.
-
-    A `whole` column is not folded, so that its cells can be copied.
-    """
-
-    head: str
-    drop: int = 0
-    whole: bool = False
-
-
-def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
+def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text, each as long as `fields`. Cells are escaped."""
     from rich import box
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     kept = fitting(fields, cells, console.width)
-    columns = (
-        Column(fields[index].head, overflow="fold", no_wrap=fields[index].whole) for index in kept
-    )
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index in kept:
+        table.add_column(fields[index].head, overflow="fold", no_wrap=fields[index].whole)
     for row in cells:
         table.add_row(*(Text(row[index]) for index in kept))
     console.print(table)
@@ -344,21 +398,18 @@ def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
         print(f"Hidden columns: {', '.join(left_out)}. See --json.", file=sys.stderr)
 
 
-def fitting(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the indexes of the columns that fit into `width` at a readable size."""
+    needed = [_readable(field, rows, index) + BETWEEN for index, field in enumerate(fields)]
     kept = list(range(len(fields)))
     for index in sorted(kept, key=lambda index: -fields[index].drop):
-        if fields[index].drop == 0 or _needed(fields, rows, kept) <= width:
+        if fields[index].drop == 0 or sum(needed[one] for one in kept) - 1 <= width:
             break
         kept.remove(index)
     return kept
 
 
-def _needed(fields: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    return sum(_readable(fields[index], rows, index) + BETWEEN for index in kept) - 1
-
-
-def _readable(field: Field, rows: Sequence[Sequence[str]], index: int) -> int:
+def _readable(field: Column, rows: Sequence[Sequence[str]], index: int) -> int:
     """Return the width that a column needs."""
     from rich.cells import cell_len
 
@@ -367,4 +418,4 @@ def _readable(field: Field, rows: Sequence[Sequence[str]], index: int) -> int:
     if field.whole:
         return most
     word = max((cell_len(word) for text in cells for word in text.split()), default=0)
-    return max(min(word, LONGEST_WORD), min(most, READABLE))
+    return max(word, min(most, READABLE))

@@ -37,9 +37,6 @@ NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 """Errors of a connection that the other side has closed. Timeouts are not among them."""
 
-CHANGES_NOTHING = frozenset({"GET"})
-"""Methods of requests that may arrive twice."""
-
 BROKEN_OFF = (
     "The events of the call ended before its answer. See the engine's log and the call log."
 )
@@ -104,27 +101,18 @@ def place_of(given: Path | str | None, *, control: bool) -> Path | str:
         ConfigError: nothing was given, and the configuration is wrong.
     """
     if given is None:
-        return found_socket(control=control)
+        paths = read_engine_paths(os.environ)
+        if paths is None:
+            raise ConfigError(
+                "The engine's socket cannot be found, because the configuration is wrong: "
+                "`fumehood config show` says where. Correct it, or name the socket."
+            )
+        return paths.control_socket_path if control else paths.socket_path
     if isinstance(given, str) and "://" in given:
         if not given.startswith("https://"):
             raise ValueError("The address of an engine on another machine begins with https://.")
         return given
     return Path(given)
-
-
-def found_socket(*, control: bool) -> Path:
-    """Find the callers' or the control socket by environment and configuration.
-
-    Raises:
-        ConfigError: the configuration is wrong.
-    """
-    paths = read_engine_paths(os.environ)
-    if paths is None:
-        raise ConfigError(
-            "The engine's socket cannot be found, because the configuration is wrong: "
-            "`fumehood config show` says where. Correct it, or name the socket."
-        )
-    return paths.control_socket_path if control else paths.socket_path
 
 
 def require_listener(path: Path) -> None:
@@ -155,9 +143,7 @@ class Progress:
 
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
     """Whether a failed request may be sent once more."""
-    return isinstance(error, DROPPED) and (
-        request.method in CHANGES_NOTHING or progress.did_head_fail
-    )
+    return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
 
 
 def is_followed(headers: Mapping[str, str]) -> bool:
@@ -274,7 +260,7 @@ def no_engine(request: ApiRequest[Any], path: Path | str) -> DaemonUnavailable:
     """Make the error for an answer that is not an engine's."""
     return DaemonUnavailable(
         f"The server on {path} is not a fumehood engine of this version.",
-        may_have_acted=request.method not in CHANGES_NOTHING,
+        may_have_acted=request.method != "GET",
     )
 
 
@@ -291,7 +277,7 @@ def no_answer(
     request: ApiRequest[Any], path: Path | str, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
     """Make the error for a connection without an answer."""
-    may_have_acted = was_sent and request.method not in CHANGES_NOTHING
+    may_have_acted = was_sent and request.method != "GET"
     words = "It is unknown whether the request took effect. " if may_have_acted else ""
     return DaemonUnavailable(
         f"The connection to {path} gave no answer ({type(error).__name__}). {words}"

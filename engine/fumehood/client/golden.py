@@ -64,7 +64,7 @@ def read_golden(path: Path) -> GoldenFile:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise ValueError(f"{path} is no golden sequence: {where}: {first['msg']}.") from None
+        raise ValueError(f"{path} is not a golden sequence: {where}: {first['msg']}.") from None
     except strict_json.StrictJsonError as error:
         raise ValueError(f"{path} is {error}.") from None
 

@@ -32,7 +32,6 @@ from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
 from fumehood.http.peer import Face
 from fumehood.http.routes.stream import HEADERS, KEEP_ALIVE_S, WRITE_DEADLINE_S
-from fumehood.mcp.about import handshake_version
 from fumehood.mcp.messages import (
     CAPABILITIES_KEY,
     HANDSHAKES,
@@ -45,6 +44,7 @@ from fumehood.mcp.messages import (
     UNSUPPORTED_VERSION,
     VERSION_KEY,
     RpcError,
+    handshake_version,
     meta_of,
     read_message,
 )

@@ -6,11 +6,8 @@ Needs the extra `deepagents`. Tools for files are deepagents' own, which use she
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 from deepagents.backends.protocol import (
@@ -25,7 +22,6 @@ from fumehood.client.finished import Finished, refused
 from fumehood.client.sync.client import Client
 from fumehood.client.sync.session import Session
 from fumehood.core.envelope import CallFailed
-from fumehood.core.workspace_path import path_fault
 
 WORKSPACE = "/workspace/"
 """The session's working directory. Files below it are sent without shell commands."""
@@ -79,15 +75,10 @@ class FumehoodBackend(BaseSandbox):
         return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files, several in the workspace as one directory.
-
-        Each has its own result, so one failure does not affect the others.
-        """
-        together, answers = self._put_together(dict(files)), []
+        """Write files. Each has its own result, so one failure does not affect the others."""
+        answers = []
         for path, content in files:
-            error = None
-            if path not in together:
-                _, error = self._tried(partial(self._put, path, content))
+            _, error = self._tried(partial(self._put, path, content))
             answers.append(FileUploadResponse(path=path, error=error))
         return answers
 
@@ -108,22 +99,6 @@ class FumehoodBackend(BaseSandbox):
             return None, "invalid_path"
         except OSError as failed:
             return None, str(failed)
-
-    def _put_together(self, files: dict[str, bytes]) -> set[str]:
-        """Write the files in the workspace as one directory. Return their paths, or none if it was
-        refused, for example because of one of them."""
-        names = {path: path.removeprefix(WORKSPACE) for path in files if path.startswith(WORKSPACE)}
-        plain = {path: name for path, name in names.items() if path_fault(name) is None}
-        if len(plain) < 2:
-            return set()
-        with tempfile.TemporaryDirectory() as directory, suppress(Refused, OSError):
-            for path, name in plain.items():
-                copy = Path(directory, name)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(files[path])
-            self._session.client().put_directory(self._session.start(), directory)
-            return set(plain)
-        return set()
 
     def _put(self, path: str, content: bytes) -> None:
         if path.startswith(WORKSPACE):

@@ -14,7 +14,6 @@ import base64
 import hashlib
 import json
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -45,23 +44,28 @@ from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.base import CallHandle
 from fumehood.formats.exports import tool_to_mcp
 from fumehood.formats.schemas import without_nulls
-from fumehood.mcp import about
-from fumehood.mcp.about import LIST_TOOLS, RUN_TOOL
 from fumehood.mcp.messages import (
     ENVELOPE_KEY,
     FIRST_WITH_OUTPUT,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    LIST_TOOLS,
     METHOD_NOT_FOUND,
     MODERN,
+    OWN_TOOLS,
+    RUN_TOOL,
     SUBSCRIPTION_KEY,
     TOOLS_CHANGED,
+    UNCACHED,
     RpcError,
+    discovered,
     encode_call,
     encode_result,
+    initialized,
     is_id,
     meta_of,
+    stamped,
 )
 from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.running import StreamedCall, events_of
@@ -82,7 +86,7 @@ CHANGES_S = 0.5
 
 MAX_LISTS = 16
 """Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
-version). The least recently used one is dropped."""
+version). All are dropped once there are more."""
 
 RESOURCE_MISSING = -32002
 """Error code for a missing resource in versions with a handshake; later ones use INVALID_PARAMS."""
@@ -145,7 +149,7 @@ class McpServer:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lists: OrderedDict[tuple[Any, ...], tuple[Any, bytes]] = OrderedDict()
+        self._lists: dict[tuple[Any, ...], tuple[Any, bytes]] = {}
         self._running: dict[tuple[str, str, str | int], Exchange] = {}
         self._asked: dict[str, tuple[str, asyncio.Future[JsonObject]]] = {}
         self._methods: dict[str, Callable[..., Coroutine[Any, Any, JsonObject | bytes]]] = {
@@ -177,7 +181,7 @@ class McpServer:
             if client.session:
                 del self._running[key]
         if isinstance(result, dict):
-            result = strict_json.dumps(about.stamped(result) if client.is_modern else result)
+            result = strict_json.dumps(stamped(result) if client.is_modern else result)
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
@@ -216,13 +220,13 @@ class McpServer:
     # -- about the server ----------------------------------------------------------------
 
     async def _initialize(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return about.initialized(client.version)
+        return initialized(client.version)
 
     async def _ping(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         return {}
 
     async def _discover(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return about.discovered()
+        return discovered()
 
     # -- tools ---------------------------------------------------------------------------
 
@@ -240,13 +244,12 @@ class McpServer:
                 tool_to_mcp(tool, with_output=with_output, in_session=is_in_session)
                 for tool in self._tools(client)
             ]
-            listed: JsonObject = {"tools": [*tools, *about.OWN_TOOLS]}
+            listed: JsonObject = {"tools": [*tools, *OWN_TOOLS]}
             if client.is_modern:
-                listed = about.stamped({**listed, **about.UNCACHED})
+                listed = stamped({**listed, **UNCACHED})
+            if len(self._lists) == MAX_LISTS:
+                self._lists.clear()
             self._lists[key] = kept = (state, strict_json.dumps(listed))
-        self._lists.move_to_end(key)
-        while len(self._lists) > MAX_LISTS:
-            self._lists.popitem(last=False)
         return kept[1]
 
     def _tools(self, client: Client) -> list[ToolDefinition]:
@@ -419,7 +422,7 @@ class McpServer:
     async def _list_none(
         self, kind: str, _: JsonObject, client: Client, __: Exchange
     ) -> JsonObject:
-        return {kind: [], **(about.UNCACHED if client.is_modern else {})}
+        return {kind: [], **(UNCACHED if client.is_modern else {})}
 
     async def _read_resource(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         uri = params.get("uri")
@@ -442,7 +445,7 @@ class McpServer:
             read |= {"text": content.decode()} if is_text else {"blob": _base64(content)}
         except UnicodeDecodeError:
             read["blob"] = _base64(content)
-        return {"contents": [read], **(about.UNCACHED if client.is_modern else {})}
+        return {"contents": [read], **(UNCACHED if client.is_modern else {})}
 
     # -- notifications of changes ----------------------------------------------------------
 

@@ -24,18 +24,24 @@ from urllib.parse import urlencode
 from fumehood.client.once import Connection, Response
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
-from fumehood.mcp import about
 from fumehood.mcp.messages import (
     ENVELOPE_KEY,
     INTERNAL_ERROR,
     INVALID_REQUEST,
+    OWN_TOOLS,
     TOOLS_CHANGED,
+    UNCACHED,
     VERSION_KEY,
     RpcError,
+    discovered,
     encode_call,
     encode_result,
+    failed,
+    handshake_version,
+    initialized,
     meta_of,
     read_message,
+    stamped,
 )
 from fumehood.protocol import strict_json
 
@@ -358,19 +364,15 @@ class Bridge:
     def _answer(self, flight: _Flight, answer: bytes) -> None:
         """Write the response to a request. From now on the client may use its id again."""
         if flight.session and MISSING in answer and is_without_session(answer):
-            self._forget(flight.session)
-            answer = _result(flight, about.failed(SESSION_OVER))
+            with self._own_lock:  # the next call creates another one
+                if self._own == flight.session:
+                    self._own = ""
+            answer = _result(flight, failed(SESSION_OVER))
         with self._lock:
             if flight.is_cancelled or flight.method is None:
                 return
             self._flights.pop(flight.key, None)
         self._write(answer)
-
-    def _forget(self, session: str) -> None:
-        """Forget a session that has ended. The next call creates another one."""
-        with self._own_lock:
-            if self._own == session:
-                self._own = ""
 
     def _fail(self, flight: _Flight, error: Exception) -> None:
         words = "The connection to the engine broke off before the answer."
@@ -502,18 +504,18 @@ def _answer_alone(flight: _Flight, words: str) -> JsonObject | None:
     """Return the result of a request that is answered without a daemon, or None if it needs one."""
     if flight.method == "initialize":
         wanted = flight.message.get("params", {}).get("protocolVersion")
-        return about.initialized(about.handshake_version(wanted))
+        return initialized(handshake_version(wanted))
     results = {
         "ping": {},
-        "server/discover": about.discovered(),
-        "tools/list": {"tools": about.OWN_TOOLS, **(about.UNCACHED if flight.is_modern else {})},
-        "tools/call": about.failed(words),
+        "server/discover": discovered(),
+        "tools/list": {"tools": OWN_TOOLS, **(UNCACHED if flight.is_modern else {})},
+        "tools/call": failed(words),
     }
     return results.get(flight.method or "")
 
 
 def _result(flight: _Flight, result: JsonObject) -> bytes:
-    shown = about.stamped(result) if flight.is_modern else result
+    shown = stamped(result) if flight.is_modern else result
     return encode_result(flight.id, strict_json.dumps(shown))
 
 

@@ -51,15 +51,6 @@ def test_project_is_named_by_its_whole_path(
     assert "--project makes a session" in done.stderr
 
 
-def test_preset_means_a_session_of_its_own_and_excludes_another_one() -> None:
-    (servers,) = snippet("cursor", "--preset", "small", "--socket", "/s").values()
-    words = ["--session", "new", "--preset", "small", "--socket", "/s"]
-    assert servers["fumehood"]["args"] == ["mcp", *words]
-    done = CliRunner().invoke(app, ["mcp", "--preset", "small", "--session", "sess_1"])
-    assert done.exit_code == 2
-    assert "leave --session out" in done.stderr
-
-
 def test_mcp_config_has_a_snippet_for_each_client() -> None:
     assert list(snippet("vscode")) == ["servers"]
     assert snippet("claude-code")["mcpServers"]["fumehood"]["type"] == "stdio"

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -20,20 +21,21 @@ from hypothesis import strategies as st
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
 from fumehood.budgets.model import BudgetStanding, Period, UsageRow, UsageTable
 from fumehood.budgets.settings import Unit
+from fumehood.cli import show
+from fumehood.cli.calls import show_usage, write_csv
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import (
-    Field,
+    Column,
     circuit_words,
     fitting,
     show_call_line,
-    show_calls,
     show_envelope,
     show_json,
     show_table,
     show_tools,
+    write_diff,
 )
-from fumehood.cli.usage import show_usage, write_csv
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
 from fumehood.core.errors import EngineError, PermissionDenied
@@ -41,7 +43,6 @@ from fumehood.core.escaping import (
     json_document,
     json_line,
     json_lines,
-    printable,
     visible,
 )
 from fumehood.core.status import CircuitStatus
@@ -151,23 +152,6 @@ def test_summary_line_says_what_is_known_without_a_sandbox_report(
     assert says == "nothing ran" or "nothing ran" not in shown(one)
 
 
-def test_table_of_calls_fits_80_columns_without_breaking_words(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    record = CallRecord.model_construct(
-        call_id=f"call_{'0' * 24}", timestamp="2026-01-01T00:00:00.000Z", agent_id=None,
-        tool_name="run_python", tool_version="1.0.0", code="REQUIRES_HUMAN_APPROVAL",
-        execution_time_ms=12.3,
-    )  # fmt: skip
-    show_calls([record], as_json=False)
-    shown = capsys.readouterr()
-    assert {record.call_id, record.tool_name, record.code} <= set(shown.out.split())
-    assert "age" in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 80
-    assert shown.err == "Hidden columns: version, ms, agent. See --json.\n"
-
-
 @pytest.mark.parametrize(
     ("at", "moment"),
     [("2020-01-01T22:30:05.360Z", "2020-01-02 01:30:05"), (None, r"\d\d:\d\d:\d\d")],
@@ -249,7 +233,12 @@ def test_result_with_only_empty_fields_is_shown_unchanged(shown: Any) -> None:
 
 # -- What is shown where there is little room ----------------------------------------------
 
-FIELDS = [Field("id", whole=True), Field("scopes", drop=1), Field("agents", drop=2), Field("valid")]
+FIELDS = [
+    Column("id", whole=True),
+    Column("scopes", drop=1),
+    Column("agents", drop=2),
+    Column("valid"),
+]
 ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
 
 
@@ -262,11 +251,11 @@ ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
         (FIELDS, [ROW], 30, [0, 3]),
         (FIELDS, [ROW], 5, [0, 3]),
         (FIELDS, [], 80, [0, 1, 2, 3]),
-        ([Field("name"), Field("description", drop=1)], [["clerk", "word " * 100]], 80, [0, 1]),
+        ([Column("name"), Column("description", drop=1)], [["clerk", "word " * 100]], 80, [0, 1]),
     ],
 )
 def test_table_drops_the_least_important_columns_first(
-    fields: list[Field], rows: list[list[str]], width: int, kept: list[int]
+    fields: list[Column], rows: list[list[str]], width: int, kept: list[int]
 ) -> None:
     assert fitting(fields, rows, width) == kept
 
@@ -275,7 +264,7 @@ def test_table_cuts_no_cell_and_names_hidden_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "36")
-    fields = [Field("name"), *FIELDS[1:]]
+    fields = [Column("name"), *FIELDS[1:]]
     show_table(fields, [["x" * 40, "call", "clerk", "True"]])
     shown = capsys.readouterr()
     assert shown.out.count("x") == 40
@@ -284,7 +273,7 @@ def test_table_cuts_no_cell_and_names_hidden_columns(
 
 
 def test_table_cell_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table([Field("what")], [["\x1b[2J[red]word[/red]"]])
+    show_table([Column("what")], [["\x1b[2J[red]word[/red]"]])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "[red]word[/red]" in shown
@@ -363,14 +352,15 @@ def test_csv_cell_is_never_a_formula(text: str) -> None:
 
 @pytest.mark.row("E4")
 def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(show, "wants_json", lambda asked: asked)
     budget = BudgetStanding(
         budget="daily", subject={"agent": "a"}, period=Period.TOTAL, unit=Unit.MONEY,
         limit="5.000000", spent="1.000000", held="0.000000", left="4.000000", resets_at=None,
     )  # fmt: skip
     given = table(row("a\x1b[2J\nb\u202e[red]"), budgets=(budget,))
-    show_usage(given.model_copy(update={"currency": "CHF"}))
+    show_usage(given.model_copy(update={"currency": "CHF"}), False)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -384,11 +374,6 @@ def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
 # -- One way to show what a terminal would obey, whoever wrote it --------------------------
 
 NASTY_ESCAPING = "a\x1b[2J\u202e\x9b1m\r\u200b"
-
-
-def test_line_ends_are_kept_only_in_multi_line_text() -> None:
-    assert printable("a\n\tb\r") == "a\n\tb\\u{000d}"
-    assert visible("a\n\tb") == "a\\u{000a}\\u{0009}b"
 
 
 def test_backslashes_in_text_differ_from_escapes() -> None:
@@ -459,3 +444,17 @@ def test_tools_that_cannot_run_now_are_marked(
     marked = [line.split()[0] for line in said.out.splitlines() if "cannot run now" in line]
     assert marked == ["run_b@1.0.0"]
     assert "fumehood doctor" in said.err
+
+
+# -- The changes of a project --------------------------------------------------------
+
+
+def test_content_cannot_imitate_lines_of_the_diff(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    ends = "\r\x0b\x0c\x1c\x85\u2028\u2029"
+    write_diff("@@ -0,0 +1 @@\n+one" + "".join(f"{end} as it was" for end in ends) + "\n+two\n")
+    shown = re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out).split("\n")
+    assert [line[:4] for line in shown] == ["@@ -", "+one", "+two", ""]
+    assert not set(ends) & set("".join(shown))

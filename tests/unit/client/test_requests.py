@@ -18,7 +18,7 @@ import pytest
 from pydantic import BaseModel
 
 from fumehood import Client, ControlClient, Refused
-from fumehood.answers import Deleted, Pagination, ToolDetails, ToolList
+from fumehood.answers import Deleted, ToolDetails
 from fumehood.approvals.model import NewDecision, OneOfSeveral, RememberWish
 from fumehood.client.api_request import (
     ApiRequest,
@@ -37,10 +37,7 @@ from fumehood.core.identity import Scope
 from fumehood.core.status import Health
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Operation
-from fumehood.identity.model import Agent, Binding
-from fumehood.protocol import strict_json
 from support.answers import envelope_bytes
-from support.definitions import function_definition
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/", "../tools/x", "a/../b", "a\udc80"])
@@ -92,13 +89,6 @@ def test_refusal_is_raised_with_its_envelope() -> None:
 def test_malformed_answer_is_a_value_error(raw: bytes, read: Callable[[bytes], object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         read(raw)
-
-
-@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1, "a": 2}'])
-def test_json_answer_that_is_not_an_object_raises_value_error(raw: bytes) -> None:
-    with pytest.raises(strict_json.StrictJsonError):
-        object_of(raw)
-    assert object_of(b'{"a": 1}') == {"a": 1}
 
 
 # -- Which failed request may be sent again, and what an endpoint refuses ------------------
@@ -409,32 +399,6 @@ def test_generated_method_sends_what_its_operation_takes(
             assert sent.content
 
 
-def answered(method: Method, raw: bytes, kind: type[BaseClient] = ControlClient) -> Any:
-    """What a method returns of an answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transport, "send", lambda _, request: request.read(raw))
-        with kind("/s", credential="secret") as client:
-            return method(client)
-
-
-def test_answers_are_parsed_into_models() -> None:
-    listed = answered(lambda c: c.agents.list(), envelope_bytes({"items": [AGENT]}))
-    assert listed == (Agent(id="a", principals=("uid:0",)),)
-    bound = answered(lambda c: c.agents.bindings("a"), envelope_bytes({"items": [BINDING]}))
-    assert bound == (Binding(tool="t", sort_order=1),)
-    assert answered(lambda c: c.agents.delete("a"), envelope_bytes({"deleted": "a"})) is None
-    readiness = {
-        "status": "not_ready", "walls": {}, "state": {"failing": True, "lost_rows": 1}
-    }  # fmt: skip
-    assert answered(lambda c: c.ready(), json.dumps(readiness).encode()).state.failing
-
-
-def test_refused_call_returns_an_envelope_without_raising() -> None:
-    raw = envelope_bytes({}, code="TOOL_NOT_FOUND")
-    envelope = answered(lambda c: c.call("t"), raw, Client)
-    assert envelope.error.code == "TOOL_NOT_FOUND"
-
-
 BATCH = [{"tool": "t", "options": {"timeout_seconds": 1000}}, {"tool": "t"}, 7, {"options": 7}]
 
 
@@ -482,6 +446,7 @@ def test_one_string_is_not_a_list_of_names() -> None:
         lambda: client.agents.update("a", principals="abc"),
         lambda: client.tokens.new("n", agents="abc"),
         lambda: client.approvers.add("n", scopes="admin"),
+        lambda: Client("/s").agent_tools("a", categories="xy"),
     ):
         with pytest.raises(ValueError, match="A list of names is needed"):
             make()
@@ -500,40 +465,6 @@ def test_path_that_would_change_the_url_is_not_sent(path: str) -> None:
             ValueError, match=r"is absolute|is empty|has a part that|can be no name"
         ):
             send()
-
-
-def page_of(name: str, cursor: str | None) -> ToolList:
-    pagination = Pagination(has_more=cursor is not None, next_cursor=cursor, total_count=3)
-    return ToolList(
-        items=(function_definition(name=name),), sources={name: "api"}, pagination=pagination
-    )
-
-
-def test_all_tools_are_fetched_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = [page_of("a", "one"), page_of("b", "two"), page_of("c", None)]
-    asked = []
-
-    def send(_: Transport, request: ApiRequest[Any]) -> ToolList:
-        asked.append(request.path)
-        return pages[len(asked) - 1]
-
-    monkeypatch.setattr(Transport, "send", send)
-    found = Client("/s").tools_and_sources(tag="x")
-    assert asked == [
-        "/v1/tools?limit=100&tag=x",
-        "/v1/tools?limit=100&cursor=one&tag=x",
-        "/v1/tools?limit=100&cursor=two&tag=x",
-    ]
-    assert [(tool.name, source) for tool, source in found] == [
-        ("a", "api"), ("b", "api"), ("c", "api"),
-    ]  # fmt: skip
-
-
-def test_category_with_a_comma_is_refused() -> None:
-    with pytest.raises(ValueError, match="comma"):
-        Client("/s").agent_tools("a", categories=["x,y"])
-    with pytest.raises(ValueError, match="A list of names"):
-        Client("/s").agent_tools("a", categories="xy")
 
 
 @pytest.mark.parametrize(

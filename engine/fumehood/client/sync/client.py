@@ -468,12 +468,9 @@ class Client(BaseClient, CallerOperations):
         Raises:
             Refused: the agent is unknown, or this caller may not act for it.
         """
-        chosen = listed(categories)
-        if any("," in category for category in chosen or ()):
-            raise ValueError("A category with a comma cannot be asked for.")
         query = {
             "agent_id": agent_id,
-            "categories": chosen,
+            "categories": listed(categories),
             "exclude_dangerous": exclude_dangerous,
             "max_cost": None if max_cost is None else f"{max_cost:f}",
             "at_most": at_most,

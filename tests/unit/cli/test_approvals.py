@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import unicodedata
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord
-from fumehood.cli.approval_view import (
+from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord, NewDecision
+from fumehood.cli import approvals
+from fumehood.cli.approvals import (
     MARK,
     ago,
     approval_lines,
@@ -20,7 +23,7 @@ from fumehood.cli.approval_view import (
     preview_lines,
     rule_lines,
 )
-from fumehood.cli.options import one_line
+from fumehood.core.errors import InvalidParams
 from fumehood.core.escaping import visible
 from support.approvals import NOW, approval, rule
 
@@ -251,11 +254,6 @@ def test_remaining_time_is_described_in_words(seconds: int, words: str) -> None:
     assert ago(NOW + timedelta(seconds=seconds), NOW) == words
 
 
-def test_one_line_marks_a_cut_cell() -> None:
-    assert one_line("ab\ncd", 10) == "ab\\u{000a}cd"[:9] + "…"
-    assert one_line("abc", 10) == "abc"
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -396,20 +394,6 @@ def test_preview_of_unknown_form_is_shown_whole() -> None:
     assert '      also: {"owner": "root\\u{001b}"}' in text
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({}, "changes nothing"),
-        ({"removed": [GONE, GONE]}, "removes 2 files, 14 bytes"),
-        ({"removed": [{"path": "d", "kind": "directory"}]}, "removes 1 directory"),
-        ({"added": [{**GONE, "size": 0}], "removed": [GONE]},
-         "adds 1 file, 0 bytes; removes 1 file, 7 bytes"),
-    ],
-)  # fmt: skip
-def test_preview_describes_the_amount_of_changes_in_words(fields: Any, words: str) -> None:
-    assert preview_in_words(preview(**fields)) == words
-
-
 ENTRY = st.dictionaries(
     st.sampled_from(["path", "kind", "size", "before", "after", "diff", "target", "links", "x"]),
     JSON,
@@ -427,3 +411,59 @@ def test_lines_of_any_preview_fit_and_are_printable(found: Any, columns: int) ->
     for line in preview_lines(found, columns):
         assert line.text.isprintable()
         assert cell_len(line.text) <= columns
+
+
+# -- `fumehood approvals approve --edit`: what is asked about is what would be done --
+
+
+EDIT = NewDecision(decision="approve", arguments={"text": "better"})
+
+
+class _Control:
+    """A client whose engine coerces, adds a default and computes what will change."""
+
+    def __init__(self, refusal: Exception | None = None) -> None:
+        self.approvals = self
+        self._refusal = refusal
+
+    def preview_edit(self, approval_id: str, arguments: dict[str, Any]) -> Approval:
+        if self._refusal is not None:
+            raise self._refusal
+        return approval(
+            arguments={**arguments, "times": 7},
+            preview={"added": ["new.txt"]},
+            action_digest="sha256:edited",
+            approvers=("carol",),
+        )
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, word: str, **control: Any) -> NewDecision:
+    monkeypatch.setattr("sys.stdin", io.StringIO(word + "\n"))
+    client: Any = _Control(**control)
+    return approvals._ask(client, [approval()], EDIT)
+
+
+@pytest.mark.row("A3")
+def test_edited_call_is_shown_and_approved_as_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = _asked(monkeypatch, "yes")
+    assert decision == EDIT.model_copy(update={"action_digest": "sha256:edited"})
+    shown = capsys.readouterr().err.partition("AS EDITED")[2]
+    for part in ("better", "times: 7", "what will change", "new.txt", "carol"):
+        assert part in shown
+
+
+@pytest.mark.row("A3")
+def test_impossible_wishes_are_refused_before_asking(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidParams):
+        _asked(monkeypatch, "yes", refusal=InvalidParams("No.", fields=["arguments.text"]))
+    assert "Type yes" not in capsys.readouterr().err
+
+
+@pytest.mark.row("A3")
+def test_confirmation_other_than_yes_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(typer.Exit):
+        _asked(monkeypatch, "y")
