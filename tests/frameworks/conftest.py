@@ -103,7 +103,7 @@ def sessions(client: Client) -> Iterator[Callable[[], set[str]]]:
 
 @pytest.fixture
 def session_id(client: Client) -> Iterator[str]:
-    session = client.create_session(image="python")
+    session = client.create_session(image="python-data")
     yield session.id
     client.end_session(session.id)
 

@@ -29,7 +29,7 @@ class Scripted(Model):
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[FumehoodExecutor]:
-    with FumehoodExecutor(image="python") as made:
+    with FumehoodExecutor(image="python-data") as made:
         yield made
 
 

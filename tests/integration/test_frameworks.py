@@ -55,7 +55,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """One daemon per process, because its tests assume that every pending approval is their own."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY, encoding="utf-8")
-    with workshop("python", approver=True, policy_file=str(policy)) as running:
+    with workshop("python-data", "python", approver=True, policy_file=str(policy)) as running:
         yield running
 
 
