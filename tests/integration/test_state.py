@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -125,14 +124,6 @@ def test_non_socket_in_place_of_the_socket_is_never_removed(home: Path, kind: st
     with pytest.raises(StateError, match="is not a socket"), private_socket(path):
         pass
     assert os.path.lexists(path)
-
-
-def test_socket_of_a_successor_is_not_removed(home: Path) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(private_socket(home / "s"))
-        (home / "s").unlink()
-        _leave_stale_socket(home / "s")
-    assert (home / "s").exists()
 
 
 def test_unbindable_socket_path_is_refused_with_its_reason(home: Path) -> None:

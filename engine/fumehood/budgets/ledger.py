@@ -108,6 +108,8 @@ class Account:
     """Whether a call used it since `prune` last checked it."""
     writing: int = 0
     """Number of higher marks that are being written."""
+    is_unsure: bool = False
+    """Whether the stored mark may be higher, because a write failed or was cancelled."""
 
     @property
     def used(self) -> int:
@@ -118,6 +120,11 @@ class Account:
     def is_short(self) -> bool:
         """Whether more is spent or held than is durable."""
         return self.spent + self.held > self.mark
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether more is, or may be, reserved in the database than is spent."""
+        return self.is_unsure or self.mark != self.spent
 
     @property
     def is_far_ahead(self) -> bool:
@@ -354,9 +361,8 @@ class Budgets:
         }
         day = day_of(self._now())
         for rule in self._rules:
-            if rule.rule.per == () or (principal is not None and rule.rule.per == ("principal",)):
-                owner = principal.id if principal is not None and rule.rule.per else None
-                key = rule.key(Subject(owner), day)
+            key = rule.key(self._plain_subject(rule, principal), day)
+            if set(rule.rule.per) <= ({"principal"} if principal is not None else set()):
                 current.setdefault(key, Account(rule, key))
         seen = (account for account in current.values() if account.is_for(principal))
         ordered = sorted(seen, key=lambda one: (one.key.name, one.key.subject.text, one.rule.place))
@@ -432,6 +438,10 @@ class Budgets:
             account.writing += 1
         try:
             await self._table.reserve(rows, self._now())
+        except BaseException:  # the write may still succeed
+            for account in accounts:
+                account.is_unsure = True
+            raise
         finally:
             for account in accounts:
                 account.writing -= 1
@@ -447,15 +457,16 @@ class Budgets:
             rows = [account.row(account.mark) for account in ahead]
             self._table.give_back_soon(rows, self._now())
 
-    async def _give_back(self, accounts: Sequence[Account]) -> None:
+    async def _give_back(self, accounts: Iterable[Account]) -> None:
         """Lower the marks of idle accounts to what is spent.
 
         The marks in memory are lowered first, so that later spending writes its mark after this.
-        All are written: a write that failed or was cancelled may have raised one.
         """
+        rows: list[CounterRow] = []
         for account in accounts:
-            account.mark = account.spent
-        rows = [account.row(account.spent) for account in accounts]
+            if account.is_ahead:
+                account.mark, account.is_unsure = account.spent, False
+                rows.append(account.row(account.spent))
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
@@ -466,6 +477,11 @@ class Budgets:
 
     def _is_now(self, key: CounterKey) -> bool:
         return key.period in (TOTAL, day_of(self._now()))
+
+    @staticmethod
+    def _plain_subject(rule: LimitedRule, principal: Principal | None) -> Subject:
+        is_by_principal = principal is not None and "principal" in rule.rule.per
+        return Subject(principal=principal.id) if principal and is_by_principal else Subject()
 
 
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:

@@ -134,8 +134,11 @@ def _rows(connection: Connection, wanted: ColumnElement[bool]) -> list[CounterRo
 
 
 def _row(row: RowMapping) -> CounterRow:
+    figures = row["settled"], row["reserved"]
+    if not all(isinstance(figure, int) and figure >= 0 for figure in figures):
+        raise ValueError("no amount")
     key = CounterKey(row["name"], Subject.parse(row["subject"]), row["period"], row["unit"])
-    return CounterRow(key, row["settled"], row["reserved"])
+    return CounterRow(key, *figures)
 
 
 def _is(key: CounterKey) -> ColumnElement[bool]:

@@ -25,6 +25,7 @@ from fumehood.identity.principals import require_caller
 from fumehood.protocol.loopback import own_names, why_not_ours
 
 BEARER = "bearer "
+MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
@@ -162,7 +163,8 @@ def _credential(request: Request) -> str | None:
     if not found:
         return None
     text: str = found[0].decode("latin-1")
-    if len(found) > 1 or text[: len(BEARER)].lower() != BEARER:
+    too_long = len(text) > MAX_CREDENTIAL_CHARACTERS
+    if len(found) > 1 or too_long or text[: len(BEARER)].lower() != BEARER:
         raise Unauthorized("Send one credential, as `authorization: Bearer …`.")
     return text[len(BEARER) :].strip(" ")
 

@@ -147,6 +147,14 @@ async def test_budget_with_per_counts_each_subject_separately(
     assert (budgets.exceeded(other, takes()) is None) == is_apart
 
 
+@pytest.mark.parametrize("per", ["agent", "session"])
+async def test_call_without_agent_or_session_is_still_limited(database: Database, per: Any) -> None:
+    budgets = budgets_on(database, BudgetRule(name="b", per=(per,), calls=1))
+    await spend(budgets, spender())
+    await refused(budgets, spender())
+    await spend(budgets, spender(principal="uid:2"))  # and uses up nobody else's
+
+
 # ── holding, settling, releasing ─────────────────────────────────────────────────────────────
 
 
