@@ -16,7 +16,12 @@ from fumehood.integrations.autogen import FumehoodCodeExecutor
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
 async def executor() -> AsyncIterator[FumehoodCodeExecutor]:
     async with FumehoodCodeExecutor(timeout=20, image="python") as made:
         yield made

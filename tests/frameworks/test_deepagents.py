@@ -94,17 +94,6 @@ def test_file_outside_the_workspace_is_refused_beside_others(
     assert not list(tmp_path.iterdir())
 
 
-def test_files_on_a_disk_are_executable_and_remain_when_the_session_is_stopped(
-    client: Client, disk_mb: int
-) -> None:
-    with FumehoodBackend(image="python", disk_mb=disk_mb) as backend:
-        files = [(f"/workspace/bin/{n}", b"#!/bin/sh\necho ran") for n in range(20)]
-        assert {one.error for one in backend.upload_files(files)} == {None}
-        client.stop_session(backend.id)
-        ran = backend.execute("chmod +x bin/7 && ./bin/7; ls bin | wc -l")
-        assert (ran.output, ran.exit_code) == ("ran\n20\n", 0)
-
-
 def test_howto_page_project_goes_in_and_out_as_a_directory(
     page: Callable[[str], Any], sessions: Any, tmp_path: Path, disk_mb: int
 ) -> None:

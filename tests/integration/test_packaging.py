@@ -83,7 +83,8 @@ def test_type_checker_infers_the_public_api_and_rejects_unknown_options(tmp_path
     right = SCRIPT.splitlines()
     (tmp_path / "script.py").write_text("\n".join([*right, *(call for call, _ in WRONG)]))
     done = subprocess.run(  # as a user's script, against the installed fumehood
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "script.py"],
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=",
+         f"--cache-dir={ROOT / '.mypy_cache' / 'script'}", "script.py"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     lines = done.stdout.splitlines()
@@ -97,7 +98,7 @@ def test_type_checker_infers_the_public_api_and_rejects_unknown_options(tmp_path
     assert len(errors) == len(WRONG), done.stdout
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `fumehood` program of the wheel in a fresh environment with the current dependencies."""
     folder = tmp_path_factory.mktemp("environment")
@@ -115,23 +116,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "fumehood"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--version"], "fumehood "),
-        (["doctor"], '"check": "interpreter: memory", "verdict": "ok"'),
-        (["call", "--local", "calculator", '{"expression": "6 * 7"}'], '"value": 42'),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
-)
-def test_installed_wheel_commands_work_without_the_checkout(
-    installed: Path, home: Path, arguments: list[str], says: str
-) -> None:
+def test_installed_wheel_calls_a_tool_without_the_checkout(installed: Path, home: Path) -> None:
     done = subprocess.run(
-        [str(installed), *arguments],
+        [str(installed), "call", "--local", "calculator", '{"expression": "6 * 7"}'],
         cwd=home, env={**CLEAN_ENVIRONMENT, "HOME": str(home), "FUMEHOOD_HOME": str(home)},
         capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    assert says in done.stdout.decode()
+    assert '"value": 42' in done.stdout.decode()
     assert "Traceback" not in done.stderr.decode()

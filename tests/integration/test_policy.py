@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, StartDaemon, launch, make_first_approver, wait_until_ready
+from conftest import FUMEHOOD, Daemon, StartDaemon, launch, make_first_approver, wait_until_ready
 from support.authority import Authority, ask
 from support.wait import wait_until
 
@@ -284,7 +284,15 @@ def test_administrator_changes_the_file_and_the_new_rules_hold_at_once(
     assert answer.body["error"]["details"]["faults"]
     large = {"text": f"{new}# {'é' * 600_000}", "version": status["version"]}
     assert authority.ask("PUT", "/v1/policy/file", large).code == "INVALID_PARAMS"
+    place.path.with_name(f"{place.path.name}.new").mkdir()  # in the way of the draft
+    changed = {"text": new + "\n", "version": status["version"]}
+    answer = authority.ask("PUT", "/v1/policy/file", changed)
+    assert answer.code == "STATE_UNAVAILABLE"
+    assert "cannot be written" in answer.body["error"]["message"]
     assert place.path.read_text() == new
+    made = authority.do("POST", "/v1/approvers", {"name": "ann", "scopes": ["approve"]})
+    answer = authority.ask("GET", "/v1/policy/file", credential=made["secret"])
+    assert answer.code == "PERMISSION_DENIED"
 
 
 @pytest.mark.row("E4")
@@ -317,28 +325,8 @@ def test_budgets_of_the_file_change_at_once_and_outlive_a_kill(
     assert (left["limit"], left["left"]) == (2, 0)
 
 
-def test_file_that_cannot_be_written_stays_and_approvers_may_not_read_it(
-    authority: Authority, place: PolicyPlace
-) -> None:
-    file = authority.do("GET", "/v1/policy/file")
-    draft = place.path.with_name(f"{place.path.name}.new")
-    draft.mkdir()  # in the way of the draft
-    changed = {"text": file["text"] + "\n", "version": file["version"]}
-    answer = authority.ask("PUT", "/v1/policy/file", changed)
-    assert answer.code == "STATE_UNAVAILABLE"
-    assert "cannot be written" in answer.body["error"]["message"]
-    assert place.path.read_text() == file["text"]
-    made = authority.do("POST", "/v1/approvers", {"name": "ann", "scopes": ["approve"]})
-    answer = authority.ask("GET", "/v1/policy/file", credential=made["secret"])
-    assert answer.code == "PERMISSION_DENIED"
-
-
-def test_engine_without_a_policy_file_has_none_to_change(
-    home: Path, start_daemon: StartDaemon
-) -> None:
-    credential = make_first_approver(home)
-    start_daemon()
-    authority = Authority(home, credential)
+def test_engine_without_a_policy_file_has_none_to_change(administered_daemon: Daemon) -> None:
+    authority = Authority(administered_daemon.home, administered_daemon.credential)
     assert authority.ask("GET", "/v1/policy/file").code == "RESOURCE_NOT_FOUND"
     changed = {"text": "x", "version": "y"}
     assert authority.ask("PUT", "/v1/policy/file", changed).code == "RESOURCE_NOT_FOUND"

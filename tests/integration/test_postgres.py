@@ -136,15 +136,6 @@ def is_ready(daemon: Daemon) -> bool:
     return False
 
 
-def test_second_engine_stands_by_until_the_first_has_closed(opened: Any) -> None:
-    first = opened()
-    first.write_now(add)
-    with pytest.raises(Standby):
-        opened()
-    first.close()
-    assert subjects(opened()) == ["s"]
-
-
 def test_attack_engine_that_lost_its_lock_cannot_write_once_another_is_active(
     opened: Any, url: str
 ) -> None:
@@ -182,22 +173,6 @@ def test_standby_without_the_audit_key_does_not_start(opened: Any, url: str, hom
         open_database(other / "state.db", url=url)
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_database_that_has_lost_its_last_commit_is_refused(
-    opened: Any, url: str, is_lost: bool
-) -> None:
-    """As after a failover to a replica that had not received it yet."""
-    database = opened()
-    database.write_now(add)
-    database.write_now(add)
-    if is_lost:
-        sql(url, update(FENCE).values(commits=FENCE.c.commits - 1))
-        with pytest.raises(WriteFailed, match="or a commit is missing in it"):
-            database.write_now(add)
-    else:
-        database.write_now(add)
-
-
 def test_server_that_came_back_without_the_last_commit_is_refused(home: Path) -> None:
     """Its data are those of a moment before, as on a replica that is promoted."""
     with running_postgres() as server:
@@ -205,9 +180,15 @@ def test_server_that_came_back_without_the_last_commit_is_refused(home: Path) ->
         database.write_now(add)
         data, before = server.home / "data", server.home / "before"
         server.stop()
+        for _ in range(2):
+            with pytest.raises(WriteUnavailable, match="connection"):
+                database.write_now(add)
+        with pytest.raises(ReadUnavailable):
+            subjects(database)
         subprocess.run(["cp", "-a", data, before], check=True)
         server.start()
-        wait_until(lambda: _is_written(database))
+        database.write_now(add)  # a restarted server is used again
+        assert subjects(database) == ["s", "s"]
         server.stop()
         shutil.rmtree(data)
         before.rename(data)
@@ -276,24 +257,6 @@ def test_commit_whose_answer_was_lost_is_looked_up(
     assert subjects(database) == ["s", "s", "s"]
 
 
-def test_restarted_server_is_used_again(home: Path) -> None:
-    with running_postgres() as server:
-        database = open_database(home / "state.db", url=server.state_url(home))
-        try:
-            database.write_now(add)
-            server.stop()
-            for _ in range(2):
-                with pytest.raises(WriteUnavailable, match="connection"):
-                    database.write_now(add)
-            with pytest.raises(ReadUnavailable):
-                subjects(database)
-            server.start()
-            database.write_now(add)
-            assert subjects(database) == ["s", "s"]
-        finally:
-            database.close()
-
-
 @contextmanager
 def read_only(server: Server) -> Iterator[None]:
     """Let all transactions only read, as on a replica."""
@@ -330,23 +293,16 @@ def _is_written(database: Database) -> bool:
     return False
 
 
-@pytest.mark.parametrize("is_full", [True, False], ids=["full", "slow"])
-def test_full_database_refuses_changes_and_slow_one_is_waited_for(
-    opened: Any, url: str, is_full: bool
-) -> None:
+def test_full_database_refuses_changes(opened: Any, url: str) -> None:
     database = opened()
-    what, when = "PERFORM pg_sleep(2)", "DEFERRABLE INITIALLY DEFERRED"  # at each commit
-    if is_full:
-        what, when = "RAISE 'could not extend file' USING ERRCODE = 'disk_full'", ""
-    sql(url, text(f"""
+    sql(url, text("""
         CREATE FUNCTION suffer() RETURNS trigger LANGUAGE plpgsql AS
-            $$ BEGIN {what}; RETURN NULL; END $$;
-        CREATE CONSTRAINT TRIGGER suffer AFTER INSERT ON changes {when}
+            $$ BEGIN RAISE 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
+        CREATE CONSTRAINT TRIGGER suffer AFTER INSERT ON changes
             FOR EACH ROW EXECUTE FUNCTION suffer()"""))  # fmt: skip
-    if is_full:
-        with pytest.raises(WriteUnavailable, match="could not extend file"):
-            database.write_now(add)
-        sql(url, text("DROP TRIGGER suffer ON changes"))
+    with pytest.raises(WriteUnavailable, match="could not extend file"):
+        database.write_now(add)
+    sql(url, text("DROP TRIGGER suffer ON changes"))
     database.write_now(add)
     assert subjects(database) == ["s"]
 
@@ -490,8 +446,9 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
     with pytest.raises(ForeignState):
         opened()
     sql(url, text("DROP TABLE theirs"))
-    with pytest.raises(StoreError, match="as %40"):
-        open_database(home / "state.db", url="postgresql://me:se@cret@127.0.0.1/db")
+    for wrong in ("mysql://a@b/c", "postgresql://a@b", "postgresql://me:se@cret@127.0.0.1/db"):
+        with pytest.raises(StoreError, match=r"has the form postgresql://.* as %40"):
+            open_database(home / "state.db", url=wrong)
     with pytest.raises(StoreError, match="does not exist"):
         open_database(home / "state.db", url=f"{url}x")
     opened().close()
@@ -503,23 +460,14 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
         opened()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("mysql://a@b/c", "has the form postgresql://"),
-        ("postgresql://a@b", "has the form postgresql://"),
-        ("postgresql://me:secret@127.0.0.1:1/db", "Connection refused"),
-    ],
-)
-def test_url_that_leads_nowhere_is_refused_without_showing_it(
-    home: Path, wrong: str, words: str
-) -> None:
+def test_url_that_leads_nowhere_is_refused_without_showing_it(home: Path) -> None:
+    wrong = "postgresql://me:secret@127.0.0.1:1/db"
     started = subprocess.run(
         [FUMEHOOD, "serve", "--home", home, "--state", wrong],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert started.returncode != 0
-    assert words in started.stderr
+    assert "Connection refused" in started.stderr
     assert "secret" not in started.stderr
 
 
@@ -610,16 +558,37 @@ def test_text_with_a_nul_is_refused_and_results_with_one_are_kept(
 # -- daemons --------------------------------------------------------------------------------
 
 
-def test_standby_refuses_calls_and_takes_over_after_kill_9(
-    start_daemon: StartDaemon, home: Path, url: str
-) -> None:
-    """What the killed engine promised, the standby keeps: the answer of a call with a key."""
-    first = start_daemon(home, state__url=url)
-    promised = first.client().calculate("2 + 3", idempotency_key="once").body
+def home_of_a_standby(home: Path) -> Path:
+    """Another directory with the same audit key."""
     other = home / "other"
     other.mkdir(mode=0o700)
     shutil.copy(home / "audit.key", other)
-    second = start_daemon(other, state__url=url)
+    return other
+
+
+def test_standby_refuses_calls_and_takes_over_after_kill_9(
+    start_daemon: StartDaemon, home: Path, url: str
+) -> None:
+    """What the killed engine promised, the standby keeps: the answer of a call with a key, and what
+    is in the bucket, to which a standby writes nothing.
+    """
+    with running_s3() as s3:
+        s3.client.create_bucket(Bucket="files")
+        _take_over(start_daemon, home, s3, state__url=url, files__url="s3://files/cell")
+
+
+def _take_over(start_daemon: StartDaemon, home: Path, s3: Any, **options: Any) -> None:
+    first = start_daemon(home, variables=s3.variables, **options)
+    promised = first.client().calculate("2 + 3", idempotency_key="once").body
+    arguments = {"code": "print('x' * 60_000)"}
+    with Client(first.socket) as client:
+        answer = client.call("run_restricted_python", arguments, max_length=1000)
+        events = list(client.stream("run_restricted_python", arguments))
+    call_id = events[0].metadata.call_id
+    wait_until(lambda: f"cell/spool/{call_id}" in s3.keys("files"))
+    other = home_of_a_standby(home)
+    kept = s3.keys("files")
+    second = start_daemon(other, variables=s3.variables, **options)
     assert second.client().get("/v1/health").status == 200
     ready = second.client().get("/v1/ready")
     assert (ready.status, ready.body["status"]) == (503, "standby")
@@ -631,6 +600,7 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     token = {"authorization": "Bearer fht_0123456789abcdef_" + "A" * 43}
     assert first.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
     assert second.client().request("GET", "/v1/tools", headers=token).code == "SHUTTING_DOWN"
+    assert s3.keys("files") == kept
     begun = time.monotonic()
     first.process.send_signal(signal.SIGKILL)
     wait_until(lambda: is_ready(second))
@@ -639,60 +609,10 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
     assert replayed["data"] == promised["data"]
     assert replayed["metadata"]["idempotent_replay"]
     assert replayed["metadata"]["call_id"] == promised["metadata"]["call_id"]
-
-
-def test_standby_writes_nothing_to_the_bucket_and_serves_it_after_kill_9(
-    start_daemon: StartDaemon, home: Path, url: str
-) -> None:
-    other = home / "other"
-    other.mkdir(mode=0o700)
-    with running_s3() as s3:
-        s3.client.create_bucket(Bucket="files")
-        options: dict[str, Any] = {"variables": s3.variables, "files__url": "s3://files/cell"}
-        first = start_daemon(home, state__url=url, **options)
-        arguments = {"code": "print('x' * 60_000)"}
-        with Client(first.socket) as client:
-            answer = client.call("run_restricted_python", arguments, max_length=1000)
-            events = list(client.stream("run_restricted_python", arguments))
-        call_id = events[0].metadata.call_id
-        wait_until(lambda: f"cell/spool/{call_id}" in s3.keys("files"))
-        shutil.copy(home / "audit.key", other)
-        kept = s3.keys("files")
-        second = start_daemon(other, state__url=url, **options)
-        assert second.client().get("/v1/ready").body["status"] == "standby"
-        assert s3.keys("files") == kept
-        first.process.send_signal(signal.SIGKILL)
-        wait_until(lambda: is_ready(second))
-        with Client(second.socket) as client:
-            assert client.whole(answer, "stdout") == "x" * 60_000 + "\n"
-            assert [event.id for event in client.follow(call_id)] == [event.id for event in events]
-        assert second.stop() == 0
-
-
-def test_engine_that_was_replaced_promises_nothing_and_stops(
-    start_daemon: StartDaemon, home: Path, url: str
-) -> None:
-    """Its lock is lost, as in a partition, but it still reaches the database."""
-    first = start_daemon(home, state__url=url, drain_seconds="0")
-    other = home / "other"
-    other.mkdir(mode=0o700)
-    shutil.copy(home / "audit.key", other)
-    second = start_daemon(other, state__url=url)
-    client = first.client()
-    assert client.calculate("2 + 3", idempotency_key="before").body["success"]
-    cut_locks(url)
-    wait_until(lambda: is_ready(second))
-    with suppress(OSError, HTTPException):  # a row of the log may have stopped it already
-        refused = client.calculate("2 + 3", idempotency_key="after")
-        assert refused.code in ("INTERNAL_ERROR", "SHUTTING_DOWN")
-    assert first.process.wait(timeout=30) == 4
-    assert '"event":"state.fenced"' in first.log
-    assert "Another engine has become active on this state." in first.log
-    replayed = second.client().calculate("2 + 3", idempotency_key="before").body
-    assert replayed["metadata"]["idempotent_replay"]
-    new = second.client().calculate("2 + 3", idempotency_key="after").body
-    assert new["success"]
-    assert "idempotent_replay" not in new["metadata"]
+    with Client(second.socket) as client:
+        assert client.whole(answer, "stdout") == "x" * 60_000 + "\n"
+        assert [event.id for event in client.follow(call_id)] == [event.id for event in events]
+    assert second.stop() == 0
 
 
 def test_attack_revoked_token_on_an_engine_that_was_replaced_and_is_idle(
@@ -706,9 +626,7 @@ def test_attack_revoked_token_on_an_engine_that_was_replaced_and_is_idle(
         made = control.tokens.new("ci", scopes=["call"])
     token = {"authorization": f"Bearer {made.secret}"}
     assert first.client().request("GET", "/v1/tools", headers=token).status == 200
-    other = home / "other"
-    other.mkdir(mode=0o700)
-    shutil.copy(home / "audit.key", other)
+    other = home_of_a_standby(home)
     second = start_daemon(other, state__url=url)
     cut_locks(url)
     wait_until(lambda: is_ready(second))
@@ -717,6 +635,8 @@ def test_attack_revoked_token_on_an_engine_that_was_replaced_and_is_idle(
         control.tokens.revoke(made.token.id)
     assert second.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
     assert first.process.wait(timeout=10) == 4  # asked for nothing
+    assert '"event":"state.fenced"' in first.log
+    assert "Another engine has become active on this state." in first.log
 
 
 @pytest.mark.needs("root", "docker")  # Docker brings iptables
@@ -767,29 +687,11 @@ def test_engine_that_is_cut_off_from_the_database_promises_nothing_while_another
             assert again["metadata"]["call_id"] == told["metadata"]["call_id"]
 
 
-def test_standby_outlives_a_restart_of_the_database(start_daemon: StartDaemon, home: Path) -> None:
-    other = home / "other"
-    other.mkdir(mode=0o700)
-    with running_postgres() as server:
-        url = server.state_url(home)
-        first = start_daemon(home, state__url=url)
-        shutil.copy(home / "audit.key", other)
-        second = start_daemon(other, state__url=url)
-        server.stop()
-        time.sleep(2 * STANDBY_PAUSE_S)
-        assert second.client().get("/v1/ready").body["status"] == "standby"
-        first.stop()
-        server.start()
-        wait_until(lambda: is_ready(second))
-
-
 def test_standby_waits_for_a_rotated_key_and_ends_on_a_signal(
     start_daemon: StartDaemon, home: Path, url: str
 ) -> None:
     first = start_daemon(home, state__url=url)
-    other = home / "other"
-    other.mkdir(mode=0o700)
-    shutil.copy(home / "audit.key", other)
+    other = home_of_a_standby(home)
     second = start_daemon(other, state__url=url)
     (other / "audit.key").rename(other / "kept")  # as after a rotation by the first
     wait_until(lambda: "standby_cannot_take_over" in second.log)
@@ -802,12 +704,20 @@ def test_standby_waits_for_a_rotated_key_and_ends_on_a_signal(
 def test_calls_that_need_no_promise_go_on_while_the_database_is_away(
     start_daemon: StartDaemon, home: Path
 ) -> None:
+    """A standby outlives it as well."""
     with running_postgres() as server:
-        client = start_daemon(home, state__url=server.state_url(home)).client()
+        url = server.state_url(home)
+        first = start_daemon(home, state__url=url)
+        client = first.client()
+        second = start_daemon(home_of_a_standby(home), state__url=url)
         server.stop()
+        time.sleep(2 * STANDBY_PAUSE_S)
+        assert second.client().get("/v1/ready").body["status"] == "standby"
         assert client.calculate("2 + 3").body["success"]
         for _ in range(2):
             refused = client.calculate("2 + 3", idempotency_key="once").body["error"]
             assert (refused["code"], refused["retryable"]) == ("STATE_UNAVAILABLE", True)
         server.start()
         assert client.calculate("2 + 3", idempotency_key="once").body["success"]
+        first.stop()
+        wait_until(lambda: is_ready(second))

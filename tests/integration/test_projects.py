@@ -146,6 +146,7 @@ printf 'more' >> binary
 async def test_changes_come_back_after_a_yes_and_exactly_as_they_were_shown(
     engine: Engine, project: Path
 ) -> None:
+    (project / "build/out").symlink_to("/etc/hosts")  # ignored, so nobody looks at it
     session = await session_from(engine, project)
     copied = await shell(engine, session, "ls -A; cat 'ü ñ/🙂.txt' latest; ./run.sh || sh run.sh")
     assert copied.split() == [
@@ -242,13 +243,16 @@ async def test_git_hooks_and_links_that_leave_the_project_never_come_back(
         engine, session,
         "mkdir -p .git/hooks sub/.git; printf '#!/bin/sh\\n' > .git/hooks/pre-commit; "
         "echo x > sub/.git/config; ln -s ../../../tmp up; ln -s docs/../../secret way; "
-        "rm -r docs; ln -s /etc docs; echo fine > fine",
+        "rm -r docs; ln -s /etc docs; ln -s .git/hooks/pre-commit hook; mkdir d; "
+        "ln -s ../.GIT d/up; ln -s calc.py near; echo fine > fine",
     )  # fmt: skip
     answer = await approved(engine, session)
     assert answer.success, answer.error
     assert files_of(project / ".git") == {"config": b"[core]\n"}
     assert (project / "fine").read_text() == "fine\n"
-    assert not any((project / name).exists() for name in ("sub", "up", "way", "docs/passwd"))
+    assert (project / "near").readlink() == Path("calc.py")
+    left_out = [project / name for name in ("sub", "up", "way", "docs/passwd", "hook", "d/up")]
+    assert not any(path.exists() or path.is_symlink() for path in left_out)
     assert (tmp_path / "secret").read_text() == "secret\n"
 
 
@@ -295,49 +299,33 @@ async def test_session_cannot_write_the_proof_that_names_a_directory_of_the_host
     await engine.sessions.end(engine.owner, session)
 
 
-async def test_nothing_is_written_if_the_session_changes_after_the_diff_was_shown(
+async def test_nothing_is_written_if_the_host_changes_files_after_the_diff_was_shown(
     engine: Engine, project: Path
 ) -> None:
+    names = ["added", "calc.py", "docs/deep/er.txt", "latest", "run.sh"]
     session = await session_from(engine, project)
-    await shell(engine, session, "echo seen > seen")
-    before = files_of(project)
+    await shell(
+        engine, session,
+        "echo x >> calc.py; echo x > added; echo x >> docs/notes.txt; echo x >> docs/deep/er.txt; "
+        "ln -sfn docs latest; echo x >> run.sh",
+    )  # fmt: skip
     approval, calling = await asked(engine, session)
-    await shell(engine, session, "echo other > seen")
-    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
-    answer = await calling
-    assert answer.error is not None
-    assert answer.error.code == "APPROVAL_EXPIRED"
-    assert files_of(project) == before
-
-
-HOSTS: dict[str, Callable[[Path], object]] = {
-    "changed": lambda top: (top / "calc.py").write_text("mine\n"),
-    "deleted": lambda top: (top / "calc.py").unlink(),
-    "link": lambda top: ((top / "calc.py").unlink(), (top / "calc.py").symlink_to("run.sh")),
-    "directory": lambda top: ((top / "calc.py").unlink(), (top / "calc.py").mkdir()),
-    "in the way": lambda top: (top / "added").write_text("mine\n"),
-}
-
-
-@pytest.mark.parametrize("what", HOSTS)
-async def test_nothing_is_written_if_the_host_changes_a_file_after_the_diff_was_shown(
-    engine: Engine, project: Path, what: str
-) -> None:
-    session = await session_from(engine, project)
-    await shell(engine, session, "echo x >> calc.py; echo x > added; echo x >> docs/notes.txt")
-    approval, calling = await asked(engine, session)
-    HOSTS[what](project)
+    (project / "added").write_text("mine\n")
+    (project / "calc.py").write_text("mine\n")
+    for name in names[2:]:
+        (project / name).unlink()
+    (project / "latest").mkdir()
+    (project / "run.sh").symlink_to("calc.py")
     before = files_of(project)
     await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
     answer = await calling
     assert answer.error is not None
     assert answer.error.code == "INVALID_PARAMS"
-    name = "added" if what == "in the way" else "calc.py"
     assert answer.error.details is not None
-    assert list(answer.error.details["conflicts"]) == [name]
+    assert sorted(answer.error.details["conflicts"]) == names
     assert files_of(project) == before
     found = await engine.projects.difference(engine.owner, session)
-    assert [one["path"] for one in found["files"] if one.get("conflict")] == [name]
+    assert sorted(one["path"] for one in found["files"] if one.get("conflict")) == names
 
 
 async def test_same_change_on_both_sides_is_no_conflict(engine: Engine, project: Path) -> None:
@@ -347,16 +335,6 @@ async def test_same_change_on_both_sides_is_no_conflict(engine: Engine, project:
     assert await changed(engine, session) == {"added": "added"}
     assert (await approved(engine, session)).success
     assert (project / "added").read_text() == "y\n"
-
-
-async def test_conflict_is_told_before_a_human_is_asked(engine: Engine, project: Path) -> None:
-    session = await session_from(engine, project)
-    await shell(engine, session, "echo x >> calc.py")
-    (project / "calc.py").write_text("mine\n")
-    answer = await engine.call("apply_workspace", {}, session_id=session)
-    assert answer.error is not None
-    assert "calc.py is not as it was copied" in answer.error.message
-    assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
 
 
 async def test_more_changes_than_can_be_shown_are_refused(
@@ -416,14 +394,6 @@ async def test_project_with_what_cannot_be_copied_is_refused_by_name(
         await session_from(engine, project)
     assert words in refused.value.message
     assert len(engine.sessions.list(engine.owner)) == before
-
-
-async def test_what_git_ignores_is_neither_copied_nor_looked_at(
-    engine: Engine, project: Path
-) -> None:
-    (project / "build/out").symlink_to("/etc/hosts")
-    session = await session_from(engine, project)
-    assert "build" not in await shell(engine, session, "ls")
 
 
 async def test_file_that_a_rule_names_as_a_directory_is_not_taken_for_deleted(
@@ -507,7 +477,7 @@ async def test_guest_that_names_files_without_end_is_refused(
     assert pages == 21
 
 
-async def test_nothing_is_staged_of_what_a_session_adds_after_the_look(
+async def test_nothing_is_staged_or_written_of_what_a_session_changes_after_the_look(
     engine: Engine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged: list[int] = []
@@ -520,60 +490,63 @@ async def test_nothing_is_staged_of_what_a_session_adds_after_the_look(
     monkeypatch.setattr(service._Staging, "_write", counted)
     session = await session_from(engine, project)
     await shell(engine, session, "echo x >> calc.py; head -c 700000 /dev/urandom > big")
+    before = files_of(project)
     approval, calling = await asked(engine, session)
-    await shell(engine, session, "for n in 1 2 3; do truncate -s 5M large$n; done")
+    await shell(
+        engine, session, "for n in 1 2 3; do truncate -s 5M large$n; done; echo y > calc.py"
+    )
     await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
     answer = await calling
     assert answer.error is not None
     assert answer.error.code == "APPROVAL_EXPIRED"
     assert staged == []
+    assert files_of(project) == before
     await shell(engine, session, "rm large*")
     assert (await approved(engine, session)).success
     assert sum(staged) == (project / "calc.py").stat().st_size + 700_000
 
 
-HOSTILE = "printf '[core]\\n\\tfsmonitor = touch ran\\n' > d/config"
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "refused"),
-    [
-        (
-            "mkdir -p d/objects; echo > d/objects/x",
-            f"mkdir -p d/refs; echo 'ref: refs/heads/main' > d/HEAD; echo > d/refs/x; {HOSTILE}",
-            {"d/HEAD", "d/config", "d/refs/x"},
-        ),
-        (
-            f"mkdir -p d/refs; echo 'ref: x' > d/HEAD; echo > d/refs/x; {HOSTILE}",
-            "mkdir -p d/objects; echo > d/objects/x",
-            {"d/objects/x"},
-        ),
-        (
-            f"mkdir d; echo 'ref: x' > d/HEAD; {HOSTILE}",
-            "mkdir d; echo .. > d/commondir",
-            {"d/commondir"},
-        ),
-        ("mkdir -p d/objects; echo > d/objects/x", "mkdir d; echo > d/HEAD", set()),
-    ],
+HOSTILE = "printf '[core]\\n\\tfsmonitor = touch ran\\n' >"
+TOGETHER = (
+    (
+        "mkdir -p a/objects; echo > a/objects/x",
+        f"mkdir -p a/refs; echo 'ref: x' > a/HEAD; echo > a/refs/x; {HOSTILE} a/config",
+        {"a/HEAD", "a/config", "a/refs/x"},
+    ),
+    (
+        f"mkdir -p b/refs; echo 'ref: x' > b/HEAD; echo > b/refs/x; {HOSTILE} b/config",
+        "mkdir -p b/objects; echo > b/objects/x",
+        {"b/objects/x"},
+    ),
+    (
+        f"mkdir c; echo 'ref: x' > c/HEAD; {HOSTILE} c/config",
+        "mkdir c; echo .. > c/commondir",
+        {"c/commondir"},
+    ),
+    ("mkdir -p d/objects; echo > d/objects/x", "mkdir d; echo > d/HEAD", set[str]()),
 )
+"""What one session adds, what another one adds, and what of that would make a repository."""
+
+
 async def test_two_sessions_of_a_project_cannot_make_a_repository_together(
-    engine: Engine, project: Path, first: str, second: str, refused: set[str]
+    engine: Engine, project: Path
 ) -> None:
     sessions = [await session_from(engine, project) for _ in range(2)]
-    await shell(engine, sessions[0], first)
+    await shell(engine, sessions[0], "; ".join(first for first, _, _ in TOGETHER))
     assert (await approved(engine, sessions[0])).success
-    await shell(engine, sessions[1], second)
+    await shell(engine, sessions[1], "; ".join(second for _, second, _ in TOGETHER))
     found = await engine.projects.difference(engine.owner, sessions[1])
     conflicts = {one["path"]: one["conflict"] for one in found["files"] if "conflict" in one}
+    refused = set().union(*(paths for _, _, paths in TOGETHER))
     assert conflicts == dict.fromkeys(refused, "would be part of a git repository")
-    if not refused:
-        assert (await approved(engine, sessions[1])).success
-        return
     before = files_of(project)
     answer = await engine.call("apply_workspace", {}, session_id=sessions[1])
     assert answer.error is not None
     assert "would be part of a git repository" in answer.error.message
     assert files_of(project) == before
+    await shell(engine, sessions[1], f"rm {' '.join(refused)}")
+    assert (await approved(engine, sessions[1])).success
+    assert (project / "d/HEAD").exists()
 
 
 async def test_new_rules_hold_after_they_were_applied(engine: Engine, project: Path) -> None:
@@ -597,17 +570,6 @@ async def test_files_that_were_left_out_cannot_be_guessed(engine: Engine, projec
         told = {one["path"]: one.get("conflict") for one in found["files"]}
         assert told[".env"] == "is in the way", guess
     assert "1234" not in found["diff"].replace("+PIN=1234", "")
-
-
-async def test_links_into_git_are_not_offered(engine: Engine, project: Path) -> None:
-    session = await session_from(engine, project)
-    await shell(
-        engine, session,
-        "ln -s .git/hooks/pre-commit hook; ln -s ../.GIT docs/up; ln -s calc.py fine",
-    )  # fmt: skip
-    found = await engine.projects.difference(engine.owner, session)
-    assert [one["path"] for one in found["files"]] == ["fine"]
-    assert set(found["unseen"]) == {"hook", "docs/up"}
 
 
 async def test_diffs_do_not_keep_the_engine_busy(
@@ -706,6 +668,8 @@ async def test_fork_has_the_project_and_only_one_of_two_equal_changes_is_written
     assert answer.error is not None
     assert answer.error.details is not None
     assert list(answer.error.details["conflicts"]) == ["calc.py"]
+    assert "calc.py is not as it was copied" in answer.error.message
+    assert (await engine.approvals.list(ApprovalQuery(state="pending"))).items == ()
     await engine.sessions.end(engine.owner, first)
     assert (await changed(engine, fork.id))["of-fork"] == "added"
     await engine.sessions.end(engine.owner, fork.id)

@@ -20,9 +20,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(
-    scope="module", params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
-)
+@pytest.fixture(scope="module", params=["runc"])
 async def shared(
     request: pytest.FixtureRequest, python_image: Image
 ) -> AsyncIterator[OneContainer]:
@@ -40,6 +38,12 @@ async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
     assert shared.ended is None
 
 
+RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+on_both = pytest.mark.parametrize("shared", RUNTIMES, indirect=True)
+"""For what depends on the kernel that programs see."""
+
+
+@on_both
 async def test_variables_functions_and_imports_persist_to_the_next_call(
     box: OneContainer,
 ) -> None:
@@ -63,6 +67,7 @@ async def test_traceback_shows_source_lines_of_earlier_calls(box: OneContainer) 
     assert "return undefined_name" in failed.stderr
 
 
+@on_both
 @pytest.mark.parametrize(
     ("code", "ended_by", "wall_s"),
     [
@@ -82,6 +87,7 @@ async def test_killed_run_rolls_back_variables_and_keeps_files(
     assert value_of(await box.python("x, open('left.txt').read()")) == ["old", "here"]
 
 
+@on_both
 async def test_session_survives_a_kill_of_its_first_call(box: OneContainer) -> None:
     killed = await box.python("x = 1\nwhile True: pass", wall_s=1)
     assert killed.state == "rolled_back"
@@ -95,6 +101,7 @@ async def test_sys_exit_keeps_the_variables(box: OneContainer) -> None:
     assert value_of(await box.python("x")) == 5
 
 
+@on_both
 async def test_threads_and_child_processes_end_with_their_call(box: OneContainer) -> None:
     await box.python(
         "import subprocess, threading\n"
@@ -118,6 +125,7 @@ async def test_threads_and_child_processes_end_with_their_call(box: OneContainer
     assert value_of(await box.python(listed)) == [1, []]
 
 
+@on_both
 @pytest.mark.parametrize("kind", ["BufferedWriter", "BufferedRandom"])
 async def test_file_lock_held_by_a_thread_does_not_deadlock_the_next_call(
     box: OneContainer, kind: str
@@ -148,6 +156,7 @@ async def test_file_lock_held_by_a_thread_does_not_deadlock_the_next_call(
     assert value_of(written) == "!"
 
 
+@on_both
 async def test_call_returns_only_files_it_wrote_or_changed(box: OneContainer) -> None:
     await box.python("open('a', 'w').write('1'); open('b', 'w').write('2')")
     assert box.heard.names == ["a", "b"]
@@ -162,6 +171,7 @@ async def test_call_returns_only_files_it_wrote_or_changed(box: OneContainer) ->
     assert box.heard.names == ["d/.gitignore"]
 
 
+@on_both
 async def test_large_variables_are_kept_and_counted_until_memory_is_exceeded(
     box: OneContainer,
 ) -> None:
@@ -203,6 +213,7 @@ threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 LISTING = {"do": "list", "path": "", "recursive": False, "most": 1}
 
 
+@on_both
 async def test_trial_leaves_the_variables_as_they_were_until_they_are_put_in(
     box: OneContainer,
 ) -> None:
@@ -225,6 +236,7 @@ async def test_trial_in_a_new_session_begins_without_variables(box: OneContainer
     assert value_of(await box.python("x")) == 1
 
 
+@on_both
 @pytest.mark.parametrize(
     ("code", "between", "action"),
     [
@@ -249,6 +261,7 @@ async def test_variables_of_a_trial_that_cannot_be_put_in_change_nothing(
     assert value_of(await box.python("x")) == ("old" if between is None else "other")
 
 
+@on_both
 async def test_attack_program_of_a_trial_acts_after_it(box: OneContainer) -> None:
     """It waits for signals, and for its child. Until the trial is over it can: gVisor sends some."""
     await box.python("x = 'old'")

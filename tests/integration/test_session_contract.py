@@ -68,8 +68,8 @@ class Pretended:
         return RunEnding(EndedBy.OK, "session", result=result)
 
 
-CANCELLED_RUNS = 40
-"""Number of cancelled runs; the bug once hit one run in twelve."""
+CANCELLED_RUNS = 20
+"""Number of cancelled runs on each wall; the bug once hit one run in twelve."""
 
 LEAVES = "open('left', 'w').close()\nimport os\nlen(os.listdir('.'))"
 COUNTS = "import os\nlen(os.listdir('.'))"

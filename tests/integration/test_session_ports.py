@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
-from fumehood import Client, ControlClient
-from fumehood.client.api_request import Refused
+from fumehood import Client
 from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
 from support.wait import wait_until
 
@@ -338,34 +337,6 @@ def test_output_can_be_followed(client: Client, session: str) -> None:
     assert (shown.state, shown.exit_code) == ("ended", 0)
 
 
-def test_administrator_reads_the_end_of_output_and_stops_the_process(
-    administered_daemon: Daemon,
-) -> None:
-    daemon = administered_daemon
-    code = "import time; print('x' * 200_000 + 'é end'); time.sleep(600)"
-    with (
-        Client(daemon.socket) as client,
-        ControlClient(daemon.control, credential=daemon.credential) as control,
-    ):
-        made = client.create_session()
-        started(client, made.id, "long", code)
-        offset = 0
-        while offset < 200_007:
-            offset = client.process_output(made.id, "long", after=offset, wait_seconds=10).offset
-        end = control.sessions.process_output(made.id, "long")
-        assert end.text.endswith("xé end\n")
-        assert (len(end.text.encode()), end.skipped, end.offset) == (
-            65_536,
-            200_007 - 65_536,
-            200_007,
-        )
-        assert control.sessions.stop_process(made.id, "long").signal == 15
-        ((name, state),) = ((one.name, one.state) for one in control.sessions.processes(made.id))
-        assert (name, state) == ("long", "ended")
-        assert control.sessions.process_output(made.id, "long").ended
-        client.end_session(made.id)
-
-
 def test_model_can_do_all_with_tools(client: Client, session: str) -> None:
     code = "for line in iter(input, 'end'): print(line.upper())"
     started(client, session, "shouter", code, env=[{"name": "A", "value": "b"}])
@@ -386,16 +357,6 @@ def test_model_can_do_all_with_tools(client: Client, session: str) -> None:
     assert names["shouter"] == "running"
     ended = call("stop_process", name="shouter")["process"]
     assert (ended["state"], ended["signal"]) == ("ended", 15)
-
-
-def test_unknown_process_is_an_error(client: Client, session: str) -> None:
-    with pytest.raises(Refused, match="process"):
-        client.process(session, "nobody")
-    with pytest.raises(Refused, match="process"):
-        client.process_output(session, "nobody")
-    answer = client.call("stop_process", {"name": "nobody"}, session_id=session)
-    assert answer.error is not None
-    assert answer.error.code == "RESOURCE_NOT_FOUND"
 
 
 def test_trial_is_refused_beside_processes(client: Client) -> None:

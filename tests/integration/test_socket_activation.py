@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -11,8 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.http import listen
+from fumehood.http.server import READY, tell_manager
 from fumehood.storage.directory import StateError
 from support.http import SocketClient
 from support.processes import descendants
-from support.wait import wait_until
 
 # What systemd does: binds, listens, passes descriptors from 3 on, and names the process
 # that they are for. `exec` keeps the process number.
@@ -48,33 +46,11 @@ os.execv(program[0], program)
 """
 
 
-@dataclass
-class Launch:
-    """The sockets and variables the launcher passes; valid by default."""
-
-    home: Path
-    sockets: list[str] = field(default_factory=list)
-    variables: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.sockets = [str(self.home / f"given-{name}.sock") for name in ("engine", "control")]
-        self.variables = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "engine:control"}
-
-    def start(self) -> subprocess.Popen[bytes]:
-        plan = {"sockets": self.sockets, "variables": self.variables}
-        with (self.home / "log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, json.dumps(plan), str(FUMEHOOD), "serve"],
-                env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(self.home)},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
-
-
 FIRST_GIVEN = 700
 """First passed descriptor, above the test's own descriptors."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def _given(
     home: Path,
     *,
@@ -82,10 +58,11 @@ def _given(
     is_abstract: bool = False,
     kind: int = socket.SOCK_STREAM,
     listens: bool = True,
+    is_passed: bool = True,
 ) -> Iterator[None]:
     """Two sockets at the descriptors this process expects."""
     with ExitStack() as given:
-        for number, name in enumerate(("engine", "control")):
+        for number, name in enumerate(("engine", "control") if is_passed else ()):
             path = home / f"given-{name}.sock"
             with socket.socket(socket.AF_UNIX, kind) as made:
                 made.bind(f"\0{path}" if is_abstract else str(path))
@@ -99,67 +76,55 @@ def _given(
 
 
 def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.close(descriptor)
 
 
-@pytest.fixture
-def launch(home: Path) -> Launch:
-    return Launch(home)
-
-
-@pytest.fixture
-def running() -> Iterator[ExitStack]:
-    with ExitStack() as processes:
-        yield processes
-
-
-def _started(launch: Launch, running: ExitStack) -> subprocess.Popen[bytes]:
-    process = launch.start()
-    running.callback(process.wait, timeout=30)
-    running.callback(lambda: process.poll() is None and process.kill())
-    return process
-
-
-def _clients(launch: Launch, running: ExitStack) -> tuple[SocketClient, SocketClient]:
-    """Clients of both sockets, which accept connections before the engine is ready."""
-    paths = [Path(path) for path in launch.sockets]
-    wait_until(lambda: all(SocketClient.answers(path) for path in paths))
-    clients = SocketClient(paths[0]), SocketClient(paths[1])
-    for client in clients:
-        running.callback(client.close)
-    return clients
-
-
-def _log(launch: Launch) -> str:
-    return (launch.home / "log").read_text(encoding="utf-8")
-
-
 @pytest.mark.row("D1", "D4", "D6")
-def test_activated_sockets_are_served_by_name_and_not_unlinked(
-    launch: Launch, running: ExitStack
-) -> None:
-    launch.variables["LISTEN_FDNAMES"] = "control:engine"
-    process = _started(launch, running)
-    control, engine = _clients(launch, running)
-    assert engine.calculate("1 + 1").body["success"]
-    assert control.get("/v1/tokens").code == "UNAUTHORIZED"
-    assert control.calculate("1 + 1").code == "RESOURCE_NOT_FOUND"
-    assert not (launch.home / "engine.sock").exists()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0, _log(launch)
-    assert all(Path(path).exists() for path in launch.sockets)
+def test_activated_sockets_are_served_by_name_and_the_manager_is_notified(home: Path) -> None:
+    """Children could not speak for the daemon, nor take its sockets for theirs."""
+    paths = [home / "given-control.sock", home / "given-engine.sock"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, ExitStack() as cleanup:
+        manager.settimeout(30)
+        manager.bind(str(home / "notify"))
+        variables = {
+            "LISTEN_FDS": "2", "LISTEN_FDNAMES": "control:engine",
+            "NOTIFY_SOCKET": str(home / "notify"),
+        }  # fmt: skip
+        plan = {"sockets": [str(path) for path in paths], "variables": variables}
+        with (home / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCHER, json.dumps(plan), str(FUMEHOOD), "serve"],
+                env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        cleanup.callback(process.wait, timeout=30)
+        cleanup.callback(process.kill)
+        assert manager.recv(100) == b"READY=1"
+        control, engine = (cleanup.enter_context(closing(SocketClient(path))) for path in paths)
+        assert engine.calculate("1 + 1").body["success"]
+        assert control.get("/v1/tokens").code == "UNAUTHORIZED"
+        assert control.calculate("1 + 1").code == "RESOURCE_NOT_FOUND"
+        assert not (home / "engine.sock").exists()
+        looked_at = 0
+        for child in descendants(process.pid):
+            with suppress(psutil.NoSuchProcess):  # a spare's middle process ends at once
+                assert not {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS"} & child.environ().keys()
+                looked_at += 1
+        assert looked_at >= 2
+        process.send_signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        assert process.wait(timeout=30) == 0, (home / "log").read_text(encoding="utf-8")
+        assert all(path.exists() for path in paths)
 
 
-@pytest.mark.row("D1")
-def test_sockets_passed_to_another_pid_are_ignored(launch: Launch, running: ExitStack) -> None:
-    launch.variables["LISTEN_PID"] = "1"
-    _started(launch, running)
-    own = launch.home / "engine.sock"
-    wait_until(lambda: SocketClient.answers(own))
-    client = SocketClient(own)
-    assert client.calculate("1 + 1").body["success"]
-    client.close()
+@pytest.mark.row("D6")
+def test_manager_with_an_abstract_address_is_notified() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(30)
+        manager.bind(f"\0fumehood-notify-{os.getpid()}")
+        tell_manager(f"@fumehood-notify-{os.getpid()}", READY)
+        assert manager.recv(100) == b"READY=1"
 
 
 @pytest.mark.row("D1", "D4")
@@ -180,6 +145,7 @@ def test_sockets_passed_to_another_pid_are_ignored(launch: Launch, running: Exit
         ({"is_abstract": True}, {}, "with a path"),
         ({"kind": socket.SOCK_DGRAM}, {}, "with a path"),
         ({"listens": False}, {}, "does not listen"),
+        ({"is_passed": False}, {}, "is not a socket"),
     ],
 )
 def test_invalid_activation_sockets_are_refused(
@@ -201,40 +167,9 @@ def test_invalid_activation_sockets_are_refused(
 
 
 @pytest.mark.row("D1")
-def test_activation_descriptor_that_is_not_a_socket_exits_4_with_its_reason(
-    launch: Launch, running: ExitStack
-) -> None:
-    launch.sockets = []
-    process = _started(launch, running)
-    assert process.wait(timeout=30) == 4, _log(launch)
-    assert "is not a socket" in _log(launch)
-    assert "Traceback" not in _log(launch)
-
-
-@pytest.mark.row("D6")
-@pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_service_manager_is_notified_ready_and_stopping(
-    launch: Launch, running: ExitStack, kind: str
-) -> None:
-    address = str(launch.home / "notify")
-    if kind == "abstract":
-        address = f"@fumehood-notify-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.settimeout(30)
-        manager.bind(address.replace("@", "\0", 1) if kind == "abstract" else address)
-        launch.variables["NOTIFY_SOCKET"] = address
-        process = _started(launch, running)
-        assert manager.recv(100) == b"READY=1"
-        client = SocketClient(Path(launch.sockets[0]))
-        assert client.calculate("1 + 1").body["success"]
-        client.close()
-        # Children could not speak for it, nor take its sockets for theirs.
-        looked_at = 0
-        for child in descendants(process.pid):
-            with contextlib.suppress(psutil.NoSuchProcess):  # a spare's middle process ends at once
-                assert not {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS"} & child.environ().keys()
-                looked_at += 1
-        assert looked_at >= 2
-        process.send_signal(signal.SIGTERM)
-        assert manager.recv(100) == b"STOPPING=1"
-        assert process.wait(timeout=30) == 0
+def test_sockets_passed_to_another_pid_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "FIRST_SYSTEMD_FD", FIRST_GIVEN)
+    monkeypatch.setenv("LISTEN_PID", "1")
+    monkeypatch.setenv("LISTEN_FDS", "2")
+    monkeypatch.setenv("LISTEN_FDNAMES", "engine:control")
+    assert listen.sockets_from_systemd() is None

@@ -115,6 +115,7 @@ async def test_unwritable_input_file_gives_the_same_error_fresh_and_standby(
     assert len(said) == 1
 
 
+@only_runc
 async def test_no_javascript_state_passes_between_programs(node: OneContainer) -> None:
     for number in range(4):
         ran = await node.javascript(

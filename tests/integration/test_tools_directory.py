@@ -55,7 +55,7 @@ def _log(daemon: Daemon, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if line["event"] == event]
 
 
-@pytest.mark.row("R1", "R4")
+@pytest.mark.row("R1", "R4", "T5", "S1")
 def test_definition_changes_reach_a_connected_client_without_restart(
     daemon: Daemon, definitions: DefinitionDirectory
 ) -> None:
@@ -67,6 +67,10 @@ def test_definition_changes_reach_a_connected_client_without_restart(
     wait_until(lambda: "weather@1.1.0" in _ids(client))
     definitions.put("more.yaml", b"{name: stars, type: MCP, description: Look at stars.}\n")
     wait_until(lambda: "stars" in _names(client))
+    answer = client.call("stars")  # of no MCP server
+    assert (answer.status, answer.code) == (503, "SANDBOX_UNAVAILABLE")
+    assert answer.body["error"]["retryable"] is False
+    assert "No MCP server of the configuration" in answer.body["error"]["message"]
     definitions.remove("weather.json")
     wait_until(lambda: "weather" not in _names(client))
     assert client.get("/v1/tools/weather").code == "TOOL_NOT_FOUND"
@@ -101,23 +105,6 @@ def test_faulty_definition_file_is_logged_once_per_change_and_others_are_served(
     (bad,) = [f for f in findings if f["check"].startswith("tools directory")]
     assert (bad["check"], bad["verdict"]) == ("tools directory: bad.json", "warning")
     assert bad["found"] == reasons[-1]
-
-
-@pytest.mark.row("T5", "S1")
-def test_mcp_tool_without_its_server_is_unavailable_and_not_retryable(
-    start_daemon: StartDaemon, definitions: DefinitionDirectory
-) -> None:
-    schema = {"properties": {"city": {"type": "string"}}}
-    definitions.put(
-        "weather.json",
-        {"name": "weather", "type": "MCP", "description": "Weather.", "parameters": schema},
-    )
-    client = start_daemon(tools_directory=str(definitions.path)).client()
-    answer = client.call("weather", {"city": "Oslo"})
-    assert (answer.status, answer.code) == (503, "SANDBOX_UNAVAILABLE")
-    assert answer.body["error"]["retryable"] is False
-    assert "No MCP server of the configuration" in answer.body["error"]["message"]
-    assert client.call("weather", {"city": []}).code == "INVALID_PARAMS"
 
 
 @pytest.mark.row("E5", "R1", "D1")

@@ -159,43 +159,29 @@ def children_of(daemon: Daemon) -> list[str]:
     return [pid for thread in threads for pid in thread.read_text().split()]
 
 
-def serve_web(home: Path) -> Daemon:
+@pytest.fixture
+def web_daemon(home: Path) -> Iterator[Daemon]:
+    make_first_approver(home)
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "SECRET_OF_A_TOOL": "canary"}
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
             [str(FUMEHOOD), "serve", "--web", "--web-port", "0"], env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
-    return Daemon(process, home, environment)
+    yield Daemon(process, home, environment)
+    process.kill()
+    process.wait(timeout=30)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_daemons_console_ends_with_the_daemon(home: Path, how: signal.Signals) -> None:
-    make_first_approver(home)
-    daemon = serve_web(home)
-    try:
-        address, child = console_of(daemon)
-        assert b"canary" not in Path(f"/proc/{child}/environ").read_bytes()
-        daemon.process.send_signal(how)
-        daemon.process.wait(timeout=30)
-        wait_until(lambda: is_gone(address))
-    finally:
-        daemon.process.kill()
-        daemon.process.wait(timeout=30)
-
-
-def test_daemon_restarts_its_killed_console(home: Path) -> None:
-    make_first_approver(home)
-    daemon = serve_web(home)
-    try:
-        address, child = console_of(daemon)
-        os.kill(child, signal.SIGKILL)
-        wait_until(lambda: "The console ended (-9); it is started again" in daemon.log)
-        again, other = console_of(daemon)
-        assert (again, other == child) == (address, False)
-    finally:
-        daemon.process.terminate()
-        daemon.process.wait(timeout=30)
+def test_daemon_restarts_its_killed_console_which_ends_with_the_daemon(web_daemon: Daemon) -> None:
+    address, child = console_of(web_daemon)
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: "The console ended (-9); it is started again" in web_daemon.log)
+    again, other = console_of(web_daemon)
+    assert (again, other == child) == (address, False)
+    assert b"canary" not in Path(f"/proc/{other}/environ").read_bytes()
+    web_daemon.process.kill()
+    web_daemon.process.wait(timeout=30)
     wait_until(lambda: is_gone(address))
 
 

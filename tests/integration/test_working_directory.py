@@ -85,6 +85,7 @@ def test_daemon_console_and_guests_import_nothing_from_the_working_directory(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)
+    wait_until(lambda: not child.exists())  # the console ends with its daemon
     assert imported(canary) == set()
 
 

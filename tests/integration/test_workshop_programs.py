@@ -22,7 +22,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=RUNTIMES)
+@pytest.fixture(scope="module", params=["runc"])
 async def shared_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     """One shared container, because a start under gVisor takes longer than most tests."""
     async with one_container(ready_image("node"), runtime=request.param) as box:
@@ -52,9 +52,14 @@ async def data(shared_data: OneContainer) -> AsyncIterator[OneContainer]:
     assert shared_data.ended is None
 
 
+on_both = pytest.mark.parametrize("shared_node", RUNTIMES, indirect=True)
+"""For what depends on the kernel that programs see."""
+
+
 # -- shell ------------------------------------------------------------------------------
 
 
+@on_both
 async def test_shell_command_runs_in_bash_with_stdin_streams_and_exit_status(
     node: OneContainer,
 ) -> None:
@@ -63,6 +68,7 @@ async def test_shell_command_runs_in_bash_with_stdin_streams_and_exit_status(
     assert (ran.ended_by, ran.exit_code) == (EndedBy.EXIT, 7)
 
 
+@on_both
 async def test_shell_command_may_exceed_the_argument_size_limit(node: OneContainer) -> None:
     ran = await node.shell(f"# {'x' * 200_000}\necho done")
     assert ran.stdout == "done\n"
@@ -75,6 +81,7 @@ async def test_shell_command_without_stdin_reads_eof_and_has_no_tty(
     assert ran.stdout == "status 1\nnone\n"
 
 
+@on_both
 async def test_shell_command_inherits_no_guest_file_descriptor(node: OneContainer) -> None:
     ran = await node.shell("for n in 3 4 5 6 7 8 9; do readlink /proc/self/fd/$n; done; echo end")
     assert ran.stdout == "end\n"
@@ -89,6 +96,7 @@ SURROUNDINGS = {
 }
 
 
+@on_both
 @pytest.mark.parametrize(
     ("program", "source"),
     [
@@ -180,6 +188,7 @@ async def test_endless_javascript_loop_is_ended_by_wall_time(node: OneContainer)
     assert value_of(await node.javascript("1")) == 1  # the twin, in the same container
 
 
+@on_both
 async def test_javascript_heap_exhaustion_is_reported_as_memory(
     node: OneContainer,
 ) -> None:
