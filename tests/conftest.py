@@ -105,6 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
 TOGETHER = {
     "tests/acceptance/test_approval*.py": "site",
     "tests/acceptance/test_audit.py": "site",
+    "tests/acceptance/test_decisions.py": "site",
+    "tests/acceptance/test_repeats.py": "site",
     "tests/integration/test_*image*.py": "images",
 }
 """Files that share what is expensive to make, or would disturb each other."""
@@ -416,28 +418,29 @@ def shared_daemon() -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def running_daemon(variables: Mapping[str, str] | None = None, **settings: str) -> Iterator[Daemon]:
+def running_daemon(
+    variables: Mapping[str, str] | None = None, *, approver: bool = False, **settings: str
+) -> Iterator[Daemon]:
     """A daemon in a directory of its own, for the tests of a module."""
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    credential = make_first_approver(directory) if approver else ""
     daemon = wait_until_ready(launch(directory, variables, **settings))
+    daemon.credential = credential
     try:
         yield daemon
     finally:
         status = daemon.stop()
     assert status == 0, daemon.log
+    if has_docker():
+        remove_containers_of(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def administered_daemon() -> Iterator[Daemon]:
     """One daemon with an approver; tests give what they make names of their own."""
-    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    credential = make_first_approver(directory)
-    daemon = wait_until_ready(launch(directory))
-    daemon.credential = credential
-    yield daemon
-    assert daemon.stop() == 0, daemon.log
-    shutil.rmtree(directory, ignore_errors=True)
+    with running_daemon(approver=True) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,6 @@ def test_approval_given_during_shutdown_is_executed_after_restart(site: Site) ->
     """While a call runs, a stopping engine serves the control socket but starts no call."""
     waiting = site.parked("back-1")
     site.hold_back()
-    assert site.process is not None
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(site.call, "keep_busy", {})
         wait_until(lambda: site.done("busy"))
@@ -85,7 +84,6 @@ def test_running_approved_call_finishes_before_engine_stops(site: Site) -> None:
     site.hold_back()
     assert site.decide(waiting.approval_id).code is None
     wait_until(lambda: site.done("stop-1") == ["begun"])
-    assert site.process is not None
     site.process.terminate()
     wait_until(lambda: not site.takes_calls())
     site.go_on()

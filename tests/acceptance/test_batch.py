@@ -204,7 +204,6 @@ def test_interrupted_command_line_batch_prints_answers_received_so_far(
         [FUMEHOOD, "call", "--batch", str(file)],
         env=daemon.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert command.stdout is not None
     answers = [json.loads(command.stdout.readline()) for _ in range(16)]
     assert all(answer["success"] for answer in answers)
     time.sleep(0.3)  # the rest is sent

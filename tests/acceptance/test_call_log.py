@@ -11,7 +11,9 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +21,7 @@ from urllib.parse import quote
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
+from support.authority import Authority
 from support.http import SocketClient
 from support.wait import wait_until
 
@@ -31,14 +34,20 @@ FIELDS = [
 pytestmark = pytest.mark.row("D6", "D4")
 
 
+NUMBER = count()
+
+
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> Daemon:
-    return start_daemon()
+def daemon(administered_daemon: Daemon) -> Daemon:
+    """The shared daemon for a caller without earlier calls."""
+    authority = Authority(administered_daemon.home, administered_daemon.credential)
+    variable = {"FUMEHOOD_TOKEN": authority.token(f"log-{next(NUMBER)}")}
+    return replace(administered_daemon, environment=administered_daemon.environment | variable)
 
 
 @pytest.fixture
 def own(daemon: Daemon) -> Iterator[SocketClient]:
-    connected = daemon.client()
+    connected = SocketClient(daemon.socket, daemon.environment["FUMEHOOD_TOKEN"])
     yield connected
     connected.close()
 
@@ -59,7 +68,8 @@ def listed(client: SocketClient, query: str = "") -> list[dict[str, Any]]:
     return answer.body["data"]["items"]
 
 
-def test_call_log_entry_matches_the_envelope(own: SocketClient) -> None:
+def test_call_log_entry_matches_the_envelope(start_daemon: StartDaemon) -> None:
+    own = start_daemon().client()
     envelope = own.calculate("2 + 2", trace_id="mine").body
     (item,) = listed(own)
     assert list(item) == FIELDS
@@ -173,7 +183,6 @@ def test_calls_tail_prints_new_calls_in_order_until_interrupted(
         [str(FUMEHOOD), "calls", "tail"], env=daemon.environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as tail:  # fmt: skip
-        assert tail.stdout is not None
         assert tail.stderr is not None
         lines = [json.loads(tail.stdout.readline()) for _ in range(10)]
         assert [line["call_id"] for line in lines] == ids[5:]
@@ -198,7 +207,6 @@ def test_calls_tail_survives_daemon_restart(start_daemon: StartDaemon, home: Pat
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as tail:  # fmt: skip
         assert tail.stdout is not None
-        assert tail.stderr is not None
         for number in range(2):
             with contextlib.closing((before if number == 0 else start_daemon()).client()) as own:
                 call_id = own.calculate("1").body["metadata"]["call_id"]

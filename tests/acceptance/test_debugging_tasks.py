@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page, expect
 from conftest import Daemon
 from fumehood import Client, ControlClient
 from support.browser import Console, Person, running_console
+from support.wait import wait_until
 from support.workshop import workshop
 
 pytestmark = [
@@ -155,10 +156,7 @@ def test_stop_what_runs_now(page: Page, scene: Scene) -> None:
         go(page, "Calls")
         page.get_by_role("button", name="Cancel run_python").click()
         expect(page.get_by_text("CANCELLED").first).to_be_visible()
-        deadline = time.monotonic() + 20
-        while not answers:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: answers)
         assert answers[0].error.code == "CANCELLED"
 
 
@@ -221,7 +219,6 @@ def test_make_a_rule_stop_asking(page: Page, scene: Scene) -> None:
     sums = {"expression": "1 + 1"}
     with Client(scene.daemon.socket) as client:
         asked = client.call("calculator", sums)
-        assert asked.error is not None
         assert asked.error.code == "REQUIRES_HUMAN_APPROVAL"
     go(page, "Policy")
     file = page.get_by_label("The policy file", exact=True)
@@ -243,5 +240,4 @@ def test_take_a_tool_from_an_agent(page: Page, scene: Scene) -> None:
     expect(page.get_by_text("Take away run_shell")).to_have_count(0)
     with Client(scene.daemon.socket) as client:
         refused = client.call("run_shell", {"command": "true"}, agent_id="clerk")
-    assert refused.error is not None
     assert refused.error.code == "PERMISSION_DENIED"

@@ -168,7 +168,6 @@ def test_hook_denies_on_malformed_server_response(home: Path, reply: bytes) -> N
             [FUMEHOOD, *HOOK, "--socket", str(path)], env=CLEAN_ENVIRONMENT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        assert process.stdin is not None
         process.stdin.write(call_of("ls"))
         process.stdin.close()
         connection, _ = server.accept()
@@ -176,11 +175,9 @@ def test_hook_denies_on_malformed_server_response(home: Path, reply: bytes) -> N
         connection.sendall(reply)
         connection.close()
         server.close()
-        assert process.stdout is not None
         out = process.stdout.read()
         process.wait(timeout=30)
         process.stdout.close()
-        assert process.stderr is not None
         process.stderr.close()
     assert json.loads(out)["hookSpecificOutput"]["permissionDecision"] == "deny"
     assert process.returncode == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from support.pages import (
     run_snippets,
     write_config,
 )
+from support.preloaded import PYTHON
 from support.wheels import only_from, write_wheel
 from upstream import Reply, Upstream
 
@@ -398,11 +398,10 @@ def test_how_to_make_your_own_image_builds_reuses_and_removes_it(
 @pytest.mark.row("B3")
 @pytest.mark.usefixtures("python_image")
 def test_how_to_call_tools_from_a_program_prints_documented_output(
-    start_daemon: StartDaemon, tmp_path: Path
+    shared_daemon: Daemon, tmp_path: Path
 ) -> None:
     page = "docs/howto/call-tools-from-a-program.md"
-    environment = start_daemon().environment
-    called, _, _ = run_snippets(page, environment, tmp_path, timeout_s=120)
+    called, _, _ = run_snippets(page, shared_daemon.environment, tmp_path, timeout_s=120)
     (shown,) = json_of(page)
     assert json.loads(called.stdout)["data"] == shown
 
@@ -455,8 +454,8 @@ def test_configuration_examples_of_page_are_valid(
 @pytest.mark.row("E1")
 def test_generated_reference_pages_are_up_to_date() -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/make_reference.py", "--check"],
-        cwd=ROOT, capture_output=True, timeout=60,
+        [PYTHON, "-c", "import runpy; runpy.run_path('scripts/make_reference.py', run_name='__main__')",
+         "--check"], cwd=ROOT, capture_output=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode()
 

@@ -16,10 +16,10 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from conftest import Daemon, StartDaemon, make_first_approver
+from conftest import Daemon, StartDaemon, make_first_approver, running_daemon
 from support.approving import approving_daemon, ran
 from support.authority import Authority, ask
-from support.definition_files import DefinitionDirectory
+from support.definition_files import DefinitionDirectory, definition_directory
 from support.definitions import rest_document
 from support.mcp import MODES, PATIENCE_S, WAYS, connected, decide, raw_client
 from support.wait import wait_until
@@ -35,7 +35,6 @@ OWN = ["list_tools", "run_tool"]
 @both_eras
 async def test_mcp_client_lists_and_calls_tools(shared_daemon: Daemon, way: str, mode: str) -> None:
     async with connected(shared_daemon, way, mode) as client:
-        assert client.server_info is not None
         assert client.server_info.name == "fumehood"
         assert client.protocol_version == ("2025-11-25" if mode == "legacy" else "2026-07-28")
         listed = (await client.list_tools()).tools
@@ -44,7 +43,6 @@ async def test_mcp_client_lists_and_calls_tools(shared_daemon: Daemon, way: str,
         assert "calculator" in names
         assert "read_file" not in names
         sums = listed[0]
-        assert sums.annotations is not None
         assert sums.annotations.read_only_hint is True
         assert sums.output_schema is not None
         result = await client.call_tool("calculator", {"expression": "5! + 2**10"})
@@ -54,7 +52,6 @@ async def test_mcp_client_lists_and_calls_tools(shared_daemon: Daemon, way: str,
         )
         assert isinstance(result.content[0], types.TextContent)
         assert json.loads(result.content[0].text) == result.structured_content
-        assert result.meta is not None
         envelope = result.meta["fumehood/envelope"]
         record = ask(shared_daemon.socket, "GET", f"/v1/calls/{envelope['metadata']['call_id']}")
         assert record.body["data"]["call"]["code"] == "OK"
@@ -115,12 +112,23 @@ async def test_list_tools_and_run_tool_find_and_call_other_tools(
         assert again.is_error is True
 
 
+@pytest.fixture(scope="module")
+def changing() -> Iterator[tuple[Daemon, DefinitionDirectory]]:
+    """A daemon, and the directory from which it loads tools."""
+    with (
+        definition_directory() as directory,
+        running_daemon(tools_directory=str(directory.path)) as daemon,
+    ):
+        yield daemon, directory
+
+
 @both_ways
 @both_eras
 async def test_changed_tool_list_notifies_client_and_is_relisted(
-    start_daemon: StartDaemon, definitions: DefinitionDirectory, way: str, mode: str
+    changing: tuple[Daemon, DefinitionDirectory], way: str, mode: str
 ) -> None:
-    daemon = start_daemon(tools_directory=str(definitions.path))
+    daemon, definitions = changing
+    weather = f"weather_{way}_{mode}"
     told = asyncio.Event()
 
     async def on_message(message: Any) -> None:
@@ -128,34 +136,29 @@ async def test_changed_tool_list_notifies_client_and_is_relisted(
             told.set()
 
     async with connected(daemon, way, mode, message_handler=on_message) as client:
-        assert "weather" not in [tool.name for tool in (await client.list_tools()).tools]
+        assert weather not in [tool.name for tool in (await client.list_tools()).tools]
         if mode == "legacy":
             # The stream of changes may not be open yet: changes go on until one is told.
             number = 0
             async with asyncio.timeout(PATIENCE_S):
                 while not told.is_set():
                     number += 1
-                    document = rest_document(description=f"Number {number}.")
+                    document = rest_document(name=weather, description=f"Number {number}.")
                     definitions.put("tools.json", {"tools": [document]})
                     await asyncio.wait([asyncio.create_task(told.wait())], timeout=2)
         else:
             async with client.listen(tools_list_changed=True) as changes:
-                definitions.put("tools.json", {"tools": [rest_document()]})
+                definitions.put("tools.json", {"tools": [rest_document(name=weather)]})
                 async with asyncio.timeout(PATIENCE_S):
                     await anext(aiter(changes))
-        assert "weather" in [tool.name for tool in (await client.list_tools()).tools]
+        assert weather in [tool.name for tool in (await client.list_tools()).tools]
 
 
 @pytest.fixture(scope="module")
 def asking() -> Iterator[Daemon]:
     """A daemon with dangerous tools and an approver."""
-    import shutil
-    import tempfile
-
-    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    with approving_daemon(home) as daemon:
+    with approving_daemon() as daemon:
         yield daemon
-    shutil.rmtree(home, ignore_errors=True)
 
 
 @both_ways
@@ -263,18 +266,18 @@ async def test_wait_option_blocks_call_until_approval(asking: Daemon) -> None:
 
 @both_eras
 async def test_agent_lists_and_calls_only_its_bound_tools(
-    start_daemon: StartDaemon, home: Path, mode: str
+    administered_daemon: Daemon, mode: str
 ) -> None:
-    authority = Authority(home, make_first_approver(home))
-    daemon = start_daemon()
-    authority.agent("sums", f"uid:{os.getuid()}", tools=("calculator",))
-    async with connected(daemon, "stdio", mode, "--agent", "sums") as client:
+    daemon, agent = administered_daemon, f"sums-{mode}"
+    authority = Authority(daemon.home, daemon.credential)
+    authority.agent(agent, f"uid:{os.getuid()}", tools=("calculator",))
+    async with connected(daemon, "stdio", mode, "--agent", agent) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["calculator", *OWN]
         result = await client.call_tool("calculator", {"expression": "1"})
         assert result.structured_content["value"] == 1
         refused = await client.call_tool("run_restricted_python", {"code": "1"})
         assert refused.content[0].text.startswith("PERMISSION_DENIED: ")
-        binding = "/v1/agents/sums/tools/run_restricted_python"
+        binding = f"/v1/agents/{agent}/tools/run_restricted_python"
         authority.do("PUT", binding, {"sort_order": -1})
         names = [tool.name for tool in (await client.list_tools()).tools]
         assert names == ["run_restricted_python", "calculator", *OWN]
@@ -450,7 +453,6 @@ async def test_new_session_requires_initialize_and_forged_session_id_is_refused(
         raw = json.dumps(message).encode()
         assert client.request("POST", f"/mcp{query}", raw, json_type | session).status == 404
     assert client.request("DELETE", f"/mcp{query}", None, forged).status == 204
-    client.close()
 
 
 @pytest.mark.needs("docker")
@@ -492,14 +494,20 @@ def free_port() -> int:
         return port
 
 
+@pytest.fixture(scope="module")
+def over_tcp() -> Iterator[tuple[int, str]]:
+    """The port of a daemon, and the token `desk`."""
+    port = free_port()
+    with running_daemon(approver=True, tcp=f"127.0.0.1:{port}") as daemon:
+        yield port, Authority(daemon.home, daemon.credential).token("desk")
+
+
 @both_eras
 async def test_token_client_calls_over_loopback_tcp_without_control_routes(
-    start_daemon: StartDaemon, home: Path, mode: str
+    over_tcp: tuple[int, str], mode: str
 ) -> None:
-    token = Authority(home, make_first_approver(home))
-    port = free_port()
-    start_daemon(tcp=f"127.0.0.1:{port}")
-    headers = {"authorization": f"Bearer {token.token('desk')}"}
+    port, token = over_tcp
+    headers = {"authorization": f"Bearer {token}"}
     async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S) as http:
         address = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=http)
         async with Client(address, mode=mode) as client:

@@ -10,6 +10,7 @@ import pytest
 
 from conftest import FUMEHOOD, StartDaemon
 from support.definition_files import DefinitionDirectory
+from support.packages import install
 from support.streaming import call_id_of, resuming, streaming
 from upstream import Reply, Upstream
 
@@ -40,19 +41,13 @@ def test_result_parts_are_streamed_resumable_and_omitted_if_disabled(
     definitions: DefinitionDirectory,
     upstream: Upstream,
 ) -> None:
-    package = tmp_path / "packages"
-    metadata = package / "poet-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (package / "poet.py").write_text(POET)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: poet\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fumehood.tools]\npoet = poet:tools\n")
     body = b"data: 1\n\ndata: 2\n\n"
     upstream.script("/parts", Reply(body=body, content_type="text/event-stream"))
     relay = {"name": "relay", "type": "REST", "description": "Relay.", "method": "GET",
              "endpoint": f"{upstream.url}/parts", "streaming": True}  # fmt: skip
     definitions.put("relay.json", relay)
     daemon = start_daemon(
-        variables={"PYTHONPATH": str(package)},
+        variables=install(tmp_path / "packages", "poet", POET),
         host_tools="numbers",
         tools_directory=str(definitions.path),
         rest__allowed_hosts=json.dumps([upstream.authority]),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, make_first_approver
+from support.authority import Authority
 from support.http import Answer, SocketClient
 
 WEATHER = {
@@ -24,47 +25,19 @@ WEATHER = {
 }
 
 
-class Admin:
-    """An administrator with the owner's credential, on the control socket and command line."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        done = subprocess.run(
-            [FUMEHOOD, "approvers", "init"],
-            env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        )
-        self.credential = done.stdout.strip()
-
-    def ask(self, method: str, path: str, body: Any = None) -> Answer:
-        client = SocketClient(self._home / "control.sock")
-        headers = {
-            "authorization": f"Bearer {self.credential}",
-            "content-type": "application/json",
-        }
-        content = b"" if body is None else json.dumps(body).encode()
-        answer = client.request(method, path, content, headers)
-        client.close()
-        return answer
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [FUMEHOOD, *command, "--credential-stdin"],
-            env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(self._home)},
-            input=self.credential + "\n",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
-        )
-
-
 @pytest.fixture
-def admin(home: Path) -> Admin:
-    return Admin(home)
+def admin(home: Path) -> Authority:
+    """An administrator with the owner's credential, on the control socket."""
+    return Authority(home, make_first_approver(home))
+
+
+def run(admin: Authority, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as the administrator."""
+    return subprocess.run(
+        [FUMEHOOD, *command, "--credential-stdin"],
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(admin.home)},
+        input=admin.credential + "\n", capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
 
 
 def names(answer: Answer) -> list[str]:
@@ -72,7 +45,9 @@ def names(answer: Answer) -> list[str]:
 
 
 @pytest.mark.row("R1")
-def test_registered_tool_is_listed_at_once_and_after_restart(admin: Admin, start_daemon) -> None:
+def test_registered_tool_is_listed_at_once_and_after_restart(
+    admin: Authority, start_daemon
+) -> None:
     daemon: Daemon = start_daemon()
     client = daemon.client()
     assert admin.ask("POST", "/v1/tools", WEATHER).status == 200
@@ -89,17 +64,17 @@ def test_registered_tool_is_listed_at_once_and_after_restart(admin: Admin, start
 
 @pytest.mark.row("R1")
 def test_disabled_tool_stays_disabled_across_restart_until_enabled(
-    admin: Admin, start_daemon
+    admin: Authority, start_daemon
 ) -> None:
     daemon: Daemon = start_daemon()
-    done = admin.run("tools", "disable", "calculator")
+    done = run(admin, "tools", "disable", "calculator")
     assert done.returncode == 0, done.stderr
     client = daemon.client()
     assert client.calculate("1 + 1").code == "TOOL_DISABLED"
     daemon.stop()
     client = start_daemon().client()
     assert client.calculate("1 + 1").code == "TOOL_DISABLED"
-    assert admin.run("tools", "enable", "calculator").returncode == 0
+    assert run(admin, "tools", "enable", "calculator").returncode == 0
     assert client.calculate("1 + 1").body["success"]
 
 
@@ -128,7 +103,7 @@ def test_caller_without_credential_cannot_change_the_registry(
 
 @pytest.mark.row("R2", "R3")
 def test_agent_lists_its_tools_in_order_without_fixed_parameters(
-    admin: Admin, start_daemon
+    admin: Authority, start_daemon
 ) -> None:
     daemon: Daemon = start_daemon()
     me = f"uid:{os.getuid()}"

@@ -136,7 +136,6 @@ def test_circuit_opens_after_failures_is_shown_and_closes_after_recovery(
         assert 0 < (failed[2].retry_after_ms or 0) <= 1000
         assert upstream.count("/now") == 2  # nothing was sent
         circuit = client.tool("weather").circuit
-        assert circuit is not None
         assert (circuit.upstream, circuit.requests, circuit.failures) == (upstream.authority, 2, 2)
         assert client.ready().broken_circuits == 1
         wait_until(lambda: client.call("weather").success)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from decimal import Decimal
 
 import pytest
 
-from conftest import StartDaemon
+from conftest import Daemon, StartDaemon
 from support.http import SocketClient
 
 KEYS = ["success", "status", "data", "error", "metadata"]
@@ -43,6 +45,25 @@ def test_success_envelope_has_every_key_of_the_contract(client: SocketClient) ->
     usage = metadata["usage"]
     assert (usage["cost"], usage["currency"], usage["estimated"]) == ("0.000000", "USD", True)
     assert usage["input_tokens"] > 0
+
+
+@pytest.mark.needs("curl")
+@pytest.mark.row("D1", "E1")
+def test_curl_call_over_unix_socket_returns_standard_envelope(shared_daemon: Daemon) -> None:
+    answer = subprocess.run(
+        [
+            "curl", "--silent", "--unix-socket", str(shared_daemon.socket),
+            "http://fumehood/v1/tools/calculator/call",
+            "--header", "content-type: application/json",
+            "--data", '{"arguments": {"expression": "5! + 2**10"}}',
+        ],
+        check=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    envelope = json.loads(answer.stdout)
+    assert list(envelope) == KEYS
+    assert envelope["success"] is True
+    assert envelope["data"] == {"value": 1144, "text": "1144"}
+    assert envelope["error"] is None
 
 
 @pytest.mark.row("E1")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
+from conftest import FUMEHOOD, Daemon, running_daemon
 from fumehood.core.workspace_path import MAX_PATH_BYTES
 from fumehood.sandbox.images.catalog import Image
 from support.http import Answer, SocketClient
@@ -24,12 +22,8 @@ pytestmark = pytest.mark.needs("docker")
 
 @pytest.fixture(scope="module")
 def daemon(python_image: Image) -> Iterator[Daemon]:
-    """A separate daemon, because the shared one may use another image."""
-    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    running = wait_until_ready(launch(directory))
-    yield running
-    assert running.stop() == 0, running.log
-    shutil.rmtree(directory, ignore_errors=True)
+    with running_daemon() as running:
+        yield running
 
 
 def run(

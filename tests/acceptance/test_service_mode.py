@@ -16,9 +16,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +91,9 @@ class Service:
         return answer.body["data"]
 
 
-_NUMBER = count()
-
-
-@contextmanager
-def running_service() -> Iterator[Service]:
-    prefix = f"fht{os.getpid()}-{next(_NUMBER)}"
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    prefix = f"fht{os.getpid()}"
     place = Path(tempfile.mkdtemp(prefix="fhs-", dir="/tmp"))
     place.chmod(0o711)
     try:
@@ -119,12 +114,6 @@ def running_service() -> Iterator[Service]:
                 process.wait(timeout=30)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with running_service() as running:
-        yield running
 
 
 def _prepare(place: Path, prefix: str, users: dict[str, User]) -> dict[str, str]:
@@ -534,7 +523,6 @@ def test_caller_holding_all_connections_blocks_only_itself(service: Service) -> 
         **service.users["alice"].identity,
     )  # fmt: skip
     try:
-        assert holding.stdout is not None
         assert holding.stdout.readline() == b"held\n"
         wait_until(lambda: not _is_served(service, "alice"))
         assert service.call("bob").body["data"]["value"] == 2
@@ -547,14 +535,14 @@ def test_caller_holding_all_connections_blocks_only_itself(service: Service) -> 
 
 
 @pytest.mark.row("D6")
-def test_stopped_service_leaves_no_socket_or_process() -> None:
-    with running_service() as service:
-        assert service.call("alice").body["data"]["value"] == 2
-        family = [guest_of(service.process.pid), *children_of_guest(guest_of(service.process.pid))]
-        service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(timeout=30) == 0
-        assert not service.engine_socket.exists()
-        assert not service.control_socket.exists()
-        wait_until(lambda: all(is_gone(process) for process in family))
-        assert "internal_error" not in service.log
-        assert service.owner[-43:] not in service.log
+def test_stopped_service_leaves_no_socket_or_process(service: Service) -> None:
+    """The last one, because it stops the service of all others."""
+    assert service.call("alice").body["data"]["value"] == 2
+    family = [guest_of(service.process.pid), *children_of_guest(guest_of(service.process.pid))]
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(timeout=30) == 0
+    assert not service.engine_socket.exists()
+    assert not service.control_socket.exists()
+    wait_until(lambda: all(is_gone(process) for process in family))
+    assert "internal_error" not in service.log
+    assert service.owner[-43:] not in service.log

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from docker.errors import APIError
 
-from conftest import FUMEHOOD, Daemon, StartDaemon
+from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
 from fumehood import Client, FumehoodError
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.storage.directory import owner_id
@@ -26,7 +26,6 @@ from support.wait import wait_until
 pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
 
 MB = 1 << 20
-SETTINGS = {"FUMEHOOD_SESSIONS__IMAGE": "python", "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
 
 
 class Disk:
@@ -76,15 +75,34 @@ class Disk:
         )
 
 
-@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
-def disk(
-    request: pytest.FixtureRequest, start_daemon: StartDaemon, home: Path, python_image: object
-) -> Iterator[Disk]:
-    daemon = start_daemon(
-        home, variables={**SETTINGS, "FUMEHOOD_CONTAINER__RUNTIME": request.param}
-    )
-    made = Disk(daemon, home)
-    made.runtime = request.param
+@pytest.fixture(scope="module")
+def runc(python_image: object) -> Iterator[Daemon]:
+    """The daemon of all tests that neither kill it nor need another home."""
+    with running_daemon(container__runtime="runc") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def runsc(python_image: object) -> Iterator[Daemon]:
+    with running_daemon(container__runtime="runsc") as daemon:
+        yield daemon
+
+
+on_both = pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+
+
+@pytest.fixture
+def runtime() -> str:
+    return "runc"
+
+
+@pytest.fixture
+def disk(request: pytest.FixtureRequest, runtime: str) -> Iterator[Disk]:
+    daemon: Daemon = request.getfixturevalue(runtime)
+    made = Disk(daemon, daemon.home)
+    made.runtime = runtime
     yield made
     made.end()
     wait_until(lambda: made.left == ([], [], []))
@@ -110,6 +128,7 @@ ATTACKS = {
 }
 
 
+@on_both
 def test_disk_cannot_be_overfilled_and_the_session_continues(disk: Disk) -> None:
     """By one session after the other's attack, so that each finds what the one before left."""
     for name, attack in ATTACKS.items():
@@ -124,6 +143,7 @@ def test_disk_cannot_be_overfilled_and_the_session_continues(disk: Disk) -> None
     assert disk.python("open('twin', 'wb').write(bytes(8 << 20))")["data"]["value"] == 8 << 20
 
 
+@on_both
 def test_files_on_a_disk_can_be_executed_but_gain_no_rights(disk: Disk) -> None:
     run = disk.shell(
         "printf '#!/bin/sh\\necho ran' > a && chmod +x a && ./a && "
@@ -137,17 +157,19 @@ def test_files_on_a_disk_can_be_executed_but_gain_no_rights(disk: Disk) -> None:
 
 
 def test_disk_is_larger_than_the_memory_and_found_in_the_record(
-    start_daemon: StartDaemon, home: Path, python_image: object
+    runc: Daemon, tmp_path: Path
 ) -> None:
-    disk = Disk(start_daemon(home, variables=SETTINGS), home, mb=64)
+    disk = Disk(runc, runc.home, mb=64)
     record = disk.told("sessions", "show", disk.id)
     assert (record["disk_mb"], record["memory_mb"]) == (64, 128)
     content = os.urandom(50 * MB)
-    (home / "large").write_bytes(content)
-    assert disk.told("sessions", "put", disk.id, str(home / "large"), "large")["size"] == 50 * MB
+    (tmp_path / "large").write_bytes(content)
+    assert (
+        disk.told("sessions", "put", disk.id, str(tmp_path / "large"), "large")["size"] == 50 * MB
+    )
     with Client(disk.daemon.socket) as client:
-        client.download_file(disk.id, "large", home / "back")
-    assert (home / "back").read_bytes() == content
+        client.download_file(disk.id, "large", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == content
     for wrong in ("1", "100000000"):
         refused = disk.told("sessions", "new", "--disk", wrong, "--json")
         assert refused["error"]["fields"] == ["disk_mb"]
@@ -184,7 +206,7 @@ HOST = ["container", "volume", "device"]
 def test_session_with_a_disk_outlives_its_daemon(
     start_daemon: StartDaemon, home: Path, python_image: object, state: str, lost: list[str]
 ) -> None:
-    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk = Disk(start_daemon(home), home)
     disk.python("x = 1\nopen('a', 'w').write('kept')")
     if state != "active":
         disk.told("sessions", {"paused": "pause", "stopped": "stop"}[state], disk.id)
@@ -199,7 +221,7 @@ def test_session_with_a_disk_outlives_its_daemon(
         if "volume" in lost and state != "stopped":
             client.remove_volume(f"fumehood-{disk.id}")
             subprocess.run(["losetup", "--detach", *disk.devices], check=True)
-    disk.daemon = start_daemon(home, variables=SETTINGS)
+    disk.daemon = start_daemon(home)
     if state == "active" and "container" in lost:  # only its next use makes another container
         wait_until(lambda: disk.told("sessions", "show", disk.id)["state"] == "stopped")
         time.sleep(0.5)
@@ -212,13 +234,10 @@ def test_session_with_a_disk_outlives_its_daemon(
     wait_until(lambda: disk.left == ([], [], []))
 
 
-def test_session_that_ends_while_it_starts_again_leaves_nothing(
-    start_daemon: StartDaemon, home: Path, python_image: object
-) -> None:
-    daemon = start_daemon(home, variables=SETTINGS)
+def test_session_that_ends_while_it_starts_again_leaves_nothing(runc: Daemon) -> None:
     for number in range(5):
-        disk = Disk(daemon, home)
-        with Client(daemon.socket) as client, Client(daemon.socket) as other:
+        disk = Disk(runc, runc.home)
+        with Client(runc.socket) as client, Client(runc.socket) as other:
             client.stop_session(disk.id)
             thread = threading.Thread(target=swallow, args=(other.resume_session, disk.id))
             thread.start()
@@ -226,17 +245,14 @@ def test_session_that_ends_while_it_starts_again_leaves_nothing(
             client.end_session(disk.id)
             thread.join()
         wait_until(lambda disk=disk: disk.left == ([], [], []))  # type: ignore[misc]
-    wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])
+    wait_until(lambda: containers_of(f"fumehood.owner={owner_id(runc.home)}") == [])
 
 
-def test_session_whose_disk_is_gone_is_lost_at_its_next_use(
-    start_daemon: StartDaemon, home: Path, python_image: object
-) -> None:
+def test_session_whose_disk_is_gone_is_lost_at_its_next_use(disk: Disk) -> None:
     """As if its daemon died while it ended the session, before the row was written."""
-    disk = Disk(start_daemon(home, variables=SETTINGS), home)
     disk.told("sessions", "stop", disk.id)
     wait_until(lambda: disk.left == ([f"fumehood-{disk.id}"], [], []))
-    (home / f"disks/fumehood-{disk.id}").unlink()
+    (disk.home / f"disks/fumehood-{disk.id}").unlink()
     refused = disk.python("1")["error"]
     assert (refused["code"], refused["details"]) == ("RESOURCE_NOT_FOUND", {"state": "lost"})
     shown = disk.told("sessions", "show", disk.id)
@@ -246,12 +262,12 @@ def test_session_whose_disk_is_gone_is_lost_at_its_next_use(
 def test_variables_after_a_restart_outlive_the_daemon(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:
-    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk = Disk(start_daemon(home), home)
     disk.told("sessions", "stop", disk.id)
     assert disk.python("x = 42")["data"]["session"]["state"] == "restarted"
     disk.daemon.process.send_signal(signal.SIGKILL)
     disk.daemon.process.wait(timeout=30)
-    disk.daemon = start_daemon(home, variables=SETTINGS)
+    disk.daemon = start_daemon(home)
     assert disk.python("x")["data"]["value"] == 42
     disk.end()
     wait_until(lambda: disk.left == ([], [], []))
@@ -272,7 +288,7 @@ def test_daemon_killed_at_any_moment_loses_no_file(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:
     """Killed while a session is made, stopped and started, so mostly in the middle of one."""
-    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk = Disk(start_daemon(home), home)
     disk.python("open('a', 'w').write('kept')")
     for number in range(7):
         with Client(disk.daemon.socket) as client:
@@ -283,7 +299,7 @@ def test_daemon_killed_at_any_moment_loses_no_file(
             disk.daemon.process.kill()
             disk.daemon.process.wait(timeout=30)
             thread.join()
-        disk.daemon = start_daemon(home, variables=SETTINGS)
+        disk.daemon = start_daemon(home)
         answer = disk.python("open('a').read()")
         assert answer["data"].get("value") == "kept", (number, answer["error"])
     disk.end()
@@ -314,7 +330,7 @@ def test_next_daemon_removes_what_a_killed_one_left_of_a_disk(
             options = {"type": "ext4", "device": made.stdout.strip()}
             with closing(open_docker(timeout_s=30)) as client:
                 client.create_volume("fumehood-sess_left", driver="local", driver_opts=options)
-    disk = Disk(start_daemon(home, variables=SETTINGS), home)
+    disk = Disk(start_daemon(home), home)
     disk.end()
     disk.id = "sess_left"
     wait_until(lambda: disk.left == ([], [], []), deadline_s=60)
@@ -336,7 +352,7 @@ def small_host(home: Path, tmp_path: Path) -> Iterator[Path]:
 def test_host_that_others_fill_takes_nothing_from_a_disk(
     start_daemon: StartDaemon, small_host: Path, python_image: object
 ) -> None:
-    daemon = start_daemon(small_host, variables=SETTINGS)
+    daemon = start_daemon(small_host)
     disk = Disk(daemon, small_host, mb=64)
     sessions = (disk.id, disk.told("sessions", "fork", disk.id, "--json")[0]["id"])
     filler = small_host / "filler"
@@ -361,14 +377,11 @@ def test_host_that_others_fill_takes_nothing_from_a_disk(
     assert daemon.stop() == 0
 
 
-def test_session_has_the_processors_and_memory_that_it_asked_for(
-    start_daemon: StartDaemon, home: Path, python_image: object
-) -> None:
-    daemon = start_daemon(home, variables=SETTINGS)
-    with Client(daemon.socket) as client:
+def test_session_has_the_processors_and_memory_that_it_asked_for(runc: Daemon) -> None:
+    with Client(runc.socket) as client:
         made = client.create_session(cpus=0.5, memory_mb=4096)
         assert (made.cpus, made.memory_mb) == (0.5, 4096)
-        (container,) = containers_of(f"fumehood.owner={owner_id(home)}")
+        (container,) = containers_of(f"fumehood.owner={owner_id(runc.home)}")
         limits = container["HostConfig"]
         assert limits["NanoCpus"] == 1_000_000_000  # the guest has half a processor beside them
         code = "import time\nbegun = time.process_time()\nwhile time.process_time() - begun < 0.5: pass\nlen(bytearray(3 << 30))"

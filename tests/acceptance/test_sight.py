@@ -121,7 +121,6 @@ def test_metrics_count_calls_by_code_and_match_the_call_log(daemon: Daemon) -> N
     assert found["fumehood_sandbox_runs_total", ("ok",)] == 5
     assert found["fumehood_calls_running", ()] == 0
     assert found["process_resident_memory_bytes", ()] > 1 << 20
-    client.close()
 
 
 def test_unknown_tool_names_share_one_metric_series(daemon: Daemon) -> None:
@@ -135,16 +134,16 @@ def test_unknown_tool_names_share_one_metric_series(daemon: Daemon) -> None:
         if name == "fumehood_tool_calls_total"
     }
     assert tools == {UNKNOWN: 1000}
-    client.close()
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/alerts"])
 def test_metrics_and_alerts_require_admin_authority_on_control_socket(
-    daemon: Daemon, path: str
+    administered_daemon: Daemon, path: str
 ) -> None:
+    daemon, name = administered_daemon, path.rpartition("/")[2]
     with ControlClient(daemon.control, credential=daemon.credential) as control:
-        caller = control.tokens.new("caller").secret
-        admin = control.tokens.new("admin", scopes=["admin"]).secret
+        caller = control.tokens.new(f"{name}-caller").secret
+        admin = control.tokens.new(f"{name}-admin", scopes=["admin"]).secret
 
     def asked(credential: str | None) -> Answer:
         return ask(daemon.control, "GET", path, credential=credential)
@@ -163,11 +162,11 @@ def test_metrics_and_alerts_require_admin_authority_on_control_socket(
 NAME = re.compile(r"\b(?:fumehood|process)_[a-z0-9_]+")
 
 
-def test_alert_rules_and_dashboard_use_only_existing_metrics(daemon: Daemon) -> None:
-    client = daemon.client()
+def test_alert_rules_and_dashboard_use_only_existing_metrics(administered_daemon: Daemon) -> None:
+    client = administered_daemon.client()
     client.calculate("1 + 1")
     client.close()
-    exist = {name for name, _ in scrape(daemon)} | {"fumehood_budget_used_ratio"}
+    exist = {name for name, _ in scrape(administered_daemon)} | {"fumehood_budget_used_ratio"}
     rules = yaml.safe_load((MONITORING / "prometheus-rules.yml").read_text(encoding="utf-8"))
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
     expressions = {r["alert"]: r["expr"] for g in rules["groups"] for r in g["rules"]}
@@ -234,7 +233,6 @@ def test_alert_is_listed_logged_and_sent_as_signed_webhook(
     wait_until(lambda: daemon.log.count('"alert.') >= 8)
     events = [json.loads(line) for line in daemon.log.splitlines() if '"alert.' in line]
     assert [event["event"] for event in events] == ["alert.firing"] * 4 + ["alert.resolved"] * 4
-    client.close()
 
 
 # -- traces ---------------------------------------------------------------------------------
@@ -350,7 +348,6 @@ def test_trace_of_approved_container_call_is_one_tree_across_restart(
         assert call.start_time_unix_nano <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= call.end_time_unix_nano
     assert not [r for r in collector.upstream.requests if b"canary" in r.body]
-    client.close()
 
 
 def test_trace_context_is_read_from_option_and_mcp_and_sent_to_rest(
@@ -394,7 +391,6 @@ def test_trace_context_is_read_from_option_and_mcp_and_sent_to_rest(
 
     alone = client.calculate("1 + 1").body["metadata"]["trace_id"]
     assert re.fullmatch(r"trace_\d{8}_[0-9a-f]{12}", alone)
-    client.close()
 
 
 def test_unreachable_collector_delays_neither_calls_nor_shutdown(

@@ -19,8 +19,6 @@ from support.wait import wait_until
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("B14", "S11")]
 
-SETTINGS = {"FUMEHOOD_SESSIONS__IMAGE": "python", "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
-
 
 def fumehood(daemon: Daemon, *arguments: str, stdin: str | None = None) -> Any:
     done = subprocess.run(
@@ -48,7 +46,7 @@ def test_session_continues_with_files_variables_and_calls_waiting_for_approval(
     start_daemon: StartDaemon, home: Path, python_image: object, how: signal.Signals
 ) -> None:
     credential = make_first_approver(home)
-    first = start_daemon(home, variables=SETTINGS)
+    first = start_daemon(home)
     session = fumehood(first, "sessions", "new", "--json")["id"]
     assert run_code(first, session, "x = [1]\nopen('a.txt', 'w').write('kept')\nx") == [1]
     asked = fumehood(first, "call", "delete_files", '{"paths": ["a.txt"]}', "--session", session)
@@ -64,7 +62,7 @@ def test_session_continues_with_files_variables_and_calls_waiting_for_approval(
     end(first, how)
     busy.wait(timeout=60)
 
-    second = start_daemon(home, variables=SETTINGS)
+    second = start_daemon(home)
     shown = fumehood(second, "sessions", "show", session)
     assert shown["state"] == "active", (shown["why"], second.log)
     assert run_code(second, session, "[x, open('a.txt').read()]") == [[1], "kept"]
@@ -81,7 +79,7 @@ def test_session_continues_with_files_variables_and_calls_waiting_for_approval(
 def test_paused_session_continues_after_its_daemon_was_killed(
     start_daemon: StartDaemon, home: Path, python_image: object, left: str
 ) -> None:
-    first = start_daemon(home, variables=SETTINGS)
+    first = start_daemon(home)
     session = fumehood(first, "sessions", "new", "--name", "build", "--json")["id"]
     run_code(first, "build", "x = 1")
     assert fumehood(first, "sessions", "pause", "build")["state"] == "paused"
@@ -92,7 +90,7 @@ def test_paused_session_continues_after_its_daemon_was_killed(
         with closing(open_docker(timeout_s=30)) as client:
             client.unpause(container["Id"])
 
-    second = start_daemon(home, variables=SETTINGS)
+    second = start_daemon(home)
     assert run_code(second, "build", "x") == 1
     assert fumehood(second, "sessions", "show", "build")["state"] == "active"
     fumehood(second, "sessions", "pause", session)
@@ -104,13 +102,13 @@ def test_paused_session_continues_after_its_daemon_was_killed(
 def test_daemon_killed_repeatedly_leaves_one_container_for_each_session(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:
-    daemon = start_daemon(home, variables=SETTINGS)
+    daemon = start_daemon(home)
     sessions = [fumehood(daemon, "sessions", "new", "--json")["id"] for _ in range(3)]
     for number, session in enumerate(sessions):
         run_code(daemon, session, f"x = {number}")
     for _ in range(4):
         end(daemon, signal.SIGKILL)
-        daemon = start_daemon(home, variables=SETTINGS)
+        daemon = start_daemon(home)
     assert [run_code(daemon, session, "x") for session in sessions] == [0, 1, 2]
     for session in sessions:
         fumehood(daemon, "sessions", "end", session)

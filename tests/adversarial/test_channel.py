@@ -51,10 +51,8 @@ async def test_malformed_guest_reply_is_sandbox_unavailable_and_guest_is_replace
     async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
         for _ in range(2):  # the second call shows that there is a new guest
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, isolation="call")
-            assert envelope.error is not None
             assert envelope.error.code == "SANDBOX_UNAVAILABLE"
             assert envelope.error.retryable is True
-            assert envelope.metadata.sandbox is not None
             assert envelope.metadata.sandbox.ended_by == "sandbox_lost"
 
 
@@ -108,7 +106,6 @@ async def test_misbehaving_lent_child_is_killed_and_replaced_without_descriptor_
             with anyio.fail_after(20):
                 envelope = await engine.call("calculator", {"expression": "2 + 2"})
             expected = LENDS_BADLY[mode]
-            assert envelope.error is not None
             assert envelope.error.code in ({expected} if isinstance(expected, str) else expected)
         wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4)
 
@@ -130,7 +127,6 @@ async def test_call_fails_if_guest_dies_while_handing_over_a_child(
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
         with anyio.fail_after(20):
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=2)
-        assert envelope.error is not None
         assert envelope.error.code == "SANDBOX_UNAVAILABLE"
 
 
@@ -151,7 +147,6 @@ async def test_guest_that_does_not_confirm_child_death_after_timeout_is_killed(h
         guest = psutil.Process(wall.guest_pid)
         with anyio.fail_after(20):
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=0.1)
-        assert envelope.error is not None
         assert envelope.error.code == "TIMEOUT"
         wait_until(lambda: is_gone(guest))
 
@@ -168,7 +163,6 @@ async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home:
             envelope = await engine.call(
                 "calculator", {"expression": "2 + 2"}, timeout_seconds=0.1, isolation="call"
             )
-        assert envelope.error is not None
         assert envelope.error.code == "TIMEOUT"
         wait_until(lambda: is_gone(guest))
 
@@ -178,7 +172,6 @@ async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home:
 async def test_guest_that_cannot_enforce_memory_limit_is_refused(home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest("weak")) as engine:
         envelope = await engine.call("calculator", {"expression": "2 + 2"})
-        assert envelope.error is not None
         assert envelope.error.code == "SANDBOX_UNAVAILABLE"
         assert "memory" in envelope.error.message
         assert envelope.metadata.sandbox is None
@@ -189,7 +182,6 @@ async def test_guest_that_cannot_enforce_memory_limit_is_refused(home: Path) -> 
 async def test_guest_that_fails_to_start_is_sandbox_unavailable(home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest("dies-at-once")) as engine:
         envelope = await engine.call("calculator", {"expression": "2 + 2"})
-        assert envelope.error is not None
         assert envelope.error.code == "SANDBOX_UNAVAILABLE"
 
 
@@ -274,7 +266,6 @@ async def test_timed_out_computation_has_ended_when_its_answer_arrives(engine: E
     envelope = await engine.call(
         "calculator", {"expression": "+".join([SLOW] * 9)}, timeout_seconds=0.2
     )
-    assert envelope.error is not None
     assert envelope.error.code == "TIMEOUT"
     assert not _is_busy(pid)
 
@@ -289,7 +280,6 @@ async def test_slow_expression_does_not_block_other_calls_of_its_domain(engine: 
             await anyio.sleep(0.01)
         quick = await engine.call("calculator", {"expression": "1 + 1"})
         assert quick.success
-        assert quick.metadata.sandbox is not None
         assert quick.metadata.sandbox.isolation == "call"
         assert quick.metadata.resources.peak_memory_mb is not None
         group.cancel_scope.cancel()
@@ -303,10 +293,8 @@ async def test_memory_limit_ends_the_run_and_is_reported(engine: Engine) -> None
     twin = await engine.call("calculator", {"expression": lists}, memory_limit_mb=64)
     assert twin.data["value"] == 400
     envelope = await engine.call("calculator", {"expression": lists}, memory_limit_mb=16)
-    assert envelope.error is not None
     assert envelope.error.code == "MEMORY_LIMIT_EXCEEDED"
     assert envelope.error.details == {"ended_by": "memory", "limit": {"memory_mb": 16}}
-    assert envelope.metadata.sandbox is not None
     assert envelope.metadata.sandbox.limits.memory_mb == 16
     assert (await engine.call("calculator", {"expression": "1 + 1"})).success
 
@@ -319,9 +307,7 @@ async def test_cpu_limit_below_wall_time_ends_the_run_and_is_reported(home: Path
         envelope = await engine.call(
             "calculator", {"expression": "+".join([SLOW] * 9)}, timeout_seconds=20
         )
-        assert envelope.error is not None
         assert envelope.error.code == "TIMEOUT"
-        assert envelope.metadata.sandbox is not None
         assert envelope.metadata.sandbox.ended_by == "cpu_time"
         assert envelope.error.details == {"ended_by": "cpu_time", "limit": {"cpu_seconds": 0.2}}
         assert envelope.metadata.resources.cpu_ms is not None

@@ -6,9 +6,7 @@ file written by the dangerous tool, in the list of approvals and in the call log
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,10 +109,7 @@ ENDED = [
 @pytest.fixture(scope="module")
 def daemon(python_image: Any) -> Iterator[Daemon]:
     """A daemon with an approver, so that a dangerous call that got through would become pending."""
-    with (
-        tempfile.TemporaryDirectory(prefix="fh-", dir="/tmp") as home,
-        approving_daemon(Path(home)) as running,
-    ):
+    with approving_daemon() as running:
         yield running
 
 
@@ -130,12 +125,10 @@ def run(client: Client, code: str, **options: Any) -> Envelope:
     return client.call("run_python", arguments, **options)
 
 
-def require_harmless(client: Client, daemon: Daemon) -> None:
-    """Assert that no dangerous call ran or is pending, and that the next program works."""
+def require_no_effect(client: Client, daemon: Daemon) -> None:
+    """Assert that no dangerous call ran or is pending."""
     assert ran(daemon) == []
     assert client.approvals.list(state="pending").items == ()
-    after = run(client, "tools.calculator('2+2')['value']")
-    assert after.data["value"] == 4
 
 
 @pytest.mark.parametrize("attack", REFUSED, ids=str)
@@ -145,7 +138,7 @@ def test_attack_call_frame_is_refused_and_reaches_no_tool(
     envelope = run(client, attack.code)
     assert envelope.data["value"] == attack.ends
     assert run(client, attack.twin).data["value"] == "OK"
-    require_harmless(client, daemon)
+    require_no_effect(client, daemon)
 
 
 @pytest.mark.parametrize("attack", ENDED, ids=str)
@@ -154,20 +147,14 @@ def test_attack_on_tool_channel_ends_the_program(
 ) -> None:
     limit = 2 if attack.ends == "TIMEOUT" else 20
     envelope = run(client, attack.code, timeout_seconds=limit)
-    assert envelope.error is not None
     assert envelope.error.code == attack.ends
+    if attack.name == "endless-calls":
+        made = envelope.error.details["tool_calls"]
+        assert made["failed"] >= made["made"] - 1000
     assert run(client, attack.twin).success
-    require_harmless(client, daemon)
+    require_no_effect(client, daemon)
     calls = [c for c in client.calls(limit=100).items if c.parent_id is not None]
     assert len({c.call_id for c in calls}) == len(calls)
-
-
-def test_number_of_tool_calls_per_program_is_limited(client: Client) -> None:
-    envelope = run(client, ENDED[8].code, timeout_seconds=30)
-    assert envelope.error is not None
-    assert envelope.error.details is not None
-    made = envelope.error.details["tool_calls"]
-    assert made["failed"] >= made["made"] - 1000
 
 
 def test_control_program_without_tools_cannot_call_any(client: Client, daemon: Daemon) -> None:
@@ -231,7 +218,7 @@ def test_tools_and_channel_of_earlier_session_call_are_unusable_later(
     )
     data = run(client, attack, session_id=session).data
     assert (data["stdout"], data["value"]) == ("broken\nTOOL_NOT_FOUND\n", 2)
-    require_harmless(client, daemon)
+    require_no_effect(client, daemon)
 
 
 def test_forked_child_cannot_call_tools(client: Client) -> None:
@@ -263,7 +250,6 @@ def test_concurrent_threads_each_receive_their_own_answer(client: Client) -> Non
 def test_program_timeout_cancels_its_open_tool_call(client: Client) -> None:
     slow = "tools.calculator('pow(7, 10**4200, 10**4200 + 9)')"
     envelope = run(client, slow, timeout_seconds=1)
-    assert envelope.error is not None
     assert envelope.error.code == "TIMEOUT"
     codes = {call.tool_name: call.code for call in client.calls(limit=2).items}
     assert codes == {"run_python": "TIMEOUT", "calculator": "CANCELLED"}
@@ -284,9 +270,7 @@ def test_program_waiting_for_approval_is_still_subject_to_cpu_limit(
         "tools.note(text='x')"
     )
     envelope = run(client, code, tools=["note"], timeout_seconds=1, wait_for_approval=60)
-    assert envelope.error is not None
     assert envelope.error.code == "TIMEOUT"
-    assert envelope.metadata.sandbox is not None
     assert envelope.metadata.sandbox.ended_by is EndedBy.CPU_TIME
     assert [one.state for one in client.approvals.list(limit=1).items] == ["cancelled"]
     assert ran(daemon) == []

@@ -70,7 +70,6 @@ def code_of(envelope: Envelope) -> str | None:
 
 
 def details(envelope: Envelope) -> dict[str, Any]:
-    assert envelope.error is not None
     assert envelope.error.details is not None
     return envelope.error.details
 

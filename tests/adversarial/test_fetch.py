@@ -21,6 +21,7 @@ from fumehood.gateway.addresses import RESOLVED_AT_ONCE, CheckedBackend
 from fumehood.registry.index import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.registry.settings import WebSettings
+from support.attacks import LOCAL_HOSTS
 from upstream import Reply, Upstream, bomb, redirect, running_upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5", "S1")]
@@ -34,62 +35,54 @@ def config(home: Path, *allowed: str, only: tuple[str, ...] | None = None, **mor
     return Config(home=home, web=web, **more)
 
 
+async def fetch_with(engine: Engine, url: str) -> Envelope:
+    return await engine.call("fetch_url", {"url": url}, enable_retry=False)
+
+
 async def fetch(home: Path, url: str, *allowed: str, **settings: Any) -> Envelope:
     async with Engine(config=config(home, *allowed, **settings)) as engine:
-        return await engine.call("fetch_url", {"url": url}, enable_retry=False)
+        return await fetch_with(engine, url)
 
 
 def code(envelope: Envelope) -> str | None:
     return envelope.error.code if envelope.error is not None else None
 
 
-HOSTS = {
-    "loopback": "127.0.0.1",
-    "loopback-short": "127.1",
-    "loopback-decimal": "2130706433",
-    "loopback-hexadecimal": "0x7f000001",
-    "loopback-octal": "017700000001",
-    "unspecified": "0.0.0.0",
-    "unspecified-short": "0",
-    "mapped": "[::ffff:127.0.0.1]",
-    "mapped-hexadecimal": "[::ffff:7f00:1]",
-    "name": "localhost",
-    "name-with-dot": "localhost.",
-}
-"""Spellings of this host's address."""
-
-
-@pytest.mark.parametrize("attack", HOSTS)
 async def test_fetch_of_local_host_is_refused_in_any_spelling(
-    attack: str, upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
+    upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"http://{HOSTS[attack]}:{upstream.port}/admin"
-    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
-    assert upstream.connections == 0
-    allowed = HOSTS[attack].removesuffix(".")
-    assert (await fetch(home, url, allowed)).success  # twin
-    monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
-    assert (await fetch(home, url)).success
-    assert upstream.count("/admin") == 2
+    urls = [f"http://{host}:{upstream.port}/admin" for host in LOCAL_HOSTS]
+    async with Engine(config=config(home)) as engine:
+        for url in urls:
+            assert code(await fetch_with(engine, url)) == "PERMISSION_DENIED", url
+        assert upstream.connections == 0
+        monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
+        for url in urls:
+            assert (await fetch_with(engine, url)).success, url
+        monkeypatch.undo()
+    assert upstream.count("/admin") == len(urls)
+    allowed = [host.removesuffix(".") for host in LOCAL_HOSTS]
+    async with Engine(config=config(home, *allowed)) as engine:  # twin
+        for url in urls:
+            assert (await fetch_with(engine, url)).success, url
+    assert upstream.count("/admin") == 2 * len(urls)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "file:///etc/passwd",
-        "gopher://127.0.0.1:{port}/_x",
-        "http://me:pw@127.0.0.1:{port}/",
-        "http://127.0.0.1:{port}\\@example.org/",
-        "http://127.0.0.1:{port}/\r\nx-secret: ${{secret:key}}",
-    ],
-)
 async def test_fetch_of_unsupported_or_malformed_url_is_refused(
-    url: str, upstream: Upstream, home: Path
+    upstream: Upstream, home: Path
 ) -> None:
-    refused = await fetch(home, url.format(port=upstream.port), upstream.authority)
-    assert code(refused) == "INVALID_PARAMS"
-    assert upstream.connections == 0
-    assert (await fetch(home, upstream.url, upstream.authority)).success  # twin
+    async with Engine(config=config(home, upstream.authority)) as engine:
+        for url in (
+            "file:///etc/passwd",
+            "gopher://127.0.0.1:{port}/_x",
+            "http://me:pw@127.0.0.1:{port}/",
+            "http://127.0.0.1:{port}\\@example.org/",
+            "http://127.0.0.1:{port}/\r\nx-secret: ${{secret:key}}",
+        ):
+            refused = await fetch_with(engine, url.format(port=upstream.port))
+            assert code(refused) == "INVALID_PARAMS", url
+        assert upstream.connections == 0
+        assert (await fetch_with(engine, upstream.url)).success  # twin
 
 
 async def test_disabled_web_tools_send_nothing_and_name_their_setting(
@@ -102,8 +95,6 @@ async def test_disabled_web_tools_send_nothing_and_name_their_setting(
         listed = {tool.name: tool.is_active for tool in engine.tools()}
         offered = {tool.name for tool in filter_tools(engine.tools()).tools}
     assert (code(fetched), code(searched)) == ("TOOL_DISABLED", "TOOL_DISABLED")
-    assert fetched.error is not None
-    assert searched.error is not None
     assert "web.fetch_url = true" in fetched.error.message
     assert "web.search" in searched.error.message
     assert (listed["fetch_url"], listed["search_web"]) == (False, False)
@@ -146,7 +137,6 @@ async def test_fetch_cannot_reach_rest_tool_host_or_reuse_its_connection(
 
     refused = await ask_then_fetch()
     assert code(refused) == "PERMISSION_DENIED"
-    assert refused.error is not None
     assert "web.allowed_hosts" in refused.error.message
     assert upstream.count("/admin") == 0
     monkeypatch.setattr(Upstreams, "fetches", property(lambda self: self))  # control
@@ -169,18 +159,19 @@ async def test_redirect_to_local_host_is_refused(
         assert inner.count("/admin") == 2
 
 
-@pytest.mark.parametrize(
-    "location", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://me:pw@127.0.0.1:{port}/a"]
-)
 async def test_redirect_to_unsupported_scheme_or_user_info_is_refused(
-    location: str, upstream: Upstream, home: Path
+    upstream: Upstream, home: Path
 ) -> None:
-    upstream.script("/out", redirect(location.format(port=upstream.port)))
-    refused = await fetch(home, f"{upstream.url}/out", upstream.authority)
-    assert code(refused) == "EXECUTION_ERROR"
-    assert len(upstream.requests) == 1
-    upstream.script("/out", redirect("/a"))
-    assert (await fetch(home, f"{upstream.url}/out", upstream.authority)).success  # twin
+    async with Engine(config=config(home, upstream.authority)) as engine:
+        for location in (
+            "file:///etc/passwd", "gopher://127.0.0.1/", "http://me:pw@127.0.0.1:{port}/a",
+        ):  # fmt: skip
+            upstream.script("/out", redirect(location.format(port=upstream.port)))
+            refused = await fetch_with(engine, f"{upstream.url}/out")
+            assert code(refused) == "EXECUTION_ERROR", location
+        assert [request.path for request in upstream.requests] == ["/out"] * 3
+        upstream.script("/out", redirect("/a"))
+        assert (await fetch_with(engine, f"{upstream.url}/out")).success  # twin
 
 
 async def test_redirect_loop_ends_after_the_limit(upstream: Upstream, home: Path) -> None:
@@ -237,8 +228,9 @@ async def test_name_resolving_to_local_address_is_refused(
     url = f"http://rebinding.example:{upstream.port}/admin"
     answers = ["127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1"], ["127.0.0.1"]
     names = Names(monkeypatch, *answers)
-    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
-    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
+    async with Engine(config=config(home)) as engine:
+        for _ in range(2):
+            assert code(await fetch_with(engine, url)) == "PERMISSION_DENIED"
     assert names.connected == []
     assert (await fetch(home, url, "rebinding.example")).success  # twin
     monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
@@ -277,8 +269,9 @@ async def test_dns_rebinding_after_check_does_not_change_connected_address(
 ) -> None:
     names = Names(monkeypatch, ["1.1.1.1"], ["127.0.0.1"])
     url = f"http://rebinding.example:{upstream.port}/admin"
-    assert code(await fetch(home, url)) == "NETWORK_ERROR"
-    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
+    async with Engine(config=config(home)) as engine:
+        assert code(await fetch_with(engine, url)) == "NETWORK_ERROR"
+        assert code(await fetch_with(engine, url)) == "PERMISSION_DENIED"
     assert names.connected == ["1.1.1.1"]
     assert upstream.connections == 0
 
@@ -286,7 +279,7 @@ async def test_dns_rebinding_after_check_does_not_change_connected_address(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: bomb(400),
+        lambda: bomb(160),
         lambda: Reply(body=b"<p>" * (1 << 18), endless=True, content_type="text/html"),
         lambda: Reply(400, body=b"a" * (1 << 20), endless=True),
     ],
@@ -296,11 +289,12 @@ async def test_oversized_page_is_refused_with_bounded_memory(
     make: Callable[[], Reply], upstream: Upstream, home: Path
 ) -> None:
     upstream.script("/page", make())
-    assert (await fetch(home, f"{upstream.url}/other", upstream.authority)).success  # twin
-    before = psutil.Process().memory_info().rss
-    refused = await fetch(home, f"{upstream.url}/page", upstream.authority)
-    assert code(refused) in ("OUTPUT_LIMIT_EXCEEDED", "EXECUTION_ERROR")
-    assert psutil.Process().memory_info().rss - before < 64 << 20
+    async with Engine(config=config(home, upstream.authority)) as engine:
+        assert (await fetch_with(engine, f"{upstream.url}/other")).success  # twin
+        before = psutil.Process().memory_info().rss
+        refused = await fetch_with(engine, f"{upstream.url}/page")
+        assert code(refused) in ("OUTPUT_LIMIT_EXCEEDED", "EXECUTION_ERROR")
+        assert psutil.Process().memory_info().rss - before < 64 << 20
 
 
 async def test_fetch_never_sends_a_secret_even_if_bound_to_it(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, running_daemon
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs
 from fumehood.identity.credential_hashes import make_credential
 from support.attacks import Harm
-from support.authority import Authority, ask, calculate, make_first_approver
+from support.authority import Authority, ask, calculate
 from support.http import Answer, SocketClient, connect, read_to_end, split_answer
 from support.wait import wait_until
 
@@ -38,8 +36,7 @@ class Served:
     """A daemon with an approver, every kind of credential, and agents of two principals."""
 
     authority: Authority
-    process: subprocess.Popen[bytes]
-    environment: dict[str, str]
+    daemon: Daemon
     credentials: dict[str, str]
 
     @property
@@ -50,10 +47,6 @@ class Served:
     def control(self) -> Path:
         return self.authority.control_socket
 
-    @property
-    def log(self) -> str:
-        return (self.authority.home / "log").read_text(encoding="utf-8")
-
     def everything_kept(self) -> dict[str, Any]:
         """The owner's view of all authority state, which an attack must not change."""
         lists = ("/v1/approvers", "/v1/tokens", "/v1/agents", "/v1/changes")
@@ -62,28 +55,11 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    environment = {
-        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "FUMEHOOD_LOG_LEVEL": "debug",
-    }  # fmt: skip
-    owner = make_first_approver([str(FUMEHOOD)], environment)
-    with (home / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [str(FUMEHOOD), "serve"], env=environment, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log,
-        )  # fmt: skip
-    try:
-        authority = Authority(home, owner)
-        wait_until(
-            lambda: process.poll() is not None or SocketClient.answers(authority.engine_socket)
-        )
+    with running_daemon(approver=True, log_level="debug") as daemon:
+        authority = Authority(daemon.home, daemon.credential)
         # A token is checked in no time, an approver's credential takes 40 ms by intent.
-        working = Authority(home, authority.token("working", scopes=["admin"]))
-        yield Served(working, process, environment, _set_up(working, owner))
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-        shutil.rmtree(home, ignore_errors=True)
+        working = Authority(daemon.home, authority.token("working", scopes=["admin"]))
+        yield Served(working, daemon, _set_up(working, daemon.credential))
 
 
 def _set_up(authority: Authority, owner: str) -> dict[str, str]:
@@ -327,10 +303,10 @@ def test_administrative_changes_are_recorded_with_their_principal(served: Served
 
 @pytest.mark.row("D4")
 def test_refused_admin_request_is_logged_with_uid_and_pid(served: Served) -> None:
-    before = served.log.count("authority.refused")
+    before = served.daemon.log.count("authority.refused")
     assert ask(served.control, "GET", "/v1/tokens").code == "UNAUTHORIZED"
-    wait_until(lambda: served.log.count("authority.refused") == before + 1)
-    line = [line for line in served.log.splitlines() if "authority.refused" in line][-1]
+    wait_until(lambda: served.daemon.log.count("authority.refused") == before + 1)
+    line = [line for line in served.daemon.log.splitlines() if "authority.refused" in line][-1]
     event = json.loads(line)
     assert (event["uid"], event["pid"], event["code"]) == (os.getuid(), os.getpid(), "UNAUTHORIZED")
 
@@ -632,7 +608,7 @@ def test_credential_secrets_appear_in_no_log_list_or_file(served: Served) -> Non
     files = [path for path in served.authority.home.rglob("*") if path.is_file()]
     assert {"state.db", "log"} <= {path.name for path in files}
     kept = b"".join(path.read_bytes() for path in files)
-    seen = json.dumps(served.everything_kept()) + served.log
+    seen = json.dumps(served.everything_kept()) + served.daemon.log
     assert "token:call" in seen  # control: they are listed, and their lines were searched
     assert b"token:call" in kept
     for who, secret in secrets.items():

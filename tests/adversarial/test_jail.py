@@ -332,7 +332,6 @@ async def test_attack_ends_with_its_code_and_changes_nothing(
 
 def ending(envelope: Envelope) -> tuple[str, str, str | None]:
     assert envelope.error is not None, envelope.data
-    assert envelope.metadata.sandbox is not None
     details = envelope.error.details or {}
     return envelope.error.code, envelope.metadata.sandbox.ended_by.value, details.get("type")
 
@@ -455,7 +454,6 @@ async def test_malformed_failure_report_is_replaced_by_generic_error(
     name: str, engine: Engine
 ) -> None:
     envelope = await engine.call("run_code", {"code": forge(FORGERIES[name])})
-    assert envelope.error is not None
     assert envelope.error.code == "EXECUTION_ERROR"
     assert envelope.error.message == "The function failed and gave no reason."
     assert envelope.error.retryable is False
@@ -528,7 +526,6 @@ async def test_import_path_unknown_to_the_wall_is_not_importable(tmp_path: Path)
         call = {"module": "late", "name": "x", "import_path": str(tmp_path), "arguments": {}}
         ran = await lease.run("function", call, Limits(5, 5, 64, 65536))
         assert ran.ended_by is EndedBy.EXCEPTION
-        assert ran.claimed_error is not None
         assert ran.claimed_error["type"] == "ModuleNotFoundError"
 
 

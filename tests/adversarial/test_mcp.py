@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -39,15 +36,20 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def daemon(port: int) -> Iterator[Daemon]:
     """A daemon with dangerous tools, an approver and an address on loopback."""
-    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    with approving_daemon(home, tcp=f"127.0.0.1:{port}") as running:
+    with approving_daemon(tcp=f"127.0.0.1:{port}") as running:
         yield running
-    assert "internal_error" not in running.log
-    shutil.rmtree(home, ignore_errors=True)
+        assert "internal_error" not in running.log
 
 
 @pytest.fixture
 def raw(daemon: Daemon) -> Iterator[RawClient]:
+    with raw_client(daemon) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def enduring(daemon: Daemon) -> Iterator[RawClient]:
+    """One server for all attacks that it survives."""
     with raw_client(daemon) as client:
         yield client
 
@@ -76,12 +78,12 @@ def still_answers(raw: RawClient) -> bool:
     ],
 )
 def test_malformed_message_gets_an_error_and_server_continues(
-    raw: RawClient, line: bytes, code: int
+    enduring: RawClient, line: bytes, code: int
 ) -> None:
-    raw.send(line)
-    answer = raw.receive()
+    enduring.send(line)
+    answer = enduring.receive()
     assert (answer["id"], answer["error"]["code"]) == (None, code)
-    assert still_answers(raw)
+    assert still_answers(enduring)
 
 
 def test_line_of_100_mb_is_refused_without_holding_it(raw: RawClient) -> None:
@@ -111,18 +113,18 @@ def test_line_of_100_mb_is_refused_without_holding_it(raw: RawClient) -> None:
     ],
 )
 def test_invalid_request_gets_its_error_code(
-    raw: RawClient, method: str, params: dict[str, Any], code: int
+    enduring: RawClient, method: str, params: dict[str, Any], code: int
 ) -> None:
-    raw.request(1, method, **params)
-    answer = raw.receive()
+    enduring.request(1, method, **params)
+    answer = enduring.receive()
     assert (answer["id"], answer["error"]["code"]) == (1, code)
-    assert still_answers(raw)
+    assert still_answers(enduring)
 
 
 @pytest.mark.parametrize("meta", [7, [], {"progressToken": {}}, {"progressToken": None}])
-def test_malformed_meta_is_ignored(raw: RawClient, meta: Any) -> None:
-    raw.request(1, "tools/call", name="calculator", arguments=SUM, _meta=meta)
-    assert raw.receive()["result"]["structuredContent"]["value"] == 42
+def test_malformed_meta_is_ignored(enduring: RawClient, meta: Any) -> None:
+    enduring.request(1, "tools/call", name="calculator", arguments=SUM, _meta=meta)
+    assert enduring.receive()["result"]["structuredContent"]["value"] == 42
 
 
 def test_duplicate_request_id_is_refused_and_first_request_is_answered(raw: RawClient) -> None:

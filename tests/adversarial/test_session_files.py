@@ -172,6 +172,11 @@ ADDRESSES = {
 }
 
 
+in_memory = pytest.mark.parametrize("session", [{}], indirect=True, ids=["memory"])
+"""What is decided on the host, whatever the workspace is on."""
+
+
+@in_memory
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_ambiguous_file_url_is_refused(session: Session, name: str) -> None:
     session.shell("mkdir d; echo -n secret > d/a; echo -n secret > a")
@@ -182,6 +187,7 @@ def test_ambiguous_file_url_is_refused(session: Session, name: str) -> None:
     assert session.shell("cat d/a a; ls -A")["stdout"] == "secretsecreta\nd\n"
 
 
+@in_memory
 def test_twin_escaped_but_unambiguous_file_url_is_accepted(session: Session) -> None:
     """Each escape stands for one character of a name."""
     for path, name in (
@@ -197,6 +203,7 @@ def test_twin_escaped_but_unambiguous_file_url_is_accepted(session: Session) -> 
     }  # fmt: skip
 
 
+@in_memory
 @pytest.mark.parametrize(
     "address",
     [

@@ -13,14 +13,14 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import StartDaemon, make_first_approver
+from conftest import running_daemon
 from fumehood.client import AsyncClient, Client
 from fumehood.config import TlsSettings
 from fumehood.core.errors import FumehoodError
@@ -71,28 +71,34 @@ class Site:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
 
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    certificate = make_certificate(tmp_path_factory.mktemp("tls") / "cert.pem", NAME)
+    key = certificate.with_suffix(".key")
+    key.chmod(0o600)
+    with _site(tls__cert=str(certificate), tls__key=str(key)) as running:
+        yield replace(running, certificate=certificate)
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[Site]:
+    with _site(tcp_behind_proxy="true") as running:
+        yield running
+
+
 @pytest.fixture(params=["tls", "proxy"])
-def site(request: pytest.FixtureRequest, home: Path, start_daemon: StartDaemon) -> Iterator[Site]:
-    return _site(home, start_daemon, request.param)
+def site(request: pytest.FixtureRequest) -> Site:
+    running: Site = request.getfixturevalue(request.param)
+    return running
 
 
-@pytest.fixture
-def tls(home: Path, start_daemon: StartDaemon) -> Site:
-    return _site(home, start_daemon, "tls")
-
-
-def _site(home: Path, start_daemon: StartDaemon, kind: str) -> Site:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+@contextmanager
+def _site(**settings: str) -> Iterator[Site]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    approver = make_first_approver(home)
-    certificate, settings = None, {"tcp_behind_proxy": "true"}
-    if kind == "tls":
-        certificate = make_certificate(home / "cert.pem", NAME)
-        (home / "cert.key").chmod(0o600)
-        settings = {"tls__cert": str(certificate), "tls__key": str(home / "cert.key")}
-    start_daemon(home, tcp=f"127.0.0.1:{port}", **settings)
-    return Site(port, Authority(home, approver).token("desk"), approver, certificate)
+    with running_daemon(approver=True, tcp=f"127.0.0.1:{port}", **settings) as daemon:
+        authority = Authority(daemon.home, daemon.credential)
+        yield Site(port, authority.token("desk"), daemon.credential)
 
 
 def test_attack_request_without_a_callers_token_or_from_a_page_is_refused(site: Site) -> None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from conftest import Daemon, make_first_approver
+from conftest import Daemon
 from fumehood import tool
 from support.scripted_daemon import daemon_of
 
@@ -41,11 +41,12 @@ def ran(daemon: Daemon) -> list[str]:
 
 
 def approving_daemon(
-    home: Path, *, credential: str = "", **settings: str
+    home: Path | None = None, *, credential: str = "", **settings: str
 ) -> AbstractContextManager[Daemon]:
     """Run the daemon until ready; create its first approver unless a credential is given."""
-    credential = credential or make_first_approver(home)
-    return daemon_of("support.approving", home, credential=credential, **settings)
+    return daemon_of(
+        "support.approving", home, approver=not credential, credential=credential, **settings
+    )
 
 
 def main() -> None:

@@ -47,3 +47,10 @@ def refused_by_language(language: Language) -> Iterator[Attack]:
         is_refused = row.language is language and row.expected.ends == ("policy",)
         if is_refused and BAIT not in code:
             yield Attack(f"corpus-{row.id}", row.harm, code, "SANDBOX_VIOLATION", twin, row.tries)
+
+
+LOCAL_HOSTS = (
+    "127.0.0.1", "127.1", "2130706433", "0x7f000001", "017700000001", "0.0.0.0", "0",
+    "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "localhost", "localhost.",
+)  # fmt: skip
+"""Spellings of this host's address that other parsers may take for a public one."""

@@ -57,13 +57,12 @@ def ask(
     socket: Path, method: str, path: str, body: Any = None, credential: str | None = None
 ) -> Answer:
     """Send one request on its own connection."""
-    headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
-    raw = None if body is None else json.dumps(body).encode()
-    if raw is not None:
-        headers["content-type"] = "application/json"
-    client = SocketClient(socket)
+    client = SocketClient(socket, credential)
     try:
-        return client.request(method, path, raw, headers)
+        if body is None:
+            return client.request(method, path)
+        kind = {"content-type": "application/json"}
+        return client.request(method, path, json.dumps(body).encode(), kind)
     finally:
         client.close()
 

@@ -53,8 +53,6 @@ def running_console(
         [str(FUMEHOOD), "web", "--port", "0", "--credential-stdin", *options], env=daemon.environment,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(f"{credential or daemon.credential}\n")
     process.stdin.flush()
     lines = iter(process.stdout.readline, "")

@@ -40,9 +40,10 @@ class _Connection(http.client.HTTPConnection):
 class SocketClient:
     """Keeps one connection; `raw` opens a new one for arbitrary bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, credential: str | None = None) -> None:
         self.path = path
         self._connection = _Connection(path)
+        self._headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
 
     def call(self, tool: str, arguments: Any = None, **options: Any) -> Answer:
         body: dict[str, Any] = {"arguments": arguments if arguments is not None else {}}
@@ -70,7 +71,7 @@ class SocketClient:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        self._connection.request(method, path, body, headers or {})
+        self._connection.request(method, path, body, {**self._headers, **(headers or {})})
         response = self._connection.getresponse()
         raw = response.read()
         lowered = {key.lower(): value for key, value in response.getheaders()}

@@ -52,5 +52,4 @@ def own_network() -> Iterator[Network]:
         wait_until(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") != os.readlink(OWN))
         assert network.run([sys.executable, "-c", LOOPBACK_UP])
         yield network
-        assert keeper.stdin is not None
         keeper.stdin.close()

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from conftest import Daemon, launch, make_first_approver, wait_until_ready
@@ -13,9 +14,16 @@ from conftest import Daemon, launch, make_first_approver, wait_until_ready
 
 @contextmanager
 def daemon_of(
-    module: str, directory: Path, *, credential: str = "", **settings: str
+    module: str,
+    home: Path | None = None,
+    *,
+    approver: bool = False,
+    credential: str = "",
+    **settings: str,
 ) -> Iterator[Daemon]:
-    """Run the module until ready, and stop it afterwards."""
+    """Run the module until ready, and stop it afterwards; remove a directory made here."""
+    directory = home or Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    credential = make_first_approver(directory) if approver else credential
     daemon = launch(directory, module=module, **settings)
     daemon.credential = credential
     try:
@@ -24,18 +32,9 @@ def daemon_of(
     finally:
         daemon.process.kill()
         daemon.process.wait(timeout=30)
-
-
-@contextmanager
-def running_scripted_daemon(
-    home: Path | None = None, *, approver: bool = False, **settings: str
-) -> Iterator[Daemon]:
-    """Run a daemon with the wall of `support.container`; remove a directory made here."""
-    directory = home or Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    credential = make_first_approver(directory) if approver else ""
-    try:
-        with daemon_of("support.container", directory, credential=credential, **settings) as daemon:
-            yield daemon
-    finally:
         if home is None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+running_scripted_daemon = partial(daemon_of, "support.container")
+"""A daemon with the wall of `support.container`."""

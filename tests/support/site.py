@@ -21,6 +21,7 @@ from typing import Any
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from support.authority import make_first_approver
 from support.http import Answer
+from support.packages import install
 from support.preloaded import PYTHON
 from support.users import Installation, User, accounts, readable_installation
 from support.wait import wait_until
@@ -431,14 +432,10 @@ def _config(place: Path, mode: str) -> str:
 def _put_tools(made: Site) -> None:
     """Install a package with the tools in a place readable by every user."""
     package = made.place / "packages"
-    metadata = package / "mails-1.0.dist-info"
-    metadata.mkdir(parents=True)
+    install(package, "mails", TOOLS.format(place=str(made.work)))
     made.work.mkdir()
     if made.users:
         os.chown(made.work, made.users["engine"].uid, made.users["engine"].gid)
-    (package / "mails.py").write_text(TOOLS.format(place=str(made.work)))
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mails\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nmails = mails:tools\n")
     before = made.environment.get("PYTHONPATH")
     made.environment["PYTHONPATH"] = f"{before}:{package}" if before else str(package)
     made.go_on()

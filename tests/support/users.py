@@ -155,8 +155,6 @@ class Installation:
     def _ask(self, user: User, request: str) -> Any:
         idle = self._clients.setdefault(user, [])
         client = idle.pop() if idle else self._client(user)
-        assert client.stdin is not None
-        assert client.stdout is not None
         client.stdin.write(f"{request}\n")
         client.stdin.flush()
         answer = json.loads(client.stdout.readline())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import Daemon, launch, make_first_approver, ready_image, wait_until_ready
-from support.containers import remove_containers_of
+from conftest import Daemon, ready_image, running_daemon
 from support.http import Answer
 from support.wheels import only_from
 
@@ -28,20 +25,14 @@ def workshop(
 ) -> Iterator[Daemon]:
     """Run a private daemon, which must stop cleanly."""
     build(images)
-    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    credential = make_first_approver(directory) if approver else ""
     variables = {
         "FUMEHOOD_CONTAINER__IMAGES__SHELL": "shell" if "shell" in images else "python",
         "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "node",
     }
     if index is not None:
         variables |= {**only_from(index), "FUMEHOOD_PACKAGES__ALLOW": '["*"]'}
-    running = wait_until_ready(launch(directory, variables, **settings))
-    running.credential = credential
-    yield running
-    assert running.stop() == 0, running.log
-    remove_containers_of(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    with running_daemon(variables, approver=approver, **settings) as running:
+        yield running
 
 
 class Session:

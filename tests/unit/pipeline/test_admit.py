@@ -234,13 +234,6 @@ async def test_unavailable_wall_or_image_refuses_the_call_after_one_check(
 
 
 @pytest.mark.anyio
-async def test_unavailable_wall_without_recheck_refuses_at_once() -> None:
-    wall = FakeWall(enforced=frozenset())
-    with pytest.raises(WallDown, match="The interpreter is unavailable; nothing ran"):
-        await plan_now(_permitted(_expression()), Walls(interpreter=wall))
-
-
-@pytest.mark.anyio
 @pytest.mark.row("S1", "A2")
 @pytest.mark.parametrize(
     ("comes_back", "code"), [(True, "REQUIRES_HUMAN_APPROVAL"), (False, "SANDBOX_UNAVAILABLE")]

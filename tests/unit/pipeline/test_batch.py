@@ -163,7 +163,6 @@ async def test_batch_over_answer_size_limit_starts_no_further_call(
     assert codes(answers)[-1] == "OUTPUT_LIMIT_EXCEEDED"
     assert codes(answers).count("OK") in (2, 3)
     assert len(logged.items) - 1 == codes(answers).count("OK")
-    assert answers[-1].error is not None
     assert answers[-1].error.retryable is True
 
 

@@ -102,7 +102,6 @@ async def test_policy_rules_decide_with_their_reason_and_are_logged(tmp_path: Pa
 async def test_approval_record_shows_no_sandbox_for_external_tool(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         approval = await here.engine.approvals.opened(await here.pending())
-        assert approval.binding is not None
         known = {
             name: approval.binding[name] for name in ("placement", "limits", "network", "place")
         }

@@ -8,23 +8,19 @@ import pytest
 
 from fumehood.approvals.model import ApprovalState
 from fumehood.core.call import CallBody
-from fumehood.core.identity import Principal, Scope
+from fumehood.core.identity import Principal
 from support.answers import code_of, error_of
 from support.asking import add_approvers, approve
+from support.identities import new_token
 from support.upstreams import UpstreamBench, gone, upstream_bench, weather
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T2")]
-
-ADMIN = Principal("approver:root", frozenset({Scope.ADMIN}))
 
 
 async def token_of(made: UpstreamBench) -> Principal:
     """The principal of a new token, as an interface creates it."""
     engine = made.bench.engine
-    _, text = await engine.tokens.new(
-        "ci", principal_id="token:ci", scopes=[Scope.CALL], agents=[], expires_at=None,
-        by=ADMIN, now=engine.now(),
-    )  # fmt: skip
+    _, text = await new_token(engine.tokens)
     return engine.tokens.principal_of(text, engine.now())
 
 

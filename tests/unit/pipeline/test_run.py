@@ -83,7 +83,6 @@ async def test_successful_call_envelope_has_data_and_all_measurements(home: Path
 @pytest.mark.parametrize("ended_by", [ending for ending in EndedBy if ending is not EndedBy.OK])
 async def test_every_run_ending_has_its_error_code(home: Path, ended_by: EndedBy) -> None:
     error = ENDING_ERRORS[ended_by]
-    assert error is not None
     async with bench(home, wall=_ends(ended_by=ended_by)) as b:
         envelope = await b.engine.call("calculator", {"expression": "1"})
     assert _code(envelope) == error.code

@@ -12,12 +12,11 @@ import pytest
 
 from fumehood import AgentRun, tool
 from fumehood.core.errors import InvalidParams, ToolNotFound
-from fumehood.core.identity import Principal, Scope
 from fumehood.formats.model import HandledCalls
-from fumehood.identity.model import Agent, Binding
 from fumehood.pipeline.batch import REPAIRED
 from fumehood.pipeline.incoming import parse_own_message
 from support.answers import code_of
+from support.identities import bind, make_agent
 from support.recording import Bench, bench
 
 pytestmark = pytest.mark.anyio
@@ -235,16 +234,11 @@ async def test_tool_not_offered_to_the_model_is_refused(b: Bench) -> None:
 # -- Agents --------------------------------------------------------------------------------------
 
 
-async def make_agent(b: Bench, agent_id: str, **binding: Any) -> None:
-    by, now = Principal("approver:a", frozenset({Scope.ADMIN})), b.engine.now()
-    agent = Agent(id=agent_id, principals=(b.engine.owner.id,))
-    await b.engine.agents.create(agent, by=by, now=now)
-    await b.engine.agents.bind(agent_id, Binding(tool="find_city", **binding), by=by, now=now)
-
-
 @pytest.mark.row("T8", "P10")
 async def test_agent_exports_and_calls_only_its_own_tools(b: Bench) -> None:
-    await make_agent(b, "guide", fixed={"limit": 7}, defaults={"name": "Oslo"})
+    agents = b.engine.agents
+    await make_agent(agents, "guide", b.engine.owner.id)
+    await bind(agents, "guide", ["find_city"], fixed={"limit": 7}, defaults={"name": "Oslo"})
     (exported,) = b.engine.export("openai", agent_id="guide")
     schema = exported["function"]["parameters"]
     assert schema["properties"]["name"]["type"] == ["string", "null"]

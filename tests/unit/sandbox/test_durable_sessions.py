@@ -182,8 +182,6 @@ async def test_changed_files_are_saved_before_the_answer_and_restored_with_the_m
         saved_at = made.keeper.find(ALICE, session.id).saved_at
         assert saved_at == made.clock.now()
         row = made.rows.kept[session.id]
-        assert row.home is not None
-        assert row.home.copy is not None
         assert row.home.copy.manifest in made.store.kept
         made.wall.held[-1].lose()
         lost = made.keeper.find(ALICE, session.id)
@@ -195,7 +193,6 @@ async def test_changed_files_are_saved_before_the_answer_and_restored_with_the_m
         again = made.keeper.find(ALICE, session.id)
         assert (again.state, again.restored_at) == ("active", made.clock.now())
         moved = made.rows.kept[session.id].home
-        assert moved is not None
         assert moved.container == made.wall.held[-1].name
         assert (await made.run(session)).state == "kept"
         assert made.events == ["session.created", "session.stopped", "session.restored"]
@@ -360,8 +357,6 @@ async def test_missing_piece_loses_the_session_by_name_but_a_missing_place_does_
         made.store.place.rmdir()
         kept.rename(made.store.place)
         home = made.rows.kept[session.id].home
-        assert home is not None
-        assert home.copy is not None
         (piece,) = made.store.kept - {home.copy.manifest}
         (made.store.place / piece).write_bytes(b"2")
         with pytest.raises(ResourceNotFound, match="a piece of the file a is missing or damaged"):

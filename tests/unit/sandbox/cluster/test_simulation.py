@@ -23,10 +23,3 @@ def test_modest_callers_are_served_while_others_ask_for_everything(seed: int) ->
         assert not mine.ends["refused"] + mine.ends["late"]
         assert max(mine.all_waits()) < QUEUE_S / 2
         assert sum(mine.all_waits()) / len(mine.all_waits()) < 2
-
-
-def test_same_seed_gives_the_same_figures() -> None:
-    first, second = quick(4), quick(4)
-    assert first.ends == second.ends
-    assert first.samples == second.samples
-    assert first.waits == second.waits

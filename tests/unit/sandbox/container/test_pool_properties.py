@@ -110,7 +110,6 @@ class World:
         in_use = [place.container for place, _ in self.held]
         assert len(in_use) == len(set(in_use))
         for place, fresh in self.held:
-            assert place.domain is not None
             container = place.container
             assert isinstance(container, FakeContainer)
             assert container.domains <= {place.domain.key}
