@@ -81,7 +81,7 @@ class _Refusal(Claim):
 class Entry(Claim):
     """One entry of a directory in a workspace. `size` is in bytes, `modified_ns` is since 1970."""
 
-    path: str = Field(min_length=1, max_length=4096)
+    path: str
     kind: Literal["file", "directory", "link", "other"]
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     modified_ns: int = Field(gt=-MAX_TIME_NS, lt=MAX_TIME_NS)
@@ -407,9 +407,6 @@ LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 DIRECTORY, LINK = -1, -2
 """Sizes of what is no file."""
 
-MAX_TARGET = 4096
-"""Characters of a link's target, or of a file's version."""
-
 Row = tuple[str, int, bool, str]
 
 
@@ -425,7 +422,7 @@ class Scanned(Claim):
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
     has_more: bool
     too_many: bool
-    others: list[Annotated[str, Field(max_length=MAX_TARGET)]] = Field(max_length=MAX_FILES)
+    others: list[str] = Field(max_length=MAX_FILES)
 
 
 async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
@@ -456,9 +453,9 @@ async def scan(
         if page.too_many or len(rows) + len(page.rows) > MAX_FILES:
             raise NotRead(f"the workspace has more than {MAX_FILES} files and directories")
         for row in page.rows:
-            path, size, _, version = row
+            path, size, _, _ = row
             least = LINK if links else DIRECTORY
-            if path <= after or path_fault(path) or size < least or len(version) > MAX_TARGET:
+            if path <= after or path_fault(path) or size < least:
                 raise not_as_agreed()
             after = path
             rows.append(row)
