@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
-MAX_HEADER_BYTES = 64 * 1024
-
 LOOK_S = 10.0
 """Seconds for the first request of a connection over TCP, and between looks whether it is idle."""
 

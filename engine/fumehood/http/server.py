@@ -35,12 +35,13 @@ from fumehood.config import Config, ConfigError, TlsSettings
 from fumehood.core.errors import EngineError, ShuttingDown
 from fumehood.core.fair_share import FairShare
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MAX_HEADER_BYTES
 from fumehood.core.status import Health, Readiness, StateReadiness
 from fumehood.engine import Engine, Tool
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
 from fumehood.http.listen import CountingListener, Listeners, listening, listening_on_tcp
-from fumehood.http.peer import MAX_HEADER_BYTES, Shares, make_protocol, most_connections
+from fumehood.http.peer import Shares, make_protocol, most_connections
 from fumehood.http.ports import PortRequest
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
