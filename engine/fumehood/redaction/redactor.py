@@ -56,7 +56,7 @@ REDACTED = "[redacted]"
 MAX_HELD = 16 * 1024
 """Maximum number of characters of a stream that are held back until its next piece."""
 
-MIN_SECRET_CHARACTERS = 6
+MIN_SECRET_CHARACTERS = 8
 """Minimum length of a secret in characters. A shorter value would match in ordinary text."""
 
 _ESCAPE = (
