@@ -12,8 +12,8 @@ from unittest.mock import MagicMock
 
 import pytest
 from docker.errors import APIError
-from fumehood.approvals.model import WebhookSettings
 
+from fumehood.approvals.model import WebhookSettings
 from fumehood.cli import doctor
 from fumehood.cli.doctor import (
     CHECKS,
