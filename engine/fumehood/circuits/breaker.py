@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fumehood.core.errors import CircuitOpen, EngineError, Fault, Timeout
 from fumehood.core.status import CircuitState, CircuitStatus
 from fumehood.core.tool import ToolDefinition
+from fumehood.observe.clock import Window
 from fumehood.observe.log import Logger
-from fumehood.observe.window import Window
 
 TRIAL_WAIT_MS = 1000
 """Delay in milliseconds that is suggested to callers while all trial requests are pending."""
