@@ -407,6 +407,9 @@ LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 DIRECTORY, LINK = -1, -2
 """Sizes of what is no file."""
 
+MAX_TARGET = 4096
+"""Characters of a link's target, or of a file's version."""
+
 Row = tuple[str, int, bool, str]
 
 
@@ -422,7 +425,7 @@ class Scanned(Claim):
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
     has_more: bool
     too_many: bool
-    others: list[str] = Field(max_length=MAX_FILES)
+    others: list[Annotated[str, Field(max_length=MAX_TARGET)]] = Field(max_length=MAX_FILES)
 
 
 async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
@@ -453,9 +456,9 @@ async def scan(
         if page.too_many or len(rows) + len(page.rows) > MAX_FILES:
             raise NotRead(f"the workspace has more than {MAX_FILES} files and directories")
         for row in page.rows:
-            path, size, _, _ = row
+            path, size, _, version = row
             least = LINK if links else DIRECTORY
-            if path <= after or path_fault(path) or size < least:
+            if path <= after or path_fault(path) or size < least or len(version) > MAX_TARGET:
                 raise not_as_agreed()
             after = path
             rows.append(row)
