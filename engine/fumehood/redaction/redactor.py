@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import re2
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import to_json
 
 from fumehood.core.returned_file import FILE_CONTENT
+from fumehood.core.value import Value
 
 
 def _pattern(text: str) -> str:
@@ -38,10 +39,8 @@ MAX_PATTERN_CHARACTERS = 1000
 seconds."""
 
 
-class RedactionSettings(BaseModel):
+class RedactionSettings(Value):
     """What is replaced by `[redacted]` in results, streams, errors and the log."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     common_keys: bool = True
     """Keys and tokens that are known by their form: of clouds, code hosts and model providers,

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fumehood.core.errors import ExecutionError
 from fumehood.core.tool import (
@@ -28,6 +28,7 @@ from fumehood.core.tool import (
     ToolDefinition,
     is_header_value,
 )
+from fumehood.core.value import Value
 from fumehood.redaction.redactor import MIN_SECRET_CHARACTERS
 from fumehood.sandbox.trusted_files import Untrusted, read_private
 
@@ -50,10 +51,8 @@ HostPattern = Annotated[str, AfterValidator(_lower_host)]
 """A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
 
 
-class Settings(BaseModel):
+class Settings(Value):
     """Settings of the operator."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RestSettings(Settings):
