@@ -50,6 +50,9 @@ NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
 """The modes that the guest gives new files and directories."""
 
+MAX_FILE_MODE = 0o7777
+"""The largest file mode: all permission bits, with set-user-ID, set-group-ID and sticky."""
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 T = TypeVar("T")
@@ -317,7 +320,7 @@ class Seen(Claim):
     path_base64: str | None = None
     """The bytes of a path that is not UTF-8; `path` shows it escaped."""
     kind: Literal["absent", "file", "directory", "link", "other"]
-    mode: int | None = Field(default=None, ge=0)
+    mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
     size: int | None = Field(default=None, ge=0, le=strict_json.MAX_SAFE_INTEGER)
     links: int | None = Field(default=None, ge=1, le=1 << 32)
     """Number of the file's hard links, in the workspace or elsewhere."""

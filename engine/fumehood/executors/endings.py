@@ -13,13 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fumehood.core.errors import (
-    ENDING_ERRORS,
-    MAX_MESSAGE_CHARACTERS,
-    EndedBy,
-    EngineError,
-    SandboxUnavailable,
-)
+from fumehood.core.errors import ENDING_ERRORS, EndedBy, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import (
@@ -49,6 +43,9 @@ _LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
     }
 )
 """Ending → the limit that caused it: its name in `details.limit`, and its field in `Limits`."""
+
+MAX_MESSAGE_CHARACTERS = 500
+"""Maximum length of a program's own words in an error message, in characters."""
 
 
 def error_of(
@@ -407,7 +404,7 @@ def _words(said: ExceptionClaim) -> str:
 
 def sentence(text: str) -> str:
     """Return a text as a bounded sentence."""
-    text = text[:MAX_MESSAGE_CHARACTERS].strip()
+    text = text[: MAX_MESSAGE_CHARACTERS + 40].strip()
     return text if text.endswith((".", "?", "!")) else text + "."
 
 

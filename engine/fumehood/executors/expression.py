@@ -16,7 +16,13 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.claims import ExceptionClaim, read_claim
-from fumehood.executors.endings import Messages, error_of, sandbox_lost, sentence
+from fumehood.executors.endings import (
+    MAX_MESSAGE_CHARACTERS,
+    Messages,
+    error_of,
+    sandbox_lost,
+    sentence,
+)
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import RunEnding
 
@@ -171,4 +177,4 @@ def _claim(ending: RunEnding) -> str:
     if ending.claimed_kind is None and ending.ended_by is EndedBy.POLICY:
         reason = "the sandbox stopped a forbidden system call"
     claim = ending.claimed_message or reason
-    return sentence(claim)
+    return sentence(claim[:MAX_MESSAGE_CHARACTERS])
