@@ -22,12 +22,12 @@ import h11
 from anyio.streams.stapled import MultiListener
 
 from fumehood.client.api_request import address
-from fumehood.core.limits import MAX_HEADER_BYTES
 from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
 
 NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 """Why `::1` cannot be used on a machine on which nobody can use it."""
 
+MAX_HEAD_BYTES = 64 * 1024
 HEAD_S = 5.0
 """Seconds for the first request of a connection."""
 
@@ -100,7 +100,7 @@ class Forwarding:
 
     async def _head(self, caller: anyio.abc.ByteStream, host: str) -> bytes | None:
         """Return what came first, once it is a whole head that names the host; else None."""
-        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         first = b""
         with anyio.move_on_after(HEAD_S):
             while True:
@@ -186,7 +186,7 @@ async def splice(
 async def _until_head_ends(stream: anyio.abc.ByteStream) -> tuple[bytes, bytes]:
     """Return the head of the engine's answer, and what came after it."""
     received = b""
-    while b"\r\n\r\n" not in received and len(received) < MAX_HEADER_BYTES:
+    while b"\r\n\r\n" not in received and len(received) < MAX_HEAD_BYTES:
         try:
             received += await stream.receive(PIECE_BYTES)
         except anyio.EndOfStream:

@@ -14,9 +14,6 @@ MB = 1 << 20
 MAX_BODY_BYTES = 8 * MB
 """Bytes of one HTTP request or MCP message, and of all that one call sends."""
 
-MAX_HEADER_BYTES = 64 * 1024
-"""Bytes of the start line and headers of one HTTP request or answer."""
-
 MIN_INTERPRETER_MB = 16
 """MB of memory that Python itself needs in the interpreter wall."""
 

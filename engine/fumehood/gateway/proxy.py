@@ -23,7 +23,6 @@ from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
-from fumehood.core.limits import MAX_HEADER_BYTES
 from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
 from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.cassette import Player, Recording
@@ -45,6 +44,9 @@ from fumehood.sandbox.wall import CallPort
 
 if TYPE_CHECKING:
     import httpcore2
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Maximum size of a request's or answer's line and headers."""
 
 PIECE_BYTES = 64 * 1024
 
@@ -74,7 +76,7 @@ class _Peer:
     def __init__(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
         self.stream = stream
         self.port = port
-        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.has_answered = False
         """Whether the answer to the present request has begun."""
         self.request: ProgramRequest | None = None
@@ -259,7 +261,7 @@ class Proxy:
             await peer.send(established)
             hello, begun = Hello(), bytearray(peer.http.trailing_data[0])
             name = hello.feed(bytes(begun))
-            while name is None and len(begun) < MAX_HEADER_BYTES:
+            while name is None and len(begun) < MAX_HEAD_BYTES:
                 piece = await peer.stream.receive(PIECE_BYTES)
                 begun += piece
                 name = hello.feed(piece)

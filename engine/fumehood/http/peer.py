@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
 
 PIECE_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+
 PORT_LOOK_S = 0.5
 """Seconds between looks whether the caller has left, or the engine stops."""
 
@@ -243,7 +245,6 @@ class Faces(Protocol):
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
         """Return what a request to a port asks for. Raises EngineError."""
-        ...
 
 
 def peer_of(connection: socket.socket) -> Peer:

@@ -45,12 +45,17 @@ from fumehood.config import Config, ConfigError, TlsSettings
 from fumehood.core.errors import EngineError, ShuttingDown
 from fumehood.core.fair_share import FairShare
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MAX_HEADER_BYTES
 from fumehood.core.status import Health, Readiness, StateReadiness
 from fumehood.engine import Engine, Tool
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
-from fumehood.http.peer import PortRequest, Shares, make_protocol, most_connections
+from fumehood.http.peer import (
+    MAX_HEADER_BYTES,
+    PortRequest,
+    Shares,
+    make_protocol,
+    most_connections,
+)
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
 from fumehood.observe.tracing import close_provider, otlp_provider
