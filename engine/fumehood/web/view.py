@@ -47,15 +47,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.protocol import strict_json
 from fumehood.web.guard import SANDBOX
 from fumehood.web.logins import Login
 
 if TYPE_CHECKING:
     from fumehood.web.app import Console
-
-MAX_FORM_BYTES = 4_000_000
-"""Maximum size of a form in bytes."""
 
 FORM_S = 30.0
 """Seconds for a form to arrive."""
@@ -251,7 +249,7 @@ def go(request: Request, address: str) -> Response:
     return RedirectResponse(address, status_code=303)
 
 
-async def read_form(request: Request, most: int = MAX_FORM_BYTES) -> Form:
+async def read_form(request: Request, most: int = MAX_BODY_BYTES) -> Form:
     """Read the fields of a form. Raises Problem if it is not one."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem("This is not a form.", 415)
