@@ -60,9 +60,8 @@ SUCCESS = (200, 300)
 """Range of the accepted statuses. A redirect is a failure, because it is not followed."""
 
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 300.0
 LOOK_S = 30.0
-"""Seconds between two checks for messages without a wake-up."""
+"""Seconds between two checks for messages without a wake-up, and the longest pause after failures."""
 
 Show = Callable[[str], Awaitable[Approval]]
 """Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
@@ -230,7 +229,7 @@ class WebhookChannel:
         await self._database.write(lambda c: c.execute(ended.values({column: at})).rowcount)
 
     def _pause_s(self) -> float:
-        longest: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failed_rounds - 1, 20))
+        longest: float = min(LOOK_S, FIRST_PAUSE_S * 2 ** min(self._failed_rounds - 1, 20))
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that engines do not march
 
     def _note_round(self, is_clean: bool) -> None:
