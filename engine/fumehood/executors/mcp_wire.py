@@ -256,15 +256,12 @@ class Streams(Protocol):
 
     async def read(self) -> bytes:
         """Return the next bytes of its standard output, or empty bytes at the end."""
-        ...
 
     async def write(self, data: bytes) -> None:
         """Write to its standard input. Raises OSError if that is closed or too full."""
-        ...
 
     async def stop(self) -> None:
         """End the program."""
-        ...
 
 
 class StreamWire(Wire):

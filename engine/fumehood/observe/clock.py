@@ -111,6 +111,3 @@ class Window:
     def _forget(self, number: int) -> None:
         while self._slots and self._slots[0][0] <= number - SLOTS:
             self._slots.popleft()
-
-
-__all__ = ["Window"]

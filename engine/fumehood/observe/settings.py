@@ -25,6 +25,3 @@ class AlertSettings(Value):
     per_tool: bool = True
     webhook: bool = True
     """Whether alerts are also sent to the webhook, if one is configured."""
-
-
-__all__ = ["AlertSettings"]
