@@ -61,7 +61,7 @@ SUCCESS = (200, 300)
 
 FIRST_PAUSE_S = 1.0
 LOOK_S = 30.0
-"""Seconds between two checks for messages without a wake-up, and the longest pause after failures."""
+"""Seconds between two checks for messages without a wake-up, and the longest after a failure."""
 
 Show = Callable[[str], Awaitable[Approval]]
 """Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
