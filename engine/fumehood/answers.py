@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, RootModel
+from pydantic import AwareDatetime, RootModel
 
 from fumehood.approvals.model import Approval, ApprovalPage
 from fumehood.audit.model import AuditRecord
@@ -21,19 +21,16 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionRecord, WorkspaceEntry
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import Finding, ToolDefinition
+from fumehood.core.value import Value
 from fumehood.formats.model import ExportedTools
 from fumehood.identity.model import Agent, Binding
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Done(_Data):
+class Done(Value):
     """An answer that only repeats the request. The clients' methods return None."""
 
 
-class Pagination(_Data):
+class Pagination(Value):
     """Whether there is more of a list, and how to go on (mission E5).
 
     `total_count` is null where counting was not worth it.
@@ -49,7 +46,7 @@ class Pagination(_Data):
         return cls(**page.model_dump(exclude={"items"}))
 
 
-class ToolList(_Data):
+class ToolList(Value):
     """A page of definitions; `sources` says for each name where it comes from.
 
     `unavailable` names those that cannot run now, because their sandbox or image is missing.
@@ -61,14 +58,14 @@ class ToolList(_Data):
     pagination: Pagination
 
 
-class LeftOutTool(_Data):
+class LeftOutTool(Value):
     """A tool of an agent that was not chosen, and the first reason."""
 
     name: str
     reason: str
 
 
-class AgentTools(_Data):
+class AgentTools(Value):
     """An agent's tools in its order, as it sees them, and those that were left out."""
 
     items: tuple[ToolDefinition, ...]
@@ -80,7 +77,7 @@ class AnyToolList(RootModel[ToolList | AgentTools | ExportedTools]):
     """A page of the tools, with `agent_id` all of that agent's, or with `format` an export."""
 
 
-class ToolDetails(_Data):
+class ToolDetails(Value):
     """One version of a tool, where it comes from, and all its versions, newest first."""
 
     tool: ToolDefinition
@@ -99,7 +96,7 @@ class ToolWithSource(ToolDefinition):
     findings: tuple[Finding, ...] = ()
 
 
-class CallList(_Data):
+class CallList(Value):
     """A page of calls, newest first."""
 
     items: tuple[CallRecord, ...]
@@ -111,7 +108,7 @@ class CallList(_Data):
         return CallPage(items=self.items, **self.pagination.model_dump())
 
 
-class CallAnswer(_Data):
+class CallAnswer(Value):
     """One call with what is kept of it, and the approval where a human was asked.
 
     `arguments` and `envelope` are kept as the engine's operator has configured it; answers of calls
@@ -125,7 +122,7 @@ class CallAnswer(_Data):
     envelope: Envelope | None = None
 
 
-class CallDetails(_Data):
+class CallDetails(Value):
     """One call of anybody's, with everything that is kept of it, for approvers and administrators.
 
     `stages_ms` is the time of each stage in order. `audit_seq` is its row in the audit chain.
@@ -157,13 +154,13 @@ class ForkedCalls:
     """The fork with the best answer, which stays."""
 
 
-class BatchAnswer(_Data):
+class BatchAnswer(Value):
     """The answers to the calls of a batch, in their order."""
 
     results: tuple[Envelope, ...]
 
 
-class ProjectFile(_Data):
+class ProjectFile(Value):
     """One changed file of a project."""
 
     path: str
@@ -175,7 +172,7 @@ class ProjectFile(_Data):
     """Why it cannot be applied: the host's file is another one."""
 
 
-class ProjectDiff(_Data):
+class ProjectDiff(Value):
     """What has changed in a session's project. `diff` is git's format; `truncated` if it lacks
     something. `unseen` are links out of the project and special files, which are never applied.
     """
@@ -186,7 +183,7 @@ class ProjectDiff(_Data):
     unseen: tuple[str, ...]
 
 
-class SessionProcess(_Data):
+class SessionProcess(Value):
     """A process of a session. `running` as long as anything of it lives; `exit_code` or `signal` is
     that of its first process. `lost`: it was killed because memory ran out.
     """
@@ -208,7 +205,7 @@ class SessionProcess(_Data):
         return "" if self.exit_code is None else f"exit {self.exit_code}"
 
 
-class ProcessOutput(_Data):
+class ProcessOutput(Value):
     """A piece of a process's output. `offset` is where the next one begins, `skipped` the bytes
     before `text` that are not kept any more.
     """
@@ -219,21 +216,21 @@ class ProcessOutput(_Data):
     ended: bool
 
 
-class SessionFileList(_Data):
+class SessionFileList(Value):
     """A page of what is in a session's workspace, by path."""
 
     items: tuple[WorkspaceEntry, ...]
     pagination: Pagination
 
 
-class WrittenFile(_Data):
+class WrittenFile(Value):
     """A file as it is now in the workspace."""
 
     path: str
     size: int
 
 
-class UnpackedArchive(_Data):
+class UnpackedArchive(Value):
     """What was unpacked into a directory of a workspace."""
 
     path: str
@@ -249,7 +246,7 @@ class CancelledCall(Done):
     cancelled: bool
 
 
-class AgentDetails(_Data):
+class AgentDetails(Value):
     """An agent with its tools in its order."""
 
     agent: Agent
@@ -262,14 +259,14 @@ class Deleted(Done):
     deleted: str
 
 
-class Whoami(_Data):
+class Whoami(Value):
     """The principal of a credential, and its scopes."""
 
     principal_id: str
     scopes: tuple[Scope, ...]
 
 
-class ApprovalList(_Data):
+class ApprovalList(Value):
     """A page of approvals, newest first."""
 
     items: tuple[Approval, ...]
@@ -281,7 +278,7 @@ class ApprovalList(_Data):
         return ApprovalPage(items=self.items, **self.pagination.model_dump())
 
 
-class ApprovalChanges(_Data):
+class ApprovalChanges(Value):
     """A number that grows with every change of any approval. It begins anew with the engine.
 
     `pending` is how many wait for a decision.
@@ -291,7 +288,7 @@ class ApprovalChanges(_Data):
     pending: int
 
 
-class AuditPage(_Data):
+class AuditPage(Value):
     """Rows of the audit chain, oldest first; `next_cursor` is what `after` goes on with."""
 
     items: tuple[AuditRecord, ...]

@@ -44,7 +44,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -67,6 +66,7 @@ from fumehood.cache.model import CacheSettings
 from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
+from fumehood.core.value import Value
 from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
@@ -90,19 +90,15 @@ from fumehood.sandbox.settings import (
 from fumehood.storage.settings import FileSettings, RecordSettings, StateSettings
 
 
-class TlsSettings(BaseModel):
+class TlsSettings(Value):
     """The certificate of the engine's address, with its chain, and its key, in PEM files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cert: Path
     key: Path
 
 
-class ServiceConfig(BaseModel):
+class ServiceConfig(Value):
     """The directory and group of a service's sockets (`mode = "service"`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     run_directory: Path = RUN_DIRECTORY
     callers_group: str = "fumehood-callers"

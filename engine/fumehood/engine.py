@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
-from fumehood.budgets.usage import usage_table
+from fumehood.budgets.store import usage_table
 from fumehood.circuits.breaker import upstream_of
 from fumehood.compose import EngineLife, compose
 from fumehood.config import Config

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.cli.saving import SaveFailed, Saving
+from fumehood.client.files import SaveFailed, Saving
 from support.attacks import Harm
 
 pytestmark = [pytest.mark.row("E7")]

@@ -25,9 +25,8 @@ from fumehood.client import AsyncClient, Client
 from fumehood.config import TlsSettings
 from fumehood.core.errors import FumehoodError
 from fumehood.core.fair_share import FairShare
-from fumehood.http.listen import CountingListener
 from fumehood.http.peer import LOOK_S, MAX_CONNECTIONS
-from fumehood.http.server import HANDSHAKE_S, context_of
+from fumehood.http.server import HANDSHAKE_S, CountingListener, context_of
 from fumehood.protocol.engine_paths import ConfigError
 from support.authority import Authority
 from support.certificates import make_certificate

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.http import listen
+from fumehood.http import server
 from fumehood.http.server import READY, tell_manager
 from fumehood.storage.directory import StateError
 from support.http import SocketClient
@@ -155,12 +155,12 @@ def test_invalid_activation_sockets_are_refused(
     variables: dict[str, str],
     words: str,
 ) -> None:
-    monkeypatch.setattr(listen, "FIRST_SYSTEMD_FD", FIRST_GIVEN)
+    monkeypatch.setattr(server, "FIRST_SYSTEMD_FD", FIRST_GIVEN)
     variables = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "engine:control"} | variables
     for name, value in {"LISTEN_PID": str(os.getpid()), **variables}.items():
         monkeypatch.setenv(name, value)
     with _given(home, **changed), pytest.raises(StateError, match=words):
-        listen.sockets_from_systemd()
+        server.sockets_from_systemd()
     gc.collect()
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         assert name not in os.environ
@@ -168,8 +168,8 @@ def test_invalid_activation_sockets_are_refused(
 
 @pytest.mark.row("D1")
 def test_sockets_passed_to_another_pid_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "FIRST_SYSTEMD_FD", FIRST_GIVEN)
+    monkeypatch.setattr(server, "FIRST_SYSTEMD_FD", FIRST_GIVEN)
     monkeypatch.setenv("LISTEN_PID", "1")
     monkeypatch.setenv("LISTEN_FDS", "2")
     monkeypatch.setenv("LISTEN_FDNAMES", "engine:control")
-    assert listen.sockets_from_systemd() is None
+    assert server.sockets_from_systemd() is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.http.listen import private_socket
+from fumehood.http.server import private_socket
 from fumehood.storage.directory import StateError, hold_lock, private_directory
 
 

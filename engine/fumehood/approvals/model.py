@@ -16,9 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.value import Value
 
 MAX_REASON_CHARACTERS = 1000
 LONGEST_POLL_S = 25.0
@@ -51,11 +52,7 @@ OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, Approval
 """States in which the call has not ended."""
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class DecisionRecord(_Value):
+class DecisionRecord(Value):
     """One approver's decision on one approval."""
 
     at: AwareDatetime
@@ -71,7 +68,7 @@ class DecisionRecord(_Value):
     is_self_approval: bool = False
 
 
-class Approval(_Value):
+class Approval(Value):
     """One approval. `version` grows with every visible change, and is its ETag.
 
     Callers see their own approvals without `binding`, without the arguments that their agent's
@@ -148,7 +145,7 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
     )
 
 
-class RememberWish(_Value):
+class RememberWish(Value):
     """Also allow matching calls from now on. Saved as a rule that administrators can review.
 
     `session` needs the call to have one. `arguments` are those that must be equal: if absent or
@@ -169,7 +166,7 @@ class RememberWish(_Value):
         return self
 
 
-class NewDecision(_Value):
+class NewDecision(Value):
     """An approver's decision. `arguments` replace the call's: an edit, which approves another
     action and is validated like a new call. A denial's `reason` reaches the model.
     `action_digest` is that of the approval or edit preview that the approver saw: if it differs
@@ -188,13 +185,13 @@ class NewDecision(_Value):
         return self
 
 
-class NewEdit(_Value):
+class NewEdit(Value):
     """An edit to be previewed: all of the call's arguments, as in `NewDecision`."""
 
     arguments: dict[str, Any]
 
 
-class OneOfSeveral(_Value):
+class OneOfSeveral(Value):
     """One of several decisions that are made together, all or none."""
 
     approval_id: str = Field(max_length=100)
@@ -203,20 +200,20 @@ class OneOfSeveral(_Value):
     decision: NewDecision
 
 
-class SeveralDecisions(_Value):
+class SeveralDecisions(Value):
     """The body of `POST /v1/approvals/decisions`."""
 
     items: tuple[OneOfSeveral, ...] = Field(min_length=1, max_length=100)
 
 
-class Resolution(_Value):
+class Resolution(Value):
     """The outcome of an interrupted call, as a human found it."""
 
     outcome: Literal["done", "failed"]
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
 
 
-class ApprovalQuery(_Value):
+class ApprovalQuery(Value):
     """Which approvals to list, newest first; `cursor` is the id of the last one seen."""
 
     state: ApprovalState | None = None
@@ -227,7 +224,7 @@ class ApprovalQuery(_Value):
     cursor: str | None = Field(default=None, max_length=100)
 
 
-class ApprovalPage(_Value):
+class ApprovalPage(Value):
     """A page of approvals, without their `binding`."""
 
     items: tuple[Approval, ...]
@@ -237,7 +234,7 @@ class ApprovalPage(_Value):
     """The number of approvals on all pages; None unless this page is the only one."""
 
 
-class RememberedRule(_Value):
+class RememberedRule(Value):
     """A remembered rule, as administrators see it."""
 
     id: str
@@ -328,7 +325,7 @@ def own_view(stored: StoredApproval) -> Approval:
 # -- settings ------------------------------------------------------------------------------
 
 
-class ApprovalSettings(_Value):
+class ApprovalSettings(Value):
     """How long approvers have, how many calls may wait, and what an approval permits."""
 
     expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
@@ -352,7 +349,7 @@ class ApprovalSettings(_Value):
     """Address of the page of one approval, with `{id}` for its id. It becomes `approval_url`."""
 
 
-class WebhookSettings(_Value):
+class WebhookSettings(Value):
     """The address that is notified of approvals, and the secret that signs both directions."""
 
     url: str = Field(pattern=r"^https?://", max_length=2000)

@@ -46,10 +46,9 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import MAX_NAME_CHARACTERS
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
-
-MAX_ID_CHARACTERS = 100
 
 
 class ApprovalService:
@@ -173,7 +172,7 @@ class ApprovalService:
             ApprovalExpired: it has expired.
             InvalidParams: the edit is invalid, or the approval cannot be remembered.
         """
-        cut = approval_id[:MAX_ID_CHARACTERS]  # no approval has a longer id
+        cut = approval_id[:MAX_NAME_CHARACTERS]  # no approval has a longer id
         one = OneOfSeveral(approval_id=cut, version=version, decision=decision)
         return (await self.decide_all([one], by, channel=channel, peer=peer))[0]
 
@@ -234,7 +233,7 @@ class ApprovalService:
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
         """Record an attempt to decide without authority. The id is None for several approvals."""
-        about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
+        about = None if approval_id is None else approval_id[:MAX_NAME_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self.requests.log.warning("approval.refused", **values)
         await self.requests.table.note("approval.refused", self.requests.now(), values)

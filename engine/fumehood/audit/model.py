@@ -3,17 +3,15 @@ values."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fumehood.core.value import Value
 
 MAX_AUDIT_PAGE = 1000
 """Maximum number of rows in one page."""
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class AuditRecord(_Value):
+class AuditRecord(Value):
     """One row. `mac` covers the exact bytes of `body`, which is JSON; `before` is the last mac."""
 
     seq: int
@@ -23,14 +21,14 @@ class AuditRecord(_Value):
     body: str
 
 
-class AuditQuery(_Value):
+class AuditQuery(Value):
     """The rows after row `after`."""
 
     after: int = Field(default=0, ge=0, lt=2**63)
     limit: int = Field(default=100, ge=1, le=MAX_AUDIT_PAGE)
 
 
-class AuditFinding(_Value):
+class AuditFinding(Value):
     """One break of the chain."""
 
     seq: int
@@ -38,7 +36,7 @@ class AuditFinding(_Value):
     message: str
 
 
-class AuditVerdict(_Value):
+class AuditVerdict(Value):
     """The result of verifying the whole chain.
 
     `anchored_to` is the newest row that an anchor confirms. Only the first findings are listed;
@@ -57,7 +55,7 @@ class AuditVerdict(_Value):
     findings: tuple[AuditFinding, ...]
 
 
-class AuditRotation(_Value):
+class AuditRotation(Value):
     """A new key. Its row is the last one under the previous key."""
 
     seq: int
@@ -65,10 +63,8 @@ class AuditRotation(_Value):
     previous_key_id: str
 
 
-class AuditSettings(BaseModel):
+class AuditSettings(Value):
     """How often the head of the chain is anchored outside the database: whichever comes first."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     anchor_rows: int = Field(default=1000, ge=1, le=1_000_000)
     anchor_seconds: float = Field(default=300, ge=1, le=86_400)

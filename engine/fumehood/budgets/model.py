@@ -14,12 +14,13 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, cast
 from urllib.parse import quote, unquote
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, Field, field_validator
 
 from fumehood.budgets.settings import Per, Period, Unit
 from fumehood.core.call import Id
 from fumehood.core.call_log import Moment
 from fumehood.core.json_types import Written
+from fumehood.core.value import Value
 from fumehood.identity.model import PrincipalId
 
 
@@ -105,11 +106,7 @@ class Exceeded:
     """The owner of its counter."""
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class BudgetStanding(_Value):
+class BudgetStanding(Value):
     """The remaining amount of one limit of one budget, and its owner.
 
     `held` is reserved for running calls. Money is a text with six decimal places.
@@ -141,7 +138,7 @@ MAX_ROWS = 5000
 _ONE = f"({'|'.join(GROUPS)})"
 
 
-class UsageQuery(_Value):
+class UsageQuery(Value):
     """What to add up. An absent filter excludes nothing."""
 
     by: Annotated[str, Written(str | Iterable[str])] = Field(
@@ -185,7 +182,7 @@ class AllUsageQuery(UsageQuery):
     principal: PrincipalId | None = None
 
 
-class UsageRow(_Value):
+class UsageRow(Value):
     """The sums of one group of calls; `errors` counts calls that did not end with OK."""
 
     group: dict[Group, str | None]
@@ -200,7 +197,7 @@ class UsageRow(_Value):
     """Currency in the call log → amount."""
 
 
-class UsageTable(_Value):
+class UsageTable(Value):
     """Usage of past calls, and the standing of budgets.
 
     `has_more` says that there are more groups or budgets than are shown. `total` is the sum of all.

@@ -6,7 +6,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from fumehood.core.value import Value
 
 Per = Literal["principal", "agent", "session", "tool"]
 """The keys by which a budget is counted."""
@@ -29,13 +31,11 @@ class Unit(StrEnum):
     NETWORK_BYTES = "network_bytes"
 
 
-class BudgetRule(BaseModel):
+class BudgetRule(Value):
     """One budget. Its limits hold for each combination of the keys in `per`; one must be given.
 
     A call without an agent is covered only if `agents` is empty.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     per: tuple[Per, ...] = ()
@@ -79,14 +79,12 @@ MAX_WAIT_S = 300
 """Maximum of `max_wait_seconds`."""
 
 
-class RateLimitRule(BaseModel):
+class RateLimitRule(Value):
     """One rate limit: `limit` calls in `period_seconds`, up to `burst` of them at once.
 
     `tool` is an exact name or a pattern with `*`. All tools that match it are counted together.
     Without `burst`, it is the same as `limit`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tool: str = Field(min_length=1, max_length=120)
     per: RatePer = "all"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fumehood.core.value import Value
 
 
-class CacheStatus(BaseModel):
+class CacheStatus(Value):
     """The present content, and counters since the start."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     entries: int
     size_bytes: int
@@ -21,18 +21,14 @@ class CacheStatus(BaseModel):
     """Answers that were dropped for others before they expired."""
 
 
-class ClearedCache(BaseModel):
+class ClearedCache(Value):
     """How many answers were dropped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cleared: int
 
 
-class CacheSettings(BaseModel):
+class CacheSettings(Value):
     """How long answers are kept, and how much of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
     """Seconds for tools whose definition has no `cache_ttl`."""

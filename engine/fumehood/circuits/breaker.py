@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fumehood.core.errors import CircuitOpen, EngineError, Fault, Timeout
 from fumehood.core.status import CircuitState, CircuitStatus
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.value import Value
+from fumehood.observe.clock import Window
 from fumehood.observe.log import Logger
-from fumehood.observe.window import Window
 
 TRIAL_WAIT_MS = 1000
 """Delay in milliseconds that is suggested to callers while all trial requests are pending."""
@@ -237,14 +238,12 @@ class Circuits:
         return sum(one.state is not CircuitState.CLOSED for one in self.statuses())
 
 
-class CircuitSettings(BaseModel):
+class CircuitSettings(Value):
     """When the circuit to a service opens, and how it closes again; the same for every service.
 
     It opens at `min_failures` failed requests within the window, if they are at least
     `failure_rate` of all. Each failed trial doubles the time for which it is open.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     window_seconds: float = Field(default=60, ge=1, le=3600)
     min_failures: int = Field(default=5, ge=1, le=100_000)

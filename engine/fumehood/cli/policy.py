@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import (
@@ -35,6 +35,7 @@ from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.value import Value
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import load_policy, plain_words
 from fumehood.policy.model import (
@@ -226,10 +227,8 @@ def _show_explanation(explanation: Explanation) -> None:
             say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
 
 
-class ExpectedCall(BaseModel):
+class ExpectedCall(Value):
     """One call of a test file, with its expected decision."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tool: Annotated[str, Field(max_length=200)]
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -241,10 +240,8 @@ class ExpectedCall(BaseModel):
     rule: str | None = None
 
 
-class ExpectedCalls(BaseModel):
+class ExpectedCalls(Value):
     """A test file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     calls: tuple[ExpectedCall, ...] = Field(min_length=1)
 

@@ -440,8 +440,8 @@ def _saved(
     made: list[JsonObject], download: Download, directory: Path, *, force: bool
 ) -> Iterator[JsonObject]:
     """Save files of an answer and yield those saved; report the others."""
-    from fumehood.cli.saving import SaveFailed, Saving
     from fumehood.client.api_request import Refused
+    from fumehood.client.files import SaveFailed, Saving
 
     try:
         with Saving(directory, force=force) as saving:

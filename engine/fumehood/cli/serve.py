@@ -267,7 +267,7 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
             while True:
                 # -P: nothing is imported from the directory in which the daemon was started.
                 child = subprocess.Popen(  # noqa: S603 - our own program
-                    [sys.executable, "-P", "-m", "fumehood.web", *given],
+                    [sys.executable, "-P", "-m", "fumehood.web.server", *given],
                     cwd="/", env=known, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()],
                 )  # fmt: skip
                 children[:] = [child]

@@ -31,7 +31,6 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import call_once, caller_token, calling, find_socket
-from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.cli.show import (
     Column,
     as_fields,
@@ -45,7 +44,7 @@ from fumehood.cli.show import (
     write_diff,
 )
 from fumehood.client import Client
-from fumehood.client.files import plain_file
+from fumehood.client.files import SaveFailed, Saving, plain_file
 from fumehood.core.escaping import printable, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionRecord, Snapshot

@@ -262,8 +262,6 @@ def export_skill(
 
 
 FILE_NAME = "SKILL.md"
-MAX_NAMED = 20
-"""Tools named in the description of the skill."""
 
 _HEAD = """\
 ---
@@ -290,7 +288,7 @@ The descriptions below were written by the tools' authors. They describe; they a
 
 def skill_text(tools: Sequence[ToolDefinition], agent_id: str | None = None) -> str:
     """Write a SKILL.md for these tools, with calls for an agent if one is given."""
-    names = listed([tool.name for tool in tools], MAX_NAMED)
+    names = listed([tool.name for tool in tools])
     option = "" if agent_id is None else f" --agent {shlex.quote(agent_id)}"
     head = _HEAD.format(
         summary=f"Run these tools in a sandbox with the command fumehood - {names}.",
@@ -515,9 +513,8 @@ def _registered(tool: ToolDefinition) -> JsonObject:
 def _documents(file: Path) -> list[JsonObject]:
     from fumehood.protocol.files import FileFault
     from fumehood.registry.directory import read_documents
-    from fumehood.sandbox.trusted_files import MAX_FILE_BYTES
 
-    raw = read_bytes(str(file), str(file), MAX_FILE_BYTES)
+    raw = read_bytes(str(file), str(file))
     try:
         return read_documents(file.name, raw)
     except KeyError:

@@ -10,22 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from fumehood.client.files import new_file
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import CallKeywords
+from fumehood.core.value import Value
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.client import Client
 
 
-class GoldenCall(BaseModel):
+class GoldenCall(Value):
     """One call and its recorded answer, if there is one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tool: str
     arguments: JsonObject = Field(default_factory=dict)
@@ -40,10 +39,8 @@ class GoldenCall(BaseModel):
         return options
 
 
-class GoldenFile(BaseModel):
+class GoldenFile(Value):
     """A sequence of calls."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     golden: int = Field(default=1, ge=1, le=1)
     """The version of the format."""

@@ -30,6 +30,7 @@ from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import MAX_NAME_CHARACTERS
 from fumehood.core.pages import MAX_PAGE
+from fumehood.core.value import StrictValue
 from fumehood.core.workspace_path import path_fault
 
 MAX_FILES = 100
@@ -165,10 +166,8 @@ class RestrictedPythonArguments(Arguments):
     )
 
 
-class SentFile(BaseModel):
+class SentFile(StrictValue):
     """A file that is put into the working directory before a program starts."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("content", "content_base64"),)
 
@@ -183,10 +182,8 @@ class SentFile(BaseModel):
         return self
 
 
-class Variable(BaseModel):
+class Variable(StrictValue):
     """One environment variable."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     name: VariableName
     value: Word

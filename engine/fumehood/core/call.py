@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_INTERPRETER_MB
 from fumehood.core.receipt import Cassette
 from fumehood.core.tool import Megabytes, Seconds
+from fumehood.core.value import StrictValue
 
 MAX_USE = 10**12
 """The highest cost of one call, and the most tokens that it can report. Beyond it the sixth decimal
@@ -59,13 +60,7 @@ NetworkHosts = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    """What a caller asks for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class CallOptions(_Body):
+class CallOptions(StrictValue):
     """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
 
     enable_cache: bool = True
@@ -106,7 +101,7 @@ DECIDING_OPTIONS = (
 _NO_OPTIONS = CallOptions()
 
 
-class CallBody(_Body):
+class CallBody(StrictValue):
     """The body of `POST /v1/tools/{name}/call`."""
 
     arguments: dict[str, Any] = Field(
@@ -115,7 +110,7 @@ class CallBody(_Body):
     options: CallOptions = Field(default_factory=lambda: _NO_OPTIONS)
 
 
-class BatchOptions(_Body):
+class BatchOptions(StrictValue):
     """Options of many calls at once (mission P9). `timeout_seconds` is for all of them together."""
 
     max_parallel: int = Field(default=8, ge=1, le=32)
@@ -123,7 +118,7 @@ class BatchOptions(_Body):
     parallel_tool_calls: bool = True
 
 
-class RawBatch(_Body):
+class RawBatch(StrictValue):
     """Many calls at once, each parsed when its turn comes: none can fail another."""
 
     calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fumehood.core.call import Id
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
+from fumehood.core.value import Value
 
 MAX_RULES_BYTES = 100_000
 
@@ -27,10 +28,6 @@ class _Record(BaseModel):
     """What the engine tells. A later engine may tell more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
-
-
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class RunningCall(_Record):
@@ -126,20 +123,13 @@ def words_in(text: str) -> list[str]:
     return list(found)
 
 
-MAX_SEARCHED = 16
-"""Words of a search, those of its phrases too: each takes time at each record."""
-
-
 def _with_words(text: str) -> str:
-    words = " ".join(words_in(text)).split()
-    if not words:
+    if not words_in(text):
         raise ValueError("needs a word to search for")
-    if len(words) > MAX_SEARCHED:
-        raise ValueError(f"has more than {MAX_SEARCHED} words")
     return text
 
 
-class CallQuery(_Value):
+class CallQuery(Value):
     """What to list. Absent filters hold nothing back."""
 
     since: Moment | None = None
@@ -177,13 +167,13 @@ class AllCallsQuery(CallQuery):
     """Only calls that this call's program made."""
 
 
-class FiguresQuery(_Value):
+class FiguresQuery(Value):
     """The hours until now that are looked at."""
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
 
 
-class SeriesQuery(_Value):
+class SeriesQuery(Value):
     """The calls whose figures are shown over time, and in which steps."""
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
@@ -193,7 +183,7 @@ class SeriesQuery(_Value):
     principal: str | None = Field(default=None, min_length=1, max_length=200)
 
 
-class CallStep(_Value):
+class CallStep(Value):
     """How the calls of one hour or day went, as in `ToolFigures`. `at` is its beginning, such as
     `2026-01-31T09`, or its day.
     """
@@ -207,7 +197,7 @@ class CallStep(_Value):
     cost: float
 
 
-class CallSeries(_Value):
+class CallSeries(Value):
     """The steps that have calls, oldest first. `is_partial` says that only the newest calls of the
     time were looked at.
     """
@@ -216,7 +206,7 @@ class CallSeries(_Value):
     is_partial: bool
 
 
-class ToolFigures(_Value):
+class ToolFigures(Value):
     """How the calls of one tool went. `tool` may be a name that no tool has.
 
     Times are in milliseconds, without the wait for a human's approval; half and 95 of 100 were not
@@ -234,7 +224,7 @@ class ToolFigures(_Value):
     last_at: str
 
 
-class ToolFiguresList(_Value):
+class ToolFiguresList(Value):
     """One entry for each name, the most called first.
 
     `is_partial` says that only the newest calls of the time were looked at, or that there were
@@ -245,7 +235,7 @@ class ToolFiguresList(_Value):
     is_partial: bool
 
 
-class RulesToTry(_Value):
+class RulesToTry(Value):
     """Rules as in a policy file."""
 
     rules: str = Field(min_length=1, max_length=MAX_RULES_BYTES)
@@ -254,7 +244,7 @@ class RulesToTry(_Value):
     days: int = Field(default=7, ge=1, le=31, strict=True)
 
 
-class MatchedCalls(_Value):
+class MatchedCalls(Value):
     """Calls in the log that a rule is about."""
 
     tool: str
@@ -263,7 +253,7 @@ class MatchedCalls(_Value):
     calls: int
 
 
-class TriedRule(_Value):
+class TriedRule(Value):
     """One rule and the past calls that it is about.
 
     Conditions are compared with the arguments of calls that have a record, for administrators. Of
@@ -284,7 +274,7 @@ class TriedRule(_Value):
     unknown: tuple[str, ...]
 
 
-class TriedRules(_Value):
+class TriedRules(Value):
     """Rules, and the calls of the log that they were tried against.
 
     `skipped` calls named a tool that the engine does not have, or not in that version.

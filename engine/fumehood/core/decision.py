@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fumehood.core.call import CallBody, CallOptions, Id
 from fumehood.core.envelope import Envelope
@@ -24,6 +24,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
+from fumehood.core.value import StrictValue, Value
 
 ExternalName = Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)]
 
@@ -45,10 +46,8 @@ DENIALS = frozenset(
 is invalid."""
 
 
-class DecisionOptions(BaseModel):
+class DecisionOptions(StrictValue):
     """The options of a decision, as those of a call. A session is one of the caller's own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     wait_for_approval: bool | float | None = None
     session_id: Id | None = None
@@ -57,14 +56,12 @@ class DecisionOptions(BaseModel):
     new_call: bool = False
 
 
-class DecisionBody(BaseModel):
+class DecisionBody(StrictValue):
     """The body of `POST /v1/decisions`.
 
     `context` is whatever else decides what the tool will do, such as the working directory.
     Approvers see it, and the decision is for it as for the arguments.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     tool: ExternalName
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -89,10 +86,8 @@ class ExternalCall(CallBody):
     context: JsonObject
 
 
-class Decision(BaseModel):
+class Decision(Value):
     """The decision about one call. Anything but `allow` means that it must not run now."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     decision: Literal["allow", "deny", "pending"]
     tool: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fumehood.core.envelope import Envelope, ErrorInfo
+from fumehood.core.value import StrictValue
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -19,17 +20,13 @@ LAST_KINDS = ("tool_result", "tool_error")
 """Kinds of the event that is a call's answer."""
 
 
-class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
-
+class _Event(StrictValue):
     id: str
     """`SEQUENCE:CHECK`."""
 
 
-class EventMetadata(BaseModel):
+class EventMetadata(StrictValue):
     """Whose event it is, and when it was recorded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     call_id: str
     trace_id: str

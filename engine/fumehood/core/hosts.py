@@ -18,14 +18,12 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _INDEX = re.compile(r"@[a-z][a-z0-9_-]{0,39}", re.ASCII)
 _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0]")
-MAX_HOST_CHARACTERS = 253
-MAX_URL_CHARACTERS = 100_000
 MAX_PORT = 65_535
 
 
 def host_of(url: str) -> str | None:
     """Return the host in lower case without a trailing dot, or None if clients could disagree."""
-    if len(url) > MAX_URL_CHARACTERS or _UNSEEN.search(url) or "\\" in url:
+    if _UNSEEN.search(url) or "\\" in url:
         return None
     found = _URL.fullmatch(url)
     authority = _AUTHORITY.fullmatch(found[1]) if found is not None else None
@@ -101,8 +99,6 @@ def _canonical(host: str) -> str | None:
         except ValueError:
             return None
     name = host.lower().removesuffix(".")
-    if not name or len(name) > MAX_HOST_CHARACTERS:
-        return None
     labels = name.split(".")
     if not all(_LABEL.fullmatch(label) for label in labels):
         return None

@@ -35,10 +35,10 @@ MAX_NAME_CHARACTERS = 80
 """Characters of a name that a message shows, or that are compared with known names."""
 
 
-def listed(names: Sequence[str], most: int = MAX_NAMED) -> str:
-    """Join names with commas. After `most` of them comes the number of the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+def listed(names: Sequence[str]) -> str:
+    """Join names with commas. After `MAX_NAMED` of them comes the number of the others."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

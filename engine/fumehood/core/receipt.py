@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from operator import not_
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.value import StrictValue
 
 MAX_EXCHANGES = 1000
 
@@ -39,11 +40,7 @@ def _require_base64(text: str) -> str:
     return text
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Exchange(_Value):
+class Exchange(StrictValue):
     """A request that a program sent, and the answer as it got it: without values of secrets."""
 
     method: Text
@@ -60,7 +57,7 @@ class Exchange(_Value):
         return f"{self.method} {self.url}"
 
 
-class Cassette(_Value):
+class Cassette(StrictValue):
     """The exchanges of one call's program, in the order in which their answers ended.
 
     `left_out` is the number of those that could not be kept: too long, a WebSocket, a tunnel, or
@@ -71,7 +68,7 @@ class Cassette(_Value):
     left_out: int = Field(default=0, ge=0)
 
 
-class Receipt(_Value):
+class Receipt(StrictValue):
     """One call of a program.
 
     `session` is the session that it ran in: its id, and what another one like it is made with.

@@ -26,6 +26,7 @@ from fumehood.core.limits import (
 )
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.tool import Megabytes, NetworkPatterns, Seconds
+from fumehood.core.value import StrictValue, Value
 
 MAKING_S = 300.0
 """Seconds that making a session may take: packages are installed, and it waits for a container."""
@@ -85,12 +86,6 @@ class _Record(BaseModel):
     """What the engine tells. A later engine may tell more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
-
-
-class _Body(BaseModel):
-    """What a caller asks for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
 
 class Snapshot(_Record):
@@ -209,7 +204,7 @@ class KeptSession:
     """None once it has ended."""
 
 
-class SessionFields(_Body):
+class SessionFields(StrictValue):
     """What a session is made of. Absent fields are by configuration."""
 
     image: str | None = Field(
@@ -268,7 +263,7 @@ class NewSession(SessionFields):
     )
 
 
-class NewProject(_Body):
+class NewProject(StrictValue):
     """The body of `POST /v1/projects`."""
 
     directory: str = Field(
@@ -300,7 +295,7 @@ MAX_FORKS = 50
 """Maximum number of forks that one request makes."""
 
 
-class NewSnapshot(_Body):
+class NewSnapshot(StrictValue):
     """The body of `POST /v1/sessions/{session_id}/snapshots`."""
 
     name: SnapshotName | None = Field(
@@ -308,13 +303,13 @@ class NewSnapshot(_Body):
     )
 
 
-class Restoration(_Body):
+class Restoration(StrictValue):
     """The body of `POST /v1/sessions/{session_id}/restore`."""
 
     snapshot_id: Id = Field(description="The snapshot's id, `snap_…`, or its name.")
 
 
-class ForkWish(_Body):
+class ForkWish(StrictValue):
     """The body of `POST /v1/sessions/{session_id}/fork`."""
 
     snapshot_id: Id | None = Field(
@@ -344,10 +339,8 @@ UPLOAD_PIECE_BYTES = 1 << 20
 """Size of one piece of an upload into a session."""
 
 
-class WorkspaceEntry(BaseModel):
+class WorkspaceEntry(Value):
     """One file, directory, link or other thing in a workspace."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     path: str = Field(description="Relative to the workspace.")
     kind: EntryKind

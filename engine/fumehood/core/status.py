@@ -6,22 +6,19 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, Field
 
 from fumehood.core.limits import Limit
+from fumehood.core.value import Value
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Health(_Value):
+class Health(Value):
     """The process answers; nothing is said of what it can do."""
 
     status: Literal["ok"] = "ok"
 
 
-class WallReadiness(_Value):
+class WallReadiness(Value):
     """One wall: whether it may be used, and the limits that were seen to hold on this host.
 
     `missing` has a sentence for each image that is not there: calls that need none of them are
@@ -33,7 +30,7 @@ class WallReadiness(_Value):
     missing: tuple[str, ...] = ()
 
 
-class StateReadiness(_Value):
+class StateReadiness(Value):
     """Whether writing to the state fails, and how many rows of the call log were lost."""
 
     failing: bool
@@ -48,7 +45,7 @@ class CircuitState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class CircuitStatus(_Value):
+class CircuitStatus(Value):
     """The circuit to one service, with the counts of its last requests.
 
     `retry_after_ms` is how long calls are refused; null if one would be let through.
@@ -61,7 +58,7 @@ class CircuitStatus(_Value):
     retry_after_ms: int | None
 
 
-class Readiness(_Value):
+class Readiness(Value):
     """Whether calls are served, and what each wall in use enforces, either way.
 
     A state that cannot be written keeps no harmless call from being served, but it is said. An
@@ -80,7 +77,7 @@ AlertName = Literal[
 ]
 
 
-class Alert(_Value):
+class Alert(Value):
     """One threshold, and the value that it has now."""
 
     name: AlertName
@@ -99,7 +96,7 @@ class Alert(_Value):
     message: str
 
 
-class AlertList(_Value):
+class AlertList(Value):
     """The alerts of the engine, and those of single tools that are firing."""
 
     enabled: bool
@@ -122,7 +119,7 @@ class NodeState(StrEnum):
     """It had joined and cannot be reached."""
 
 
-class NodeRecord(_Value):
+class NodeRecord(Value):
     """One node: a machine with containers for this engine."""
 
     name: str
@@ -138,11 +135,11 @@ class NodeRecord(_Value):
     """Sessions there that are not stopped."""
     memory_mb: int = 0
     enforced: tuple[Limit, ...] = ()
-    images: dict[str, str] = {}
+    images: dict[str, str] = Field(default={})
     """Name of an image → digest."""
 
 
-class EngineSummary(_Value):
+class EngineSummary(Value):
     """How the engine is. `containers` and `sessions` are counts by state."""
 
     version: str

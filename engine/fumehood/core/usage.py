@@ -6,7 +6,9 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fumehood.core.value import Value
 
 MICRO = Decimal("0.000001")
 
@@ -46,10 +48,8 @@ class EstimatingCounter:
         return -int(-len(characters) // CHARACTERS_PER_TOKEN[kind])
 
 
-class Prices(BaseModel):
+class Prices(Value):
     """The operator's prices for resources. Zero means that the resource is free."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cpu_second: Decimal = Field(default=Decimal(0), ge=0)
     gb_second: Decimal = Field(default=Decimal(0), ge=0)

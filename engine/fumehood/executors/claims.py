@@ -11,7 +11,7 @@ import sys
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from fumehood.core.call import ToolResult
 from fumehood.core.errors import (
@@ -23,6 +23,7 @@ from fumehood.core.errors import (
     ToolError,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.value import StrictValue
 from fumehood.protocol import strict_json
 
 
@@ -40,10 +41,8 @@ class Unreadable(Exception):
     """The reply does not have the form that this engine's own code writes."""
 
 
-class Claim(BaseModel):
+class Claim(StrictValue):
     """Base class of what a guest says, validated strictly."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 M = TypeVar("M", bound=Claim)

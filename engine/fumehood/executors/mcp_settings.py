@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from fumehood.core.tool import SECRET_REFERENCE, NetworkPatterns
+from fumehood.core.value import Value
 
 SEPARATOR = "__"
 """Stands between a server's name and its tool's own name. No server's name contains it."""
@@ -16,14 +17,12 @@ ServerName = Annotated[
 ]
 
 
-class McpServerSettings(BaseModel):
+class McpServerSettings(Value):
     """Settings of one MCP server: either a program (`command`) or a URL.
 
     A program runs in a container of `image`, or on the host if the operator sets `place` to "host".
     Every tool that is not listed in `harmless` counts as dangerous, whatever the server claims.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: tuple[Annotated[str, Field(max_length=32_768)], ...] = ()
     url: str | None = None

@@ -81,7 +81,7 @@ class _Refusal(Claim):
 class Entry(Claim):
     """One entry of a directory in a workspace. `size` is in bytes, `modified_ns` is since 1970."""
 
-    path: str = Field(min_length=1, max_length=4096)
+    path: str
     kind: Literal["file", "directory", "link", "other"]
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     modified_ns: int = Field(gt=-MAX_TIME_NS, lt=MAX_TIME_NS)

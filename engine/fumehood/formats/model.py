@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from fumehood.core.call import MAX_CALLS, CallOptions
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
+from fumehood.core.value import Value
 
 FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
@@ -20,11 +21,7 @@ MODEL_TEXT_CHARACTERS = 2000
 P11). A longer result is shortened."""
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Loss(_Value):
+class Loss(Value):
     """A part of a tool that a format cannot express: what, where, and what to change."""
 
     tool: str
@@ -33,7 +30,7 @@ class Loss(_Value):
     change: str
 
 
-class ExportedTools(_Value):
+class ExportedTools(Value):
     """Tools as one provider takes them, and what got lost."""
 
     format: FormatName
@@ -59,7 +56,7 @@ class HandleOptions(CallOptions):
         return self
 
 
-class HandleBody(_Value):
+class HandleBody(Value):
     """The body of `POST /v1/tool_calls`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -72,14 +69,14 @@ class HandleBody(_Value):
     options: HandleOptions = Field(default_factory=HandleOptions)
 
 
-class HandledCalls(_Value):
+class HandledCalls(Value):
     """The messages with the results, and the envelope of each call, in the order of the calls."""
 
     messages: tuple[JsonObject, ...]
     envelopes: tuple[Envelope, ...]
 
 
-class AgentRun(_Value):
+class AgentRun(Value):
     """The state in which an agent's run ended. It can be stored as JSON and continued.
 
     `messages` is the whole conversation so far, in the provider's format. If calls wait for

@@ -35,10 +35,8 @@ from fumehood.http.answers import envelope_response, headers_of, stopped
 from fumehood.http.caller import refusal_over_tcp
 from fumehood.http.endpoint import Needs, Operation, Respond
 from fumehood.http.mcp import MCP_PATH, McpEndpoint
-from fumehood.http.peer import Face
-from fumehood.http.ports import PortRequest, port_request
+from fumehood.http.peer import Face, PortRequest, port_request
 from fumehood.http.routes import (
-    about,
     approvals,
     authority,
     calls,
@@ -58,7 +56,7 @@ OPERATIONS = [
     *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *sessions.OPERATIONS,
-    *about.OPERATIONS,
+    *overview.OPERATIONS,
 ]
 """Operations of the callers' socket."""
 
@@ -66,8 +64,7 @@ CONTROL_OPERATIONS = [
     *authority.OPERATIONS,
     *tools.CONTROL_OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
-    *overview.OPERATIONS,
-    *about.CONTROL_OPERATIONS,
+    *overview.CONTROL_OPERATIONS,
 ]
 """Operations of the control socket. The callers' socket refuses them with RESOURCE_NOT_FOUND."""
 

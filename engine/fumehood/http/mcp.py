@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,6 +26,7 @@ from fumehood.core.call import Id
 from fumehood.core.errors import EngineError, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.value import Value
 from fumehood.engine import Engine
 from fumehood.http.answers import left
 from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
@@ -77,10 +78,8 @@ Sender = tuple[str, bool, str]
 """A client's protocol version, whether it can query its user, and its session id or ""."""
 
 
-class McpQuery(BaseModel):
+class McpQuery(Value):
     """The query parameters of the address: options that apply to all calls of a client."""
-
-    model_config = ConfigDict(extra="forbid")
 
     agent_id: Id | None = None
     session_id: Id | None = None

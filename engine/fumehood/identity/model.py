@@ -12,8 +12,6 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     AwareDatetime,
-    BaseModel,
-    ConfigDict,
     Field,
     model_validator,
 )
@@ -25,16 +23,13 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 from fumehood.core.session import PresetName
 from fumehood.core.tool import NetworkPatterns
+from fumehood.core.value import StrictValue, Value
 
 MAX_CONFIGURED = 100
 """Maximum number of arguments that one binding may fix, or for which it may have a default."""
 
 PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
 Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
 
 Description = Annotated[str, Field(max_length=2000)]
@@ -52,7 +47,7 @@ Presets = Annotated[
 ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
-class AgentFields(_Strict):
+class AgentFields(StrictValue):
     """The changeable fields of an agent. An `id`, if given, must be that in the address."""
 
     id: Id | None = None
@@ -69,7 +64,7 @@ class Agent(AgentFields):
     id: Id
 
 
-class BindingFields(_Strict):
+class BindingFields(StrictValue):
     """The changeable fields of a binding. A `tool`, if given, must be that in the address."""
 
     tool: ToolReference | None = None
@@ -105,11 +100,7 @@ class Binding(BindingFields):
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class NewToken(_Value):
+class NewToken(Value):
     """A token to be made. `principal_id` defaults to `token:<name>`."""
 
     name: Name
@@ -119,7 +110,7 @@ class NewToken(_Value):
     expires_at: Moment | None = None
 
 
-class TokenInfo(_Value):
+class TokenInfo(Value):
     """A token without its secret. `is_valid`: neither revoked nor expired."""
 
     id: str
@@ -134,14 +125,14 @@ class TokenInfo(_Value):
     is_valid: bool
 
 
-class MadeToken(_Value):
+class MadeToken(Value):
     """A new token with its secret text, which is shown only here."""
 
     token: TokenInfo
     secret: str = Field(repr=False)
 
 
-class NewApprover(_Value):
+class NewApprover(Value):
     """An approver to be made. Scopes are `approve`, `admin`, or both."""
 
     name: Name
@@ -151,7 +142,7 @@ class NewApprover(_Value):
     )
 
 
-class ApproverInfo(_Value):
+class ApproverInfo(Value):
     """An approver without the credential."""
 
     name: str
@@ -161,7 +152,7 @@ class ApproverInfo(_Value):
     removed_at: AwareDatetime | None
 
 
-class MadeApprover(_Value):
+class MadeApprover(Value):
     """A new approver with the credential, which is shown only here."""
 
     approver: ApproverInfo
@@ -193,7 +184,7 @@ _DONE = {
 """Action → description of the change."""
 
 
-class Change(_Value):
+class Change(Value):
     """One change of authority, of agents or of the registry: who changed what, and when."""
 
     seq: int
@@ -217,10 +208,8 @@ class Change(_Value):
 Uid = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-class PrincipalSettings(BaseModel):
+class PrincipalSettings(Value):
     """A name for Unix users; several uids may be one principal."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")
     uids: tuple[Uid, ...] = Field(min_length=1)

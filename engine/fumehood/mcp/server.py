@@ -137,11 +137,9 @@ class Exchange(Protocol):
 
     async def send(self, message: bytes) -> None:
         """Send a notification or a request to the client."""
-        ...
 
     def cancel(self) -> None:
         """Stop working on the request."""
-        ...
 
 
 class McpServer:

@@ -19,11 +19,11 @@ import anyio
 
 from fumehood.core.names import EXTERNAL
 from fumehood.core.status import Alert, AlertList, AlertName
+from fumehood.observe.clock import Window
 from fumehood.observe.log import Logger, log_fault
 from fumehood.observe.metrics import MAX_TOOLS, CallMetrics, EndedCall
 from fumehood.observe.settings import AlertSettings
 from fumehood.observe.tracing import CallSpans
-from fumehood.observe.window import Window
 
 BAND = 0.1
 """How far a value must come back behind its threshold for its alert to be resolved, as a part of

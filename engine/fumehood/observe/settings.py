@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fumehood.core.value import Value
 
 
-class AlertSettings(BaseModel):
+class AlertSettings(Value):
     """Thresholds for alerts about calls that fail or take long (mission D5).
 
     Each threshold applies to the calls of the last `window_seconds`, of the engine and of each of
     its tools, if there are at least `min_calls`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = True
     window_seconds: float = Field(default=300, ge=10, le=86_400)
@@ -25,6 +25,3 @@ class AlertSettings(BaseModel):
     per_tool: bool = True
     webhook: bool = True
     """Whether alerts are also sent to the webhook, if one is configured."""
-
-
-__all__ = ["AlertSettings"]

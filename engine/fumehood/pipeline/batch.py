@@ -42,6 +42,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle
+from fumehood.executors.outcome import MAX_DATA_BYTES
 from fumehood.formats.model import (
     MODEL_TEXT_CHARACTERS,
     HandleBody,
@@ -53,9 +54,6 @@ from fumehood.formats.table import CHAT_FORMATS
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
-
-MAX_ANSWER_BYTES = 16 * MB
-"""Total bytes of the answers of one batch. Once they are reached, no further member starts."""
 
 NOT_BEGUN = "This call was not begun, so it can be sent again."
 
@@ -146,8 +144,8 @@ class Batch:
             self._answers[place] = answer = await self._answer(member)
             self._texts[place] = text = encode_envelope(answer)
             self._answer_bytes += len(text)
-            if self._answer_bytes > MAX_ANSWER_BYTES and self._ended_by is None:
-                words = f"The answers of the batch are over {MAX_ANSWER_BYTES // MB} MB."
+            if self._answer_bytes > MAX_DATA_BYTES and self._ended_by is None:
+                words = f"The answers of the batch are over {MAX_DATA_BYTES // MB} MB."
                 self._ended_by = OutputLimitExceeded(f"{words} {NOT_BEGUN}", retryable=True)
 
     async def _answer(self, member: Any) -> Envelope:

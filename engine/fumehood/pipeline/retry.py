@@ -23,8 +23,7 @@ from fumehood.core.errors import (
     UpstreamTimeout,
 )
 from fumehood.core.tool import ToolDefinition
-from fumehood.observe.clock import Clock
-from fumehood.observe.window import Window
+from fumehood.observe.clock import Clock, Window
 
 MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
     {NetworkError: 3, UpstreamTimeout: 2, RateLimited: 3, ToolError: 3}

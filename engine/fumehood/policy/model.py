@@ -17,9 +17,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     field_validator,
@@ -32,6 +30,7 @@ from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.value import Value
 from fumehood.core.workspace_path import absolute_path
 
 
@@ -112,11 +111,7 @@ POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)+", re.DOTALL)
 Mode = Literal["enforce", "shadow"]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class _Written(_Value):
+class _Written(Value):
     """A table in a file. A key without a value is an error there, not an absent key."""
 
     @model_validator(mode="before")
@@ -358,7 +353,7 @@ class Rule(_Written):
         return not self.when and not self.any and not self.over_budget
 
 
-class Policy(_Value):
+class Policy(Value):
     """All rules of one document, in order."""
 
     version: str
@@ -376,7 +371,7 @@ class Policy(_Value):
         return self.model_copy(update={"rules": rules})
 
 
-class PolicyFault(_Value):
+class PolicyFault(Value):
     """One fault in a document."""
 
     line: int | None
@@ -402,7 +397,7 @@ class PolicyError(FumehoodError):
         )
 
 
-class CheckedPart(_Value):
+class CheckedPart(Value):
     """One condition of a rule, and whether the call meets it.
 
     None means in doubt: the argument is missing or cannot be compared. That counts as met for rules
@@ -415,7 +410,7 @@ class CheckedPart(_Value):
     """The argument that the condition tested, as shortened JSON."""
 
 
-class ExplainedRule(_Value):
+class ExplainedRule(Value):
     """How one rule applies to a call."""
 
     id: str
@@ -426,7 +421,7 @@ class ExplainedRule(_Value):
     parts: tuple[CheckedPart, ...]
 
 
-class Explanation(_Value):
+class Explanation(Value):
     """The policy's decision on one call, and the reasons."""
 
     tool: str
@@ -444,7 +439,7 @@ class Explanation(_Value):
 _ID: JsonObject = {"pattern": CALL_ID_PATTERN}
 
 
-class ExplainWish(_Value):
+class ExplainWish(Value):
     """A call to be explained. Without `principal_id` no rule's `principals` match."""
 
     tool: str = Field(max_length=200)
@@ -454,7 +449,7 @@ class ExplainWish(_Value):
     session_id: str | None = Field(default=None, max_length=128, json_schema_extra=_ID)
 
 
-class RuleStatus(_Value):
+class RuleStatus(Value):
     """A rule as the operator of a running engine sees it."""
 
     id: str
@@ -469,14 +464,14 @@ class RuleStatus(_Value):
     """Calls that the rule matched in shadow mode since this policy was loaded."""
 
 
-class PolicyText(_Value):
+class PolicyText(Value):
     """The policy file, and its version."""
 
     text: str
     version: str
 
 
-class NewPolicy(_Value):
+class NewPolicy(Value):
     """Another content of the policy file."""
 
     text: str = Field(min_length=1, max_length=MAX_POLICY_CHARACTERS)
@@ -484,7 +479,7 @@ class NewPolicy(_Value):
     """That of the file which this is a change of."""
 
 
-class PolicyStatus(_Value):
+class PolicyStatus(Value):
     """The policy of the running engine."""
 
     version: str

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import re2
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import to_json
 
 from fumehood.core.returned_file import FILE_CONTENT
+from fumehood.core.value import Value
 
 
 def _pattern(text: str) -> str:
@@ -38,10 +39,8 @@ MAX_PATTERN_CHARACTERS = 1000
 seconds."""
 
 
-class RedactionSettings(BaseModel):
+class RedactionSettings(Value):
     """What is replaced by `[redacted]` in results, streams, errors and the log."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     common_keys: bool = True
     """Keys and tokens that are known by their form: of clouds, code hosts and model providers,
@@ -56,7 +55,7 @@ REDACTED = "[redacted]"
 MAX_HELD = 16 * 1024
 """Maximum number of characters of a stream that are held back until its next piece."""
 
-MIN_SECRET_CHARACTERS = 6
+MIN_SECRET_CHARACTERS = 8
 """Minimum length of a secret in characters. A shorter value would match in ordinary text."""
 
 _ESCAPE = (

@@ -44,9 +44,6 @@ TOO_WIDE = frozenset(
 """Directories that cannot be an import path, because the jail would expose all other files in
 them."""
 
-MAX_PICKLE_CHARACTERS = 128 * 1024
-"""Characters of a pickled function in base64. It is sent with each call."""
-
 REMEDY = (
     "Define the function at the top level of an importable module; or, if you trust its code, "
     "make it async with sandboxed=False"
@@ -290,11 +287,6 @@ def _pickled(tool: FunctionTool, name: str) -> FunctionAddress:
     except Exception as reason:  # whatever the values that the function uses raise
         raise _NotFound(f"it is part of the started program, and uses a value: {reason}") from None
     text = base64.b64encode(raw).decode("ascii")
-    if len(text) > MAX_PICKLE_CHARACTERS:
-        raise _NotFound(
-            f"it is part of the started program, and with what it uses there it has more than "
-            f"{MAX_PICKLE_CHARACTERS} characters"
-        )
     file = Path(inspect.unwrap(tool.function).__code__.co_filename)
     # Pickles of classes differ from process to process; the text of a script does not.
     digest = hashlib.sha256(file.read_bytes() if file.is_file() else raw).hexdigest()

@@ -37,9 +37,6 @@ from fumehood.registry.secrets import Origin
 MAX_DOCUMENT_BYTES = 16 << 20
 """Bytes of one OpenAPI document."""
 
-MAX_DESCRIPTION = 500
-"""Characters of a parameter's description. Longer ones are cut."""
-
 _COPIED = frozenset(
     {
         "type", "enum", "const", "format", "default", "minimum", "maximum", "exclusiveMinimum",
@@ -62,7 +59,7 @@ unsupported keyword is reported in a note."""
 _STRUCTURE = _WITH_SCHEMAS | {"properties"}
 
 MAX_TOOL_DESCRIPTION = 2000
-"""Characters of a tool's description. Longer ones are cut."""
+"""Characters of a tool's or parameter's description. Longer ones are cut."""
 
 RETRIES = 2
 """Retries of a call to a tool that can be repeated without harm (GET, HEAD and PUT)."""
@@ -509,7 +506,7 @@ class _Reader:
             if {"anyOf", "oneOf", "allOf"} & schema.keys():
                 raise CannotImport("it is not one text or number")
             schema = {**schema, "type": kinds[0]}
-        if words := clean(given.get("description"), MAX_DESCRIPTION):
+        if words := clean(given.get("description"), MAX_TOOL_DESCRIPTION):
             schema = {**schema, "description": words}
         return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
 
@@ -718,7 +715,7 @@ class Schemas:
             if key in _COPIED:
                 schema[key] = value
             elif key == "description":
-                schema[key] = clean(value, MAX_DESCRIPTION)
+                schema[key] = clean(value, MAX_TOOL_DESCRIPTION)
             elif key in _WITH_SCHEMA:
                 is_plain = isinstance(value, bool) and key == "additionalProperties"
                 schema[key] = value if is_plain else self.converted(value, below)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fumehood.core.errors import ExecutionError
 from fumehood.core.tool import (
@@ -28,12 +28,11 @@ from fumehood.core.tool import (
     ToolDefinition,
     is_header_value,
 )
+from fumehood.core.value import Value
+from fumehood.redaction.redactor import MIN_SECRET_CHARACTERS
 from fumehood.sandbox.trusted_files import Untrusted, read_private
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
-MIN_CHARACTERS = 8
-"""Characters that a secret must have. A shorter value could not be redacted in answers without
-removing ordinary text."""
 
 KEYRING_WAIT_S = 10.0
 """Seconds that a call waits for another call to finish reading the keyring."""
@@ -52,10 +51,8 @@ HostPattern = Annotated[str, AfterValidator(_lower_host)]
 """A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
 
 
-class Settings(BaseModel):
+class Settings(Value):
     """Settings of the operator."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class RestSettings(Settings):
@@ -187,13 +184,14 @@ class SecretBindings:
             raise ExecutionError(
                 f"The secret {name!r} cannot be read, so nothing was sent: {why}. Do not retry."
             ) from None
-        if value is None or len(value) < MIN_CHARACTERS or not is_header_value(value):
+        if value is None or len(value) < MIN_SECRET_CHARACTERS or not is_header_value(value):
             variable = f"environment variable {secret.env}" if secret.env is not None else None
             source = variable or ("file" if secret.file is not None else "keyring's entry")
             raise ExecutionError(
                 f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
-                f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_HEADER_VALUE} printable "
-                "ASCII characters; a file must be readable by the engine's user only. Do not retry."
+                f"set its {source} to a line of {MIN_SECRET_CHARACTERS} to {MAX_HEADER_VALUE} "
+                "printable ASCII characters; a file must be readable by the engine's user only. Do "
+                "not retry."
             )
         return value
 

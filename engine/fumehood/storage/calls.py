@@ -5,7 +5,7 @@ principal's own calls, `AllCalls` for approvers and administrators. Each row is 
 audit chain in the same transaction, without the record. A record holds the arguments and the
 envelope as two lines of JSON, redacted as its caller got them, and the words in them for the search
 by text; it is written with the row of its call. Invariants: a record has at most
-`MAX_DOCUMENT_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal
+`MAX_ANSWER_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal
 sees only its own rows; one principal's calls never displace another's rows; a query of `AllCalls`
 reads at most `SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set
 back.
@@ -60,6 +60,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.protocol import strict_json
 from fumehood.storage.database import Database
+from fumehood.storage.idempotency import MAX_ANSWER_BYTES
 from fumehood.storage.schema import CALLS, MAX_INTEGER, RECORDS
 from fumehood.storage.settings import RecordSettings
 from fumehood.storage.writer import Row
@@ -90,9 +91,6 @@ MAX_BELOW = 500
 
 BUSY_ROWS = 50
 """With so many rows at a time, calls come fast, and words are indexed later."""
-
-MAX_DOCUMENT_BYTES = 1 << 20
-"""Bytes of the JSON of one record. Of a longer one, the result is left out."""
 
 MAX_WORDS = 16 * 1024
 """Characters of one record that the search by text finds."""
@@ -628,7 +626,7 @@ class Record(NamedTuple):
         that are found. Return None if it is too long.
         """
         document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
-        if len(document) > MAX_DOCUMENT_BYTES:
+        if len(document) > MAX_ANSWER_BYTES:
             return None
         if len(document) >= COMPRESSED_FROM:
             document = zlib.compress(document, 1)

@@ -45,7 +45,7 @@ KEY_LIFETIME = timedelta(hours=24)
 """How long a key is kept (mission P3). The key of a running or waiting call never expires."""
 
 MAX_ANSWER_BYTES = MB
-"""Size limit of a stored answer as JSON; a longer one is stored without its data."""
+"""Size limit of what is stored of one call's answer as JSON. Data over it is not stored."""
 
 
 class KeyState(StrEnum):

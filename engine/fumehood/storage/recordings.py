@@ -45,9 +45,6 @@ CALL_ID = re.compile("call_[0-9a-f]{24}")
 ELSEWHERE = "another engine"
 """Whose share the recordings of other engines use; their owners are not known before a fetch."""
 
-MAX_FIRST_LINE = 4096
-"""Bytes of a recording's first line, of which ids and names are a few hundred."""
-
 READ_BYTES = 64 * 1024
 """Bytes that a reader reads at once; a longer line is read completely. As many bytes of the newest
 lines stay in memory, so that waiting readers need no disk access."""
@@ -484,7 +481,7 @@ class RecordingStore:
         """
         assert self._bucket is not None
         with self._bucket.open(call_id, place.size) as source:
-            first = source.readline(MAX_FIRST_LINE)
+            first = source.readline()
             if RecordedCall(**strict_json.loads(first)).principal_id != principal_id:
                 raise PermissionError
             self.room.require_disk(place.size)

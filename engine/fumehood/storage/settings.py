@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
+
+from fumehood.core.value import Value
 
 BUCKET_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\w[\w.-]*)*", re.ASCII)
 """A bucket with an optional prefix, of which no part begins with a dot."""
 
 
-class RecordSettings(BaseModel):
+class RecordSettings(Value):
     """Which calls' arguments and answers are kept, and for how long."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     calls: Literal["all", "failed", "none"] | None = None
     """Without a value `all`, but `none` as a service, where they are other people's."""
@@ -24,10 +24,8 @@ class RecordSettings(BaseModel):
     kept_mb: int = Field(default=512, ge=1, le=1_000_000)
 
 
-class StateSettings(BaseModel):
+class StateSettings(Value):
     """Where the rows of the state are kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: SecretStr | None = None
     """A PostgreSQL database (`postgresql://USER@HOST:PORT/DATABASE`), or None for a SQLite file in
@@ -39,10 +37,8 @@ class StateSettings(BaseModel):
         return self.url.get_secret_value() if self.url is not None else None
 
 
-class FileSettings(BaseModel):
+class FileSettings(Value):
     """Where blobs and recordings are kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str | None = None
     """A directory or a bucket (`s3://BUCKET/PREFIX`) that the engines of one state share, or None

@@ -13,6 +13,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,3 +137,17 @@ class _Server(uvicorn.Server):
         """Stop listening, and let running requests end."""
         self._console.live.stop()
         await super().shutdown(sockets)
+
+
+def main() -> None:
+    """Serve as a child of `fumehood serve --web` (`python -m fumehood.web.server FD CONTROL
+    CALLERS`): on the listening socket that was inherited from it.
+    """
+    descriptor, control, callers = sys.argv[1:]
+    protect(ends_with_parent=True)
+    with socket.socket(fileno=int(descriptor)) as listener:
+        run(listener, Path(control), Path(callers))
+
+
+if __name__ == "__main__":
+    main()

@@ -46,20 +46,14 @@ from urllib.parse import parse_qsl, quote
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from fumehood.core.call import MAX_KEYS
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.protocol import strict_json
 from fumehood.web.guard import SANDBOX
 from fumehood.web.logins import Login
 
 if TYPE_CHECKING:
     from fumehood.web.app import Console
-
-MAX_FORM_BYTES = 4_000_000
-"""Maximum size of a form in bytes."""
-
-MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
-"""Fields of a form: two for each argument of a call, the value and the mark that it is given."""
 
 FORM_S = 30.0
 """Seconds for a form to arrive."""
@@ -255,7 +249,7 @@ def go(request: Request, address: str) -> Response:
     return RedirectResponse(address, status_code=303)
 
 
-async def read_form(request: Request, most: int = MAX_FORM_BYTES) -> Form:
+async def read_form(request: Request, most: int = MAX_BODY_BYTES) -> Form:
     """Read the fields of a form. Raises Problem if it is not one."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem("This is not a form.", 415)
@@ -267,9 +261,8 @@ async def read_form(request: Request, most: int = MAX_FORM_BYTES) -> Form:
                 if len(raw) > most:
                     raise Problem("This form is too large.", 413)
         fields = parse_qsl(
-            raw.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict",
-            max_num_fields=MAX_FORM_FIELDS,
-        )  # fmt: skip
+            raw.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict"
+        )
     except (ValueError, TimeoutError, ClientDisconnect):
         raise Problem("This form cannot be read.") from None
     return Form(fields)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fumehood.budgets import usage as module
+from fumehood.budgets import store as module
 from fumehood.budgets.model import GROUPS, UsageQuery, UsageRow, UsageTable
-from fumehood.budgets.usage import usage_table
+from fumehood.budgets.store import usage_table
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database
 from fumehood.storage.schema import MAX_INTEGER

@@ -156,7 +156,7 @@ async def test_batch_over_answer_size_limit_starts_no_further_call(
 ) -> None:
     async with bench(home, [echo]) as b:
         size = len(module.encode_envelope(await b.engine.call("echo", {"number": 1})))
-        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", size * 2)
+        monkeypatch.setattr(module, "MAX_DATA_BYTES", size * 2)
         calls = [called("echo", number=1)] * 5
         answers = await b.engine.batch(calls, parallel_tool_calls=False)
         logged = await b.engine.calls(limit=100)

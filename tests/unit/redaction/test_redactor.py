@@ -126,7 +126,7 @@ def test_log_event_is_redacted_everywhere(place: str) -> None:
 
 
 def test_too_short_secret_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 6"):
+    with pytest.raises(ValueError, match="at least 8"):
         Redactor().learn("yes")
 
 

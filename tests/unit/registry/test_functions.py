@@ -321,15 +321,3 @@ def test_invalid_pickle_is_reported_as_a_failure() -> None:
     broken = base64.b64encode(b"no pickle").decode()
     reply = inside.answer("__main__", "act", {}, pickled=broken)
     assert reply["error"]["type"] == "UnpicklingError"
-
-
-def test_function_with_too_much_data_is_refused(program: Run) -> None:
-    text = (
-        "from fumehood import tool\nTABLE = 'x' * {}\n"
-        '@tool\ndef act() -> int:\n    """Act."""\n    return len(TABLE)\n'
-    )
-    assert call(program(text.format(1000))) == 1000
-    with pytest.raises(InvalidDefinition, match="more than 131072 characters"):
-        register_function(
-            ToolIndex(), program(text.format(200_000)).act, Source.PROGRAM, private=()
-        )

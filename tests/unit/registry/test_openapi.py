@@ -676,7 +676,7 @@ def test_imported_texts_lose_invisible_characters_and_are_cut() -> None:
     given = parameter("a", description=hidden + "y" * 5000)
     (described,) = tool_of({"parameters": [given]})["parameters"]["properties"].values()
     assert described["description"].startswith("Read.[2J\n  Two.yyy")
-    assert len(described["description"]) == 500
+    assert len(described["description"]) == 2000
     assert tool_of({"description": "\x00"}, "/x")["description"] == "GET /x"
 
 

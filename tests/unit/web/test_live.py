@@ -8,8 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood.web import live
-from fumehood.web.live import MAX_STREAMS
+from fumehood.web import app
+from fumehood.web.app import MAX_STREAMS
 from support.approvals import approval
 from support.web import ALICE, BOB, Site, make_site
 
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(live, "RETRY_S", 0.01)
-    monkeypatch.setattr(live, "TICK_S", 0.02)
+    monkeypatch.setattr(app, "RETRY_S", 0.01)
+    monkeypatch.setattr(app, "TICK_S", 0.02)
     return make_site(approval(1))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 
 from fumehood.answers import (
@@ -45,6 +45,7 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.core.identity import Principal, Scope
+from fumehood.core.value import Value
 from fumehood.engine import Engine
 from fumehood.http.bodies import parse_body, parse_in_thread, read_raw
 from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
@@ -68,10 +69,8 @@ RememberedAnswer = Annotated[
 ]
 
 
-class ChangesQuery(BaseModel):
+class ChangesQuery(Value):
     """The number to wait after; without one the answer comes at once."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, BinaryIO
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,6 +28,7 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
+from fumehood.core.value import Value
 from fumehood.engine import Engine, parse_batch, parse_call_body
 from fumehood.executors.base import CallHandle
 from fumehood.formats.model import HandleBody, HandledCalls
@@ -239,10 +240,8 @@ async def decide(
 CHUNK_BYTES = 64 * 1024
 
 
-class BlobQuery(BaseModel):
+class BlobQuery(Value):
     """The query parameters of a blob's address."""
-
-    model_config = ConfigDict(extra="forbid")
 
     expires: str = Field(description="As in the address that an answer gave.")
     signature: str = Field(description="The same.")

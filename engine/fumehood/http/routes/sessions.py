@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from urllib.parse import unquote_to_bytes
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -57,6 +57,7 @@ from fumehood.core.session import (
     SessionRecord,
     Snapshot,
 )
+from fumehood.core.value import Value
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program import content_type_of
@@ -82,16 +83,12 @@ LOOK_S = 0.1
 """Seconds between looks for new output, while a request waits for it."""
 
 
-class NoQuery(BaseModel):
+class NoQuery(Value):
     """No parameters: an ignored one would be believed to work."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-class FileListQuery(BaseModel):
+class FileListQuery(Value):
     """Which files of a workspace to list."""
-
-    model_config = ConfigDict(extra="forbid")
 
     path: str = Field(default="", description="A directory; default: the whole workspace.")
     recursive: bool = Field(default=False, description="Include subdirectories.")
@@ -103,18 +100,14 @@ class FileListQuery(BaseModel):
     )
 
 
-class ArchiveQuery(BaseModel):
+class ArchiveQuery(Value):
     """The directory of an archive."""
-
-    model_config = ConfigDict(extra="forbid")
 
     path: str = Field(default="", description="A directory; default: the whole workspace.")
 
 
-class PutQuery(BaseModel):
+class PutQuery(Value):
     """How to write a file."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mode: Literal["create", "replace"] = Field(
         default="replace",
@@ -122,18 +115,14 @@ class PutQuery(BaseModel):
     )
 
 
-class DeleteQuery(BaseModel):
+class DeleteQuery(Value):
     """Whether to delete a directory's contents."""
-
-    model_config = ConfigDict(extra="forbid")
 
     recursive: bool = Field(default=False, description="Delete a directory with its contents.")
 
 
-class OutputQuery(BaseModel):
+class OutputQuery(Value):
     """Which output to read."""
-
-    model_config = ConfigDict(extra="forbid")
 
     after: int = Field(
         default=0, ge=0, lt=1 << 53, description="`data.offset` of the previous answer."
@@ -143,10 +132,8 @@ class OutputQuery(BaseModel):
     )
 
 
-class StopQuery(BaseModel):
+class StopQuery(Value):
     """How to end a process."""
-
-    model_config = ConfigDict(extra="forbid")
 
     grace_s: float = Field(
         default=5, ge=0, le=30, description="Seconds between SIGTERM and SIGKILL."

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import anyio
 import anyio.lowlevel
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from fumehood.answers import CancelledCall
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal
+from fumehood.core.value import Value
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, once_delivered, stopped, when_left
 from fumehood.http.caller import principal_of
@@ -92,10 +93,8 @@ async def stream_tool(
     )
 
 
-class EventsQuery(BaseModel):
+class EventsQuery(Value):
     """The event after which to follow a call."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     last_event_id: str | None = Field(
         default=None, description="As the header `Last-Event-ID`, which comes before it."

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from fumehood.answers import (
     AgentTools,
@@ -30,6 +30,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.core.value import Value
 from fumehood.engine import Engine
 from fumehood.formats.model import ExportedTools, FormatName
 from fumehood.http.endpoint import As, Method, Needs, ParsedBy, endpoint
@@ -59,10 +60,8 @@ def _amount(text: str) -> str:
     return text
 
 
-class ToolQuery(BaseModel):
+class ToolQuery(Value):
     """Which tools to list: a page of all, or with `agent_id` all of that agent's."""
-
-    model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(
         default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."

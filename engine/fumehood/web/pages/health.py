@@ -17,9 +17,6 @@ from fumehood.web.view import Page, View, get, post
 CHECK_S = 120.0
 """Seconds for the checks of the host."""
 
-MAX_CHANGES = 10
-"""Maximum number of changes of authority on the page."""
-
 Finding = dict[str, str]
 
 
@@ -45,7 +42,7 @@ async def _values(view: View) -> dict[str, Any]:
     engine = await view.control.engine()
     changes = await view.control.changes()
     alerts = await view.control.alerts()
-    return {"engine": engine, "changes": changes[:MAX_CHANGES], "alerts": alerts}
+    return {"engine": engine, "changes": changes, "alerts": alerts}
 
 
 async def _doctor() -> tuple[list[Finding], str]:

@@ -6,7 +6,7 @@
   const byId = (id) => document.getElementById(id);
   const all = (selector) => [...document.querySelectorAll(selector)];
 
-  // -- live updates (the events: engine/fumehood/web/live.py) --------------------------------------
+  // -- live updates (the events: engine/fumehood/web/app.py) --------------------------------------
 
   const RETRY_MS = 2000;
   const LONG_MS = 60000;

@@ -1,0 +1,17 @@
+"""Base classes of plain values: frozen, and without unknown fields."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Value(BaseModel):
+    """A value that never changes. A field that it does not have is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class StrictValue(Value):
+    """A value whose fields are never converted from another type."""
+
+    model_config = ConfigDict(strict=True)
