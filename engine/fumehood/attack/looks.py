@@ -20,8 +20,9 @@ import psutil
 
 from fumehood.attack.attack import Look
 from fumehood.attack.bait import Bait
-from fumehood.attack.targets import MOST_PROCESSES, Standing
-from fumehood.core.limits import MB
+from fumehood.attack.targets import Standing
+from fumehood.core.limits import CONTAINER_PROCESSES, MB
+from fumehood.sandbox.container.spec import GUEST_PROCESSES
 
 MOST_FOR_GUEST_MB = 256
 """Megabytes that a container's memory limit may exceed its class, for the guest and gVisor's
@@ -71,7 +72,7 @@ async def _processes(standing: Standing, bait: Bait, looked: Looked) -> AsyncIte
         yield
     left = await anyio.to_thread.run_sync(watch.settled, standing.standing_processes)
     left -= standing.standing_processes
-    within = 0 < watch.most <= MOST_PROCESSES
+    within = 0 < watch.most <= CONTAINER_PROCESSES + GUEST_PROCESSES
     looked.say(f"at most {watch.most} of its processes were seen at once", holds=within)
     looked.say("none was left" if left <= 0 else f"{left} were left after it", holds=left <= 0)
 
