@@ -14,6 +14,9 @@ MB = 1 << 20
 MAX_BODY_BYTES = 8 * MB
 """Bytes of one HTTP request or MCP message, and of all that one call sends."""
 
+MAX_REMEMBERED = 1000
+"""Entries that a table in memory remembers for later calls. The oldest is forgotten first."""
+
 MIN_INTERPRETER_MB = 16
 """MB of memory that Python itself needs in the interpreter wall."""
 

@@ -32,7 +32,7 @@ from fumehood.core.errors import (
 from fumehood.core.escaping import visible
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
+from fumehood.core.limits import MAX_REMEMBERED, MB, Limits
 from fumehood.core.names import MAX_NAMED
 from fumehood.core.names import listed as listed_names
 from fumehood.core.session import Project, ProjectHome, SessionRecord
@@ -80,9 +80,6 @@ from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import CallPort, Dial, Lease, Network, RunSinks, try_later
 from fumehood.storage.files import Missing, SavedFiles, file_name
-
-MAX_CLAIMS = 1000
-"""Claims that can be used at the same time. The oldest is forgotten first."""
 
 MAX_KNOWN = 50
 """Projects whose files are remembered. Others are read again when they are needed."""
@@ -417,7 +414,7 @@ class Projects:
         claim_id = f"proj_{secrets.token_hex(16)}"
         proof = "" if proven else f"{PROOF_PREFIX}{secrets.token_hex(16)}"
         self._claims[claim_id] = Claim(path, everything, proof)
-        if len(self._claims) > MAX_CLAIMS:
+        if len(self._claims) > MAX_REMEMBERED:
             self._claims.popitem(last=False)
         return Project(id=claim_id, directory=directory, proof=proof)
 

@@ -23,7 +23,7 @@ import anyio
 
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.fair_share import FairShare
-from fumehood.core.limits import MB
+from fumehood.core.limits import MAX_REMEMBERED, MB
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 from fumehood.sandbox.container.docker_api import (
     QUICK_S,
@@ -48,9 +48,6 @@ EVERY = "*"
 
 LOCK_S = 24 * 3600.0
 """Seconds for which the versions that were found for a request are used again."""
-
-MAX_LOCKS = 1000
-"""Maximum number of locks, and of resolved requests, that are remembered."""
 
 MAX_OF_ONE = 4
 """Maximum number of requests of one principal that wait to be resolved, or are."""
@@ -260,7 +257,7 @@ def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> 
 def _remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
     known[key] = value
     known.move_to_end(key)
-    while len(known) > MAX_LOCKS:
+    while len(known) > MAX_REMEMBERED:
         known.popitem(last=False)
 
 
