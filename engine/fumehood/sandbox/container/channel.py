@@ -36,6 +36,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_FILES_OUT, MB, Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
+    PART_CHARACTERS,
     ContainerAnswer,
     ContainerCall,
     ContainerData,
@@ -87,9 +88,6 @@ RECORD_HEADER = struct.Struct("!BxxxI")
 
 STDOUT, STDERR = 1, 2
 """Docker's numbers of the streams."""
-
-MAX_SEARCHED_CHARACTERS = 64 * 1024
-"""Longest program that is searched for imports. A longer one counts as needing the modules."""
 
 BEGINNING_CHARACTERS = 64 * 1024
 """Characters of each stream that are kept if a sink receives all of it."""
@@ -664,11 +662,12 @@ class Demultiplexer:
 
 
 def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
-    """Whether a Python program may import a module outside the standard library.
+    """Whether a Python program may import a module outside the standard library. One that is
+    longer than a part of a request is not searched, and counts as such.
 
     With `has_tools`, the guest provides the module `tools`, which then does not count.
     """
-    if len(code) > MAX_SEARCHED_CHARACTERS or _DOUBT.search(code):
+    if len(code) > PART_CHARACTERS or _DOUBT.search(code):
         return True
     return any(
         name.partition(".")[0] not in sys.stdlib_module_names

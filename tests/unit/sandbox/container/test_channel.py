@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from fumehood.core.errors import EndedBy, InternalError
 from fumehood.core.limits import Limits
 from fumehood.protocol import framing
+from fumehood.protocol.container_frames import PART_CHARACTERS
 from fumehood.sandbox.container.channel import (
     MAX_COMPLAINT_BYTES,
-    MAX_SEARCHED_CHARACTERS,
     MAX_UNSENT_BYTES,
     Demultiplexer,
     needs_preloaded,
@@ -316,7 +316,7 @@ def test_program_with_only_standard_imports_needs_no_preloaded_modules(code: str
         "from sys import modules",
         "import pickle\npickle.load(open('table', 'rb'))",
         "import runpy",
-        "x = 1\n" * MAX_SEARCHED_CHARACTERS,
+        "x = 1\n" * PART_CHARACTERS,
         "from\x0cpandas import x",
     ],
 )
