@@ -15,7 +15,12 @@ from collections.abc import Callable
 import anyio
 
 from fumehood.core.arguments import ARGUMENTS, argument_faults
-from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
+from fumehood.core.errors import (
+    MAX_MESSAGE_CHARACTERS,
+    InvalidParams,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
@@ -137,7 +142,8 @@ def _result_of(answer: ContainerAnswer) -> JsonObject:
     if fault is None:
         return answer.parts
     # The guest's text is shown, so only what can be printed of it.
-    words = "".join(one for one in fault.message if one.isprintable()).strip() or "It was refused."
+    told = fault.message[:MAX_MESSAGE_CHARACTERS]
+    words = "".join(one for one in told if one.isprintable()).strip() or "It was refused."
     if fault.kind == "invalid":
         raise InvalidParams(words)
     if fault.kind == "not_found":
