@@ -35,6 +35,9 @@ MAX_REPORT_CHARACTERS = 200
 MAX_PROCESSES = 16
 """Registered processes of a session that run at the same time, and ended ones that are kept."""
 
+MAX_DIRECTORY_DEPTH = 64
+"""Levels of directories of a workspace or a project."""
+
 MAX_INPUT_BYTES = 64 * 1024
 """Bytes for a registered process's standard input in one request."""
 
