@@ -53,9 +53,11 @@ from fumehood.projects.changes import (
     Changes,
     changes_of,
     digest_of,
+    listed,
+    patch_of,
+    shown,
     stage,
 )
-from fumehood.projects.patch import listed, patch_of, shown
 from fumehood.projects.rules import (
     FILE_NAME,
     GIT_NAMES,
