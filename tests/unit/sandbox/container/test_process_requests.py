@@ -12,7 +12,7 @@ import pytest
 from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
 from fumehood.protocol.framing import MAX_INPUT_BYTES
 from fumehood.sandbox.container import controls
-from fumehood.sandbox.container.controls import MAX_OPEN
+from fumehood.sandbox.container.channel import MAX_OPEN
 from support.scripted_guest import ScriptedGuest
 
 pytestmark = pytest.mark.anyio
