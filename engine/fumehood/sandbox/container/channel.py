@@ -93,9 +93,6 @@ DIRTY = "it is not clean: "
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
-MAX_COMPLAINT_BYTES = 4096
-"""Bytes of the beginning of the guest's stderr that are kept for the log."""
-
 RECORD_HEADER = struct.Struct("!BxxxI")
 """A record's stream and length. *Source*: Docker Engine API, ContainerAttach, "Stream format"."""
 
@@ -287,7 +284,8 @@ class Channel(asyncio.Protocol):
                 if self.dead.is_set():
                     return
                 if stream == STDERR:
-                    self._complaint += piece[: MAX_COMPLAINT_BYTES - len(self._complaint)]
+                    # For the log, as much as of an error message.
+                    self._complaint += piece[: MAX_MESSAGE_CHARACTERS - len(self._complaint)]
                     continue
                 for body in self._decoder.bodies(piece):
                     self._on_frame(parse_container_body(body))
