@@ -35,6 +35,12 @@ MAX_REPORT_CHARACTERS = 200
 MAX_PROCESSES = 16
 """Registered processes of a session that run at the same time, and ended ones that are kept."""
 
+MAX_TIME_NS = (1 << 63) - 1
+"""Largest distance of a file's time from 1970 that is reported: programs may set any time."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Size limit of the line and headers of an HTTP message."""
+
 MAX_DIRECTORY_DEPTH = 64
 """Levels of directories of a workspace or a project."""
 

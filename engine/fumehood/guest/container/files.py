@@ -39,7 +39,7 @@ from fumehood.guest.container.walk import (
     status_of,
 )
 from fumehood.guest.core.pipes import held, write_all
-from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
+from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH, MAX_TIME_NS
 
 if TYPE_CHECKING:
     import tarfile
@@ -55,9 +55,6 @@ MAX_UNSEEN_CHARACTERS = 200
 
 OTHERS_BYTES = 32 * 1024
 """Room for the paths of links and special files in one listing."""
-
-MAX_TIME_NS = (1 << 63) - 1
-"""Largest distance of a time from 1970 that is told. Programs may set any time."""
 
 RECENT_NS = 20_000_000
 """Nanoseconds in which a file can change twice with one change time. The kernel's clock of files
