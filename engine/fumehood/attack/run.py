@@ -34,7 +34,8 @@ from fumehood.core.errors import EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import CONTAINER_PROCESSES, MB, Limits
 from fumehood.sandbox.container.docker_api import DockerError
-from fumehood.sandbox.container.spec import GUEST_PROCESSES
+from fumehood.sandbox.container.spec import GUEST_PROCESSES, GVISOR_MEMORY_MB
+from fumehood.sandbox.settings import GUEST_MB
 from fumehood.sandbox.wall import RunEnding
 
 TOTAL_S = 115.0
@@ -272,10 +273,6 @@ class _Trial:
 
 # -- checks from outside --------------------------------------------------------------------
 
-MOST_FOR_GUEST_MB = 256
-"""Megabytes that a container's memory limit may exceed its class, for the guest and gVisor's
-kernel."""
-
 
 @asynccontextmanager
 async def looking(
@@ -370,7 +367,7 @@ async def _layer(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterato
 @asynccontextmanager
 async def _memory_limit(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
     assert standing.containers is not None
-    most = (standing.memory_mb + MOST_FOR_GUEST_MB) * MB
+    most = (standing.memory_mb + GUEST_MB + GVISOR_MEMORY_MB) * MB
     for config in await standing.containers.configs() or [{}]:
         memory, swap = int(config.get("Memory") or 0), int(config.get("MemorySwap") or 0)
         holds = 0 < memory <= most and swap == memory

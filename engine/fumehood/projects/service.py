@@ -32,7 +32,7 @@ from fumehood.core.errors import (
 from fumehood.core.escaping import visible
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MAX_REMEMBERED, MB, Limits
+from fumehood.core.limits import MB, Limits, remember
 from fumehood.core.names import MAX_NAMED
 from fumehood.core.names import listed as listed_names
 from fumehood.core.session import Project, ProjectHome, SessionRecord
@@ -415,9 +415,7 @@ class Projects:
             path = _resolved(path)
         claim_id = f"proj_{secrets.token_hex(16)}"
         proof = "" if proven else f"{PROOF_PREFIX}{secrets.token_hex(16)}"
-        self._claims[claim_id] = Claim(path, everything, proof)
-        if len(self._claims) > MAX_REMEMBERED:
-            self._claims.popitem(last=False)
+        remember(self._claims, claim_id, Claim(path, everything, proof))
         return Project(id=claim_id, directory=directory, proof=proof)
 
     async def create(

@@ -34,7 +34,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MAX_REMEMBERED
+from fumehood.core.limits import remember
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
 from fumehood.protocol.framing import MAX_CONNECTIONS, ConnectionFrame
 from fumehood.sandbox.cluster.model import (
@@ -524,9 +524,7 @@ class Node:
         if run is not None:
             run.task.cancel()
         else:
-            joined.cancelled[run_id] = None
-            if len(joined.cancelled) > MAX_REMEMBERED:
-                joined.cancelled.popitem(last=False)
+            remember(joined.cancelled, run_id, None)
 
     def tell(self, ticket: Ticket, run_id: str, number: int, name: str, *values: Any) -> None:
         """Tell a run something, in the order of the numbers: Ray does not keep that of calls."""

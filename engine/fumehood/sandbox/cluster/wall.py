@@ -34,7 +34,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MAX_REMEMBERED, Limit, Limits
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits, remember
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.core.tasks import start_soon
@@ -393,10 +393,7 @@ class ClusterWall(HasImages):
         if link is None:  # its node is lost, or not ready any more
             raise try_later(f"No node has the image {image} now. Repeat the call.")
         name, lock = await self._ask(link, "with_packages", image, tuple(packages), principal_id)
-        self._locks[name] = lock
-        self._locks.move_to_end(name)
-        while len(self._locks) > MAX_REMEMBERED:
-            self._locks.popitem(last=False)
+        remember(self._locks, name, lock)
         return str(name)
 
     @asynccontextmanager
