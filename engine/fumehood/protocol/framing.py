@@ -29,7 +29,8 @@ MAX_REPORTS = 1000
 """Progress reports of one call; later ones are dropped."""
 
 MAX_REPORT_CHARACTERS = 200
-"""Length of the message in a progress report."""
+"""Length of a short text that a guest reports: the message of a progress report, a note about a
+figure, a name that cannot be shown."""
 
 
 MAX_PROCESSES = 16

@@ -39,7 +39,7 @@ from fumehood.guest.container.walk import (
     status_of,
 )
 from fumehood.guest.core.pipes import held, write_all
-from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH, MAX_TIME_NS
+from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH, MAX_REPORT_CHARACTERS, MAX_TIME_NS
 
 if TYPE_CHECKING:
     import tarfile
@@ -49,9 +49,6 @@ PLAIN_TYPES = (b"0", b"\0", b"5")
 
 BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
-
-MAX_UNSEEN_CHARACTERS = 200
-"""Characters of a name that a listing cannot show."""
 
 OTHERS_BYTES = 32 * 1024
 """Room for the paths of links and special files in one listing."""
@@ -133,7 +130,7 @@ def _scan(arguments: Result) -> Result:
                 return {**result, "too_many": True}
             found.append((path, status))
     rows: list[list[Any]] = result["rows"]
-    others = [ascii(name)[:MAX_UNSEEN_CHARACTERS] for name in unseen]
+    others = [ascii(name)[:MAX_REPORT_CHARACTERS] for name in unseen]
     for path, status in sorted(found, key=lambda one: one[0]):
         if path <= after:
             continue
@@ -473,7 +470,7 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
     """
     members: list[tuple[tarfile.TarInfo, str]] = []
     for member in archive:
-        shown = ascii(member.name)[:200]
+        shown = ascii(member.name)[:MAX_REPORT_CHARACTERS]
         if member.type not in PLAIN_TYPES or member.sparse is not None or member.size < 0:
             raise Refused("archive", f"{shown} is no plain file or directory")
         path = member.name.removeprefix("./").rstrip("/")
@@ -494,7 +491,7 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
         while path := path.rpartition("/")[0]:
             directories.add(path)
     for path in files & directories:
-        raise Refused("archive", f"{ascii(path)[:200]} is a file and a directory")
+        raise Refused("archive", f"{ascii(path)[:MAX_REPORT_CHARACTERS]} is a file and a directory")
     return members
 
 
