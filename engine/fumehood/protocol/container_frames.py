@@ -35,6 +35,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
@@ -77,7 +78,7 @@ class ContainerCall(StrictFrame):
     id: int
     number: int = Field(ge=0, lt=1 << 31)
     """Chosen by the program, which gets it back with the answer."""
-    tool: str
+    tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
     arguments: dict[str, Any]
 
 

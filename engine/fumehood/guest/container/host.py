@@ -181,6 +181,8 @@ def end() -> NoReturn:
 REFUSALS = 100
 """Tool calls that a program may make beyond its limit. One that makes more ignores the refusals."""
 
+MAX_TOOL_CHARACTERS = 256
+
 
 class Reporter:
     """Reports a run in frames."""
@@ -221,7 +223,7 @@ class Reporter:
         number, tool, arguments = (claim.get(key) for key in ("number", "tool", "arguments"))
         if type(number) is not int or not isinstance(tool, str) or not isinstance(arguments, dict):
             return False
-        if not 0 <= number < 1 << 31:
+        if not 0 <= number < 1 << 31 or len(tool) > MAX_TOOL_CHARACTERS:
             return False
         call = {"op": "call", "id": run.id, "number": number, "tool": tool, "arguments": arguments}
         self._host.send(call)
