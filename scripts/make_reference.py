@@ -27,8 +27,8 @@ from fumehood.core.errors import (
     EngineError,
     Fault,
 )
-from fumehood.guest.interpreter import sizes, tables
-from fumehood.guest.interpreter.programs import guards, modules, nodes, output
+from fumehood.guest.interpreter import calculator as expressions
+from fumehood.guest.interpreter import guards, modules, nodes, restricted, sizes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
 from fumehood.protocol import strict_json
@@ -218,8 +218,8 @@ def _yes(value: bool) -> str:
 
 
 def _names() -> str:
-    functions = _wrapped(f"`{name}`" for name in sorted(tables.FUNCTIONS))
-    constants = ", ".join(f"`{name}`" for name in tables.CONSTANTS)
+    functions = _wrapped(f"`{name}`" for name in sorted(expressions.FUNCTIONS))
+    constants = ", ".join(f"`{name}`" for name in expressions.CONSTANTS)
     return f"Functions:\n{functions}\n\nConstants: {constants}; and `True` and `False`."
 
 
@@ -228,7 +228,7 @@ def _limits() -> str:
     places = properties["precision"]
     rows = [
         ["text of the expression", f"{properties['expression']['maxLength']:,} characters"],
-        ["nesting", f"{tables.MAX_DEPTH:,} levels of the syntax tree"],
+        ["nesting", f"{expressions.MAX_DEPTH:,} levels of the syntax tree"],
         ["integer", f"{strict_json.MAX_INTEGER_DIGITS:,} decimal digits"],
         ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
@@ -276,7 +276,7 @@ def _program_limits() -> str:
         ["text of the program", f"{code['maxLength']:,} characters"],
         ["nesting", f"{nodes.MAX_DEPTH:,} levels of the syntax tree"],
         ["depth of `value`", f"{strict_json.MAX_VALUE_DEPTH} lists and objects"],
-        ["`value_repr`", f"{output.MAX_REPR_CHARACTERS:,} characters"],
+        ["`value_repr`", f"{restricted.MAX_REPR_CHARACTERS:,} characters"],
     ]
     return _table(("limit", "maximum"), rows).strip()
 

@@ -27,7 +27,7 @@ from fumehood import Client
 from fumehood.attack.attack import Topic
 from fumehood.attack.corpus import attacks_on
 from fumehood.attack.corpus.container import LOOK_FOR_PROCESSES
-from fumehood.attack.looks import named, status_of
+from fumehood.attack.run import named, status_of
 from fumehood.core.envelope import Envelope
 from fumehood.storage.directory import owner_id
 from support.attacks import BAIT, Harm, ending_of

@@ -15,9 +15,8 @@ import pytest
 from RestrictedPython import compile_restricted_exec, safe_builtins
 
 from adversarial.test_interpreter_wall import REFUSED, WORKED, _ends
-from fumehood.guest.interpreter import restricted
-from fumehood.guest.interpreter.programs import nodes
-from fumehood.guest.interpreter.programs.nodes import Refused, compile_program
+from fumehood.guest.interpreter import nodes, restricted
+from fumehood.guest.interpreter.nodes import Refused, compile_program
 
 BEYOND_SYNTAX = {
     "class-walk": "().__class__.__base__.__subclasses__()",

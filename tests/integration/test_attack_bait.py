@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fumehood.attack.bait import LOOPBACK, VARIABLE, Bait
-from fumehood.attack.looks import Watch, is_sealed
+from fumehood.attack.run import Watch, is_sealed
 
 
 @pytest.fixture

@@ -581,7 +581,7 @@ async def test_diffs_do_not_keep_the_engine_busy(
         used.append(threading.get_ident())
         return unified(*arguments)
 
-    monkeypatch.setattr("fumehood.projects.patch.unified", noted)
+    monkeypatch.setattr("fumehood.projects.changes.unified", noted)
     session = await session_from(engine, project)
     await shell(engine, session, "echo x >> calc.py")
     assert await changed(engine, session) == {"calc.py": "modified"}

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from fumehood.guest.interpreter.programs.modules import MODULES
+from fumehood.guest.interpreter.modules import MODULES
 from support.http import SocketClient
 
 CALLS: dict[str, dict[str, str]] = {

@@ -41,9 +41,9 @@ seccomp.install = lambda program: install(struct.pack('=HBBI', 0x06, 0, 0, 0x7FF
 """A permissive filter, because without one the supervisor would detect an unsealed child."""
 
 WITHOUT_LANDLOCK = """
-from fumehood.guest.core import landlock
-assert landlock.restrict_to
-landlock.restrict_to = lambda readable: None
+from fumehood.guest.process import jail
+assert jail.restrict_to
+jail.restrict_to = lambda readable: None
 """
 WITHOUT_RESET = """
 from fumehood.guest.container import cleaning, workspace

@@ -23,9 +23,9 @@ from urllib.parse import parse_qs, urlsplit
 from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.bait import VARIABLE
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
+from fumehood.core.limits import MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
-from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
+from fumehood.sandbox.container.spec import GUEST_COMMAND, LABEL_ENGINE
 from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process import wall as process_walls
@@ -96,9 +96,6 @@ PROCESS_WALL_MB = 64
 
 CONTAINER_LIFETIME_S = 300
 """Seconds after which a container's guest ends itself, even if this process was killed."""
-
-MOST_PROCESSES = CONTAINER_PROCESSES + GUEST_PROCESSES
-"""The most processes of one container that the host may see: the program's and the guest's."""
 
 
 @dataclass(frozen=True, slots=True)

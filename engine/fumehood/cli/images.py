@@ -21,7 +21,16 @@ from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
 from fumehood.sandbox.container.docker_api import DockerError, open_docker, typed_errors
-from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image, wheel_cache
+from fumehood.sandbox.images.build import (
+    DEADLINE_S,
+    Built,
+    ImageRequest,
+    build_image,
+    check_request,
+    make_aside,
+    publish,
+    wheel_cache,
+)
 from fumehood.sandbox.images.catalog import (
     Image,
     idle_roots,
@@ -31,7 +40,6 @@ from fumehood.sandbox.images.catalog import (
     useless,
     users_of,
 )
-from fumehood.sandbox.images.own_image import ImageRequest, check_request, make_aside, publish
 from fumehood.sandbox.images.recipe import (
     Recipe,
     UnknownImage,

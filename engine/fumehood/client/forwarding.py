@@ -22,12 +22,11 @@ import h11
 from anyio.streams.stapled import MultiListener
 
 from fumehood.client.api_request import address
-from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
+from fumehood.protocol.framing import MAX_HEAD_BYTES, MAX_PORT_CONNECTIONS
 
 NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 """Why `::1` cannot be used on a machine on which nobody can use it."""
 
-MAX_HEAD_BYTES = 64 * 1024
 HEAD_S = 5.0
 """Seconds for the first request of a connection."""
 

@@ -6,13 +6,18 @@ the tool's definition, the call's option and the wall's ceiling (mission T2).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 MB = 1 << 20
 
 MAX_BODY_BYTES = 8 * MB
 """Bytes of one HTTP request or MCP message, and of all that one call sends."""
+
+MAX_REMEMBERED = 1000
+"""Entries that `remember` keeps in one table."""
 
 MIN_INTERPRETER_MB = 16
 """MB of memory that Python itself needs in the interpreter wall."""
@@ -112,3 +117,11 @@ def smallest(default: float, ceiling: float, *requests: float | None) -> float:
     """Return the effective limit: the smallest request or the default, at most the ceiling."""
     given = [request for request in requests if request is not None]
     return min([*given, ceiling]) if given else min(default, ceiling)
+
+
+def remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
+    """Add an entry to a table of `MAX_REMEMBERED`, of which the oldest is forgotten first."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)

@@ -44,12 +44,6 @@ if TYPE_CHECKING:
     from fumehood.executors.mcp import McpServers
     from fumehood.gateway.service import Gateway
 
-MAX_IDLE_CONNECTIONS = 16
-"""Maximum number of unused connections that are kept open."""
-
-IDLE_S = 30.0
-"""Seconds after which an unused connection is closed."""
-
 READ_AT_ONCE = 32
 """Maximum number of threads that read secrets."""
 
@@ -287,7 +281,7 @@ class Upstreams:
         if self._pool is None:
             import httpcore2
 
-            from fumehood.gateway.addresses import CheckedBackend
+            from fumehood.gateway.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
 
             self._pool = httpcore2.AsyncConnectionPool(
                 ssl_context=self._tls or httpcore2.default_ssl_context(),

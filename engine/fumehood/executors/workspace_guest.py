@@ -42,13 +42,11 @@ from fumehood.executors.endings import refused_by, session_lost
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
+from fumehood.protocol.framing import MAX_TIME_NS
 from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks
 
 MAX_LISTED = 1000
 """Maximum number of entries in one answer."""
-
-MAX_TIME_NS = 1 << 63
-"""Largest distance of a modification time from 1970, in nanoseconds: programs may set any time."""
 
 FaultKind = Literal[
     "not_found",
@@ -84,7 +82,7 @@ class Entry(Claim):
     path: str
     kind: Literal["file", "directory", "link", "other"]
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
-    modified_ns: int = Field(gt=-MAX_TIME_NS, lt=MAX_TIME_NS)
+    modified_ns: int = Field(ge=-MAX_TIME_NS, le=MAX_TIME_NS)
 
     @field_validator("path")
     @classmethod

@@ -34,6 +34,12 @@ RESOLVE_S = 60.0
 CHECKED_CONNECTION = "checked_connection"
 """The extra information of a stream that is its `CheckedConnection`."""
 
+MAX_IDLE_CONNECTIONS = 16
+"""Maximum number of unused connections of one pool that are kept open."""
+
+IDLE_S = 30.0
+"""Seconds after which an unused connection is closed."""
+
 TURNS = 2
 """Number of event loop turns after which a read has returned, if any data has arrived."""
 

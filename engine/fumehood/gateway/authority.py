@@ -32,9 +32,6 @@ LIFETIME = timedelta(days=3650)
 SKEW = timedelta(days=2)
 """How far a sandbox's clock may be behind."""
 
-MAX_CONTEXTS = 256
-"""Maximum number of hosts whose certificates are kept."""
-
 
 class Authority:
     """Makes the certificates of one engine. The authority's own is `certificate`, in PEM."""
@@ -59,7 +56,7 @@ class Authority:
         self._key, self._certificate = key, certificate
         self.certificate = certificate.public_bytes(Encoding.PEM).decode()
         self._host_key = ec.generate_private_key(ec.SECP256R1())
-        self.context_for = lru_cache(MAX_CONTEXTS)(self._context)
+        self.context_for = lru_cache(self._context)
 
     def _context(self, host: str) -> ssl.SSLContext:
         """Return the settings of TLS for connections that are for this host, a name in its

@@ -21,6 +21,7 @@ from fumehood.core.errors import EngineError
 from fumehood.core.hosts import network_matches
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.names import MAX_NAMED
 from fumehood.core.receipt import Exchange
 from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.placeholders import Placeholders
@@ -59,13 +60,10 @@ REFUSED, SENT = "net.refused", "net.sent"
 """The kinds of rows in the audit log."""
 
 MAX_NOTED = 50
-"""Maximum number of refusals of one call in the audit log. The call's own row has their number."""
+"""Maximum number of refusals of one call in the audit log, and of hosts and reasons that are
+counted one by one. The call's own row has the number of refusals."""
 
 OTHERS = "(others)"
-MAX_HOSTS = 50
-"""Maximum number of hosts that are counted one by one."""
-
-MAX_WARNINGS = 5
 
 MAX_HELD_BACK = 20
 """Maximum number of requests of one trial that are held back."""
@@ -112,7 +110,7 @@ class NetworkUse:
         """Return a sentence for each kind of refusal."""
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
-            for why, count in self.refusals.most_common(MAX_WARNINGS)
+            for why, count in self.refusals.most_common(MAX_NAMED)
         )
 
 
@@ -177,7 +175,7 @@ class Door:
         use.requests += 1
         if use.requests > self._settings.max_requests:
             raise self._no_more()
-        use.hosts[host if len(use.hosts) < MAX_HOSTS or host in use.hosts else OTHERS] += 1
+        use.hosts[host if len(use.hosts) < MAX_NOTED or host in use.hosts else OTHERS] += 1
 
     def require_short(self, length: int) -> None:
         """Raise Refusal if a body is too long for a request that is held."""
@@ -315,7 +313,7 @@ class Door:
     def refused(self, status: int, code: str, message: str) -> Refusal:
         """Count a refusal, and return it."""
         self.use.denied += 1
-        if len(self.use.refusals) < MAX_HOSTS or message in self.use.refusals:
+        if len(self.use.refusals) < MAX_NOTED or message in self.use.refusals:
             self.use.refusals[message] += 1
         return Refusal(status, code, message)
 

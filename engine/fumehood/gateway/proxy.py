@@ -39,14 +39,12 @@ from fumehood.gateway.request import (
     read_request,
 )
 from fumehood.protocol import strict_json
+from fumehood.protocol.framing import MAX_HEAD_BYTES
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.wall import CallPort
 
 if TYPE_CHECKING:
     import httpcore2
-
-MAX_HEAD_BYTES = 64 * 1024
-"""Maximum size of a request's or answer's line and headers."""
 
 PIECE_BYTES = 64 * 1024
 

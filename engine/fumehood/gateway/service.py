@@ -42,11 +42,6 @@ if TYPE_CHECKING:
     from fumehood.gateway.addresses import CheckedBackend
     from fumehood.gateway.authority import Authority
 
-IDLE_S = 30.0
-"""Seconds after which an unused connection to a host is closed."""
-
-MAX_IDLE_CONNECTIONS = 64
-
 AUTHORITY_FILE = "gateway.pem"
 
 _PROXY = f"http://127.0.0.1:{GATEWAY_PORT}"
@@ -236,7 +231,7 @@ class Gateway:
         """
         import httpcore2
 
-        from fumehood.gateway.addresses import CheckedBackend
+        from fumehood.gateway.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
 
         if self._tls is None:
             self._tls = httpcore2.default_ssl_context()

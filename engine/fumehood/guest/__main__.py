@@ -18,7 +18,7 @@ def main() -> None:
 
         relay(config)
     elif config.get("wall") == "front":
-        from fumehood.guest.container.front import front
+        from fumehood.guest.container.relay import front
 
         front(config)
     elif config.get("wall") == "container":

@@ -32,7 +32,7 @@ from fumehood.core.errors import (
 from fumehood.core.escaping import visible
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
+from fumehood.core.limits import MB, Limits, remember
 from fumehood.core.names import MAX_NAMED
 from fumehood.core.names import listed as listed_names
 from fumehood.core.session import Project, ProjectHome, SessionRecord
@@ -53,9 +53,11 @@ from fumehood.projects.changes import (
     Changes,
     changes_of,
     digest_of,
+    listed,
+    patch_of,
+    shown,
     stage,
 )
-from fumehood.projects.patch import listed, patch_of, shown
 from fumehood.projects.rules import (
     FILE_NAME,
     GIT_NAMES,
@@ -80,9 +82,6 @@ from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import CallPort, Dial, Lease, Network, RunSinks, try_later
 from fumehood.storage.files import Missing, SavedFiles, file_name
-
-MAX_CLAIMS = 1000
-"""Claims that can be used at the same time. The oldest is forgotten first."""
 
 MAX_KNOWN = 50
 """Projects whose files are remembered. Others are read again when they are needed."""
@@ -416,9 +415,7 @@ class Projects:
             path = _resolved(path)
         claim_id = f"proj_{secrets.token_hex(16)}"
         proof = "" if proven else f"{PROOF_PREFIX}{secrets.token_hex(16)}"
-        self._claims[claim_id] = Claim(path, everything, proof)
-        if len(self._claims) > MAX_CLAIMS:
-            self._claims.popitem(last=False)
+        remember(self._claims, claim_id, Claim(path, everything, proof))
         return Project(id=claim_id, directory=directory, proof=proof)
 
     async def create(

@@ -30,7 +30,6 @@ from fumehood.executors.workspace_guest import (
 from fumehood.projects.rules import FILE_NAME, MAX_RULES_BYTES, IgnoreRules, TooManyRules, is_never
 from fumehood.protocol import framing
 
-MAX_DEPTH = 64
 CHUNK_BYTES = 1 << 20
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -170,7 +169,7 @@ class ProjectDirectory:
         texts: dict[str, str],
         rules: IgnoreRules | None,
     ) -> None:
-        if path.count("/") >= MAX_DEPTH:
+        if path.count("/") >= framing.MAX_DIRECTORY_DEPTH:
             raise refused(path, "is nested too deeply")
         names = sorted(os.listdir(directory))
         if rules is not None and FILE_NAME in names:

@@ -40,6 +40,7 @@ from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.core.session import FileKind, SessionState
+from fumehood.core.workspace_path import MAX_PATH_BYTES
 from fumehood.protocol import framing, strict_json
 from fumehood.protocol.framing import CONNECTION_START, ConnectionFrame, FrameError
 from fumehood.protocol.messages import (
@@ -56,10 +57,6 @@ PART_CHARACTERS = 64 * 1024
 OUTPUT_START = b'{"op":"output",'
 """The beginning of an output frame as the guest writes it. Frames in other forms are parsed more
 slowly."""
-
-MAX_PATH_CHARACTERS = 4096
-
-MAX_FAULT_CHARACTERS = 4200
 
 PROCESS_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 """The names of registered processes."""
@@ -91,7 +88,7 @@ class ContainerFile(StrictFrame):
     op: Literal["file"]
     id: int
     kind: FileKind = "file"
-    path: str = Field(min_length=1, max_length=MAX_PATH_CHARACTERS)
+    path: str = Field(min_length=1, max_length=MAX_PATH_BYTES)
     size: int = Field(ge=0)
 
 
@@ -167,7 +164,7 @@ class ContainerFault(StrictFrame):
     """Why a request was refused."""
 
     kind: Literal["invalid", "not_found", "unavailable"]
-    message: str = Field(max_length=MAX_FAULT_CHARACTERS)
+    message: str
 
 
 class ContainerAnswer(StrictFrame):

@@ -29,11 +29,21 @@ MAX_REPORTS = 1000
 """Progress reports of one call; later ones are dropped."""
 
 MAX_REPORT_CHARACTERS = 200
-"""Length of the message in a progress report."""
+"""Length of a short text that a guest reports: the message of a progress report, a note about a
+figure, a name that cannot be shown."""
 
 
 MAX_PROCESSES = 16
 """Registered processes of a session that run at the same time, and ended ones that are kept."""
+
+MAX_TIME_NS = (1 << 63) - 1
+"""Largest distance of a file's time from 1970 that is reported: programs may set any time."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Size limit of the line and headers of an HTTP message."""
+
+MAX_DIRECTORY_DEPTH = 64
+"""Levels of directories of a workspace or a project."""
 
 MAX_INPUT_BYTES = 64 * 1024
 """Bytes for a registered process's standard input in one request."""

@@ -16,6 +16,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from fumehood.core.errors import InvalidParams, NetworkError, SandboxUnavailable
+from fumehood.core.hosts import MAX_PORT
 from fumehood.protocol.framing import (
     CLOSED,
     DATA,
@@ -183,8 +184,6 @@ class Connections:
 
 CONNECT_S = 10.0
 """Seconds to connect to a port. What listens there may not accept for a while."""
-
-MAX_PORT = 65535
 
 
 class PortConnection(Connection):

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.calculator import evaluate, render, run
-from fumehood.guest.interpreter.tables import MAX_DEPTH
+from fumehood.guest.interpreter.calculator import MAX_DEPTH, evaluate, render, run
 from fumehood.protocol.strict_json import MAX_INTEGER
 
 MAX_BYTES = 65_536

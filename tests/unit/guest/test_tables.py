@@ -9,7 +9,7 @@ import math
 import pytest
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.tables import (
+from fumehood.guest.interpreter.calculator import (
     ALLOWED,
     CONSTANTS,
     FUNCTIONS,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.projects import patch, service
-from fumehood.projects.changes import Baseline, Changes
-from fumehood.projects.patch import patch_of, shown
+from fumehood.projects import changes, service
+from fumehood.projects.changes import Baseline, Changes, patch_of, shown
 from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.projects.writing import Change
 
@@ -28,7 +27,7 @@ def test_diffs_of_many_files_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch
     old, new = ({one.path: content for one in CHANGES} for content in (OLD, NEW))
     whole, is_cut = patch_of(CHANGES, old, new)
     assert not is_cut
-    monkeypatch.setattr(patch, "MAX_ALL_STEPS", 1_000_000)
+    monkeypatch.setattr(changes, "MAX_ALL_STEPS", 1_000_000)
 
     told = shown(CHANGES, old, new, "/project")["changed"]
     coarse, is_cut = patch_of(CHANGES, old, new)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fumehood.core.errors import InvalidParams, StateUnavailable
 from fumehood.executors.workspace_guest import LINK
 from fumehood.projects import writing
-from fumehood.projects.patch import patch_of
+from fumehood.projects.changes import patch_of
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.projects.writing import Change, Conflicts, Journals, Writing

@@ -17,7 +17,6 @@ import re
 import stat
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ from fumehood.guest.container.survey import KINDS, Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     MAX_ANSWER_BYTES,
-    MAX_DEPTH,
     NEW_FLAGS,
     UPLOAD_PREFIX,
     WORKSPACE,
@@ -41,12 +39,10 @@ from fumehood.guest.container.walk import (
     status_of,
 )
 from fumehood.guest.core.pipes import held, write_all
+from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH, MAX_REPORT_CHARACTERS, MAX_TIME_NS
 
 if TYPE_CHECKING:
     import tarfile
-
-MAX_MEMBERS = 100_000
-"""Maximum number of files and directories in an archive."""
 
 PLAIN_TYPES = (b"0", b"\0", b"5")
 """The types of an archive's plain files and directories."""
@@ -54,15 +50,8 @@ PLAIN_TYPES = (b"0", b"\0", b"5")
 BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
 
-MAX_OTHERS = 100
-MAX_UNSEEN_CHARACTERS = 200
-"""Names that one listing cannot show, and characters of each that it tells."""
-
 OTHERS_BYTES = 32 * 1024
 """Room for the paths of links and special files in one listing."""
-
-MAX_TIME_NS = (1 << 63) - 1
-"""Largest distance of a time from 1970 that is told. Programs may set any time."""
 
 RECENT_NS = 20_000_000
 """Nanoseconds in which a file can change twice with one change time. The kernel's clock of files
@@ -116,7 +105,7 @@ def _found(path: str, recursive: bool) -> list[Result]:
                 return [_entry(path, status)]
     with directory_at(path) as directory:
         prefix = f"{path}/" if path else ""
-        found = _below(directory, prefix, MAX_DEPTH if recursive else 0)
+        found = _below(directory, prefix, MAX_DIRECTORY_DEPTH if recursive else 0)
         return sorted((_entry(*one) for one in found), key=lambda entry: entry["path"])
 
 
@@ -134,25 +123,21 @@ def _scan(arguments: Result) -> Result:
     mapped = _mapped()
     recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
-    unseen: deque[str] = deque(maxlen=MAX_OTHERS)
+    unseen: list[str] = []
     with directory_at("") as top:
-        for path, status in _below(top, "", MAX_DEPTH, unseen, skip):
+        for path, status in _below(top, "", MAX_DIRECTORY_DEPTH, unseen, skip):
             if len(found) >= most:
                 return {**result, "too_many": True}
             found.append((path, status))
     rows: list[list[Any]] = result["rows"]
-    others: list[str] = result["others"]
-    others += (ascii(name)[:MAX_UNSEEN_CHARACTERS] for name in unseen)
-    spare = OTHERS_BYTES  # of their own: they must not take the room of rows
+    others = [ascii(name)[:MAX_REPORT_CHARACTERS] for name in unseen]
     for path, status in sorted(found, key=lambda one: one[0]):
         if path <= after:
             continue
         target = _target(path) if has_links and stat.S_ISLNK(status.st_mode) else None
         is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
         if not is_plain and target is None:
-            spare -= len(json.dumps(path)) + 2
-            if spare >= 0:
-                others.append(path)
+            others.append(path)
             continue
         row: list[Any] = [path, -1, True, ""] if target is None else [path, -2, False, target]
         if stat.S_ISREG(status.st_mode):
@@ -162,8 +147,15 @@ def _scan(arguments: Result) -> Result:
             row = [path, status.st_size, can_run, version if is_settled else ""]
         room -= len(json.dumps(row)) + 2
         if room < 0:
-            return {**result, "has_more": True}
+            result["has_more"] = True
+            break
         rows.append(row)
+    spare = OTHERS_BYTES  # of their own: they must not take the room of rows
+    for name in others:
+        spare -= len(json.dumps(name)) + 2
+        if spare < 0:
+            break
+        result["others"].append(name)
     return result
 
 
@@ -289,11 +281,11 @@ def _below(
     directory: int,
     prefix: str,
     depth: int,
-    unseen: deque[str] | None = None,
+    unseen: list[str] | None = None,
     skip: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Entries below a directory. What they leave out is added to `unseen`, but for `skip`."""
-    unseen = deque(maxlen=0) if unseen is None else unseen
+    unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
             unseen.append(prefix + name)
@@ -478,16 +470,14 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
     """
     members: list[tuple[tarfile.TarInfo, str]] = []
     for member in archive:
-        shown = ascii(member.name)[:200]
-        if len(members) >= MAX_MEMBERS:
-            raise Refused("archive", f"it has over {MAX_MEMBERS} members")
+        shown = ascii(member.name)[:MAX_REPORT_CHARACTERS]
         if member.type not in PLAIN_TYPES or member.sparse is not None or member.size < 0:
             raise Refused("archive", f"{shown} is no plain file or directory")
         path = member.name.removeprefix("./").rstrip("/")
         names = path.split("/")
         if path not in ("", ".") and (
             any(part in ("", ".", "..") for part in names)
-            or len(names) > MAX_DEPTH
+            or len(names) > MAX_DIRECTORY_DEPTH
             or not is_nameable(path)
             or "\0" in path
         ):
@@ -501,7 +491,7 @@ def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
         while path := path.rpartition("/")[0]:
             directories.add(path)
     for path in files & directories:
-        raise Refused("archive", f"{ascii(path)[:200]} is a file and a directory")
+        raise Refused("archive", f"{ascii(path)[:MAX_REPORT_CHARACTERS]} is a file and a directory")
     return members
 
 

@@ -6,6 +6,11 @@ pass only during a run with network, and a connection outside one is closed at o
 connection at most `WINDOW_BYTES` are on their way in each direction, so no program fills this
 process or the channel; after the run no connection of it is left. The host's connections reach
 loopback only, and end with the channel.
+
+The front is the first process of a container with an operator's program that has network, and has
+no supervisor. It stands between the program and the host: the program's standard input and output
+are the first connection of its relay, so they and the program's connections to the gateway share
+the channel. It is of the program's own user and has no right that the program lacks.
 """
 
 from __future__ import annotations
@@ -14,10 +19,17 @@ import contextlib
 import errno
 import os
 import selectors
+import signal
 import socket
+import sys
+import time
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from fumehood.guest.container.host import Host
+from fumehood.guest.core import children
+from fumehood.guest.core.pipes import CHUNK_BYTES
+from fumehood.protocol import framing
 from fumehood.protocol.framing import (
     CLOSED,
     DATA,
@@ -303,3 +315,69 @@ class Ports(_Streams):
         end = self._opening.pop(number)
         self._selector.unregister(end)
         end.close()
+
+
+# -- the front of an operator's program ------------------------------------------------------
+
+LAST_WORDS_S = 1.0
+"""Seconds for what the program printed at its end to be passed on."""
+
+NOT_STARTED = 127
+"""Exit code if the program cannot be started, as a shell's."""
+
+
+def front(config: dict[str, Any]) -> NoReturn:
+    """Run the program of the configuration, until it ends or the host is gone."""
+    import subprocess  # not at the top: the supervisor starts faster without it
+
+    trust = _first_frame()["trust"]
+    selector = selectors.DefaultSelector()
+    host = Host()
+    relay = Relay(host, selector)
+    relay.begin(framing.FRONT_RUN, trust)
+    own, its = socket.socketpair()
+    relay.open(own)
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # it only wakes the loop
+    try:
+        program = subprocess.Popen(  # noqa: S603 - the operator's own
+            config["command"], stdin=its.fileno(), stdout=its.fileno()
+        )
+    except OSError as error:
+        sys.stderr.write(f"It cannot be started: {error.strerror}\n")
+        os._exit(NOT_STARTED)
+    its.close()
+
+    def on_host() -> None:
+        for request in host.read():
+            if isinstance(request, framing.ConnectionFrame):
+                relay.on_frame(request)
+
+    selector.register(0, selectors.EVENT_READ, on_host)
+    selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 1 << 10))
+    # It also reaps the program's children, which are the first process's.
+    while not any(ended.pid == program.pid for ended in children.reap()):
+        _serve(selector, None)
+    ends_at = time.monotonic() + LAST_WORDS_S
+    while (left_s := ends_at - time.monotonic()) > 0 and _serve(selector, min(left_s, 0.05)):
+        pass
+    os._exit(0)
+
+
+def _first_frame() -> dict[str, Any]:
+    """The host's first message. It sends no other before it hears of the program's streams."""
+    decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
+    while chunk := os.read(0, CHUNK_BYTES):
+        for message in decoder.feed(chunk):
+            return message
+    os._exit(0)  # the host is gone
+
+
+def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+    """Handle what there is, waiting if there is nothing. Return whether there was something."""
+    events = selector.select(timeout_s)
+    for key, _ in events:
+        key.data()
+    return bool(events)

@@ -21,7 +21,6 @@ from fumehood.guest.core.children import field
 from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
-MB = 1 << 20
 PROBE_PATIENCE_S = 5.0
 PROBE_WALL_S = 0.03
 """Seconds that remain for the probe after it reported its attempts."""

@@ -59,11 +59,6 @@ from fumehood.guest.core.limits import CPU_BACKSTOP_S, address_space_bytes
 from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_CLAIM_BYTES
 from fumehood.protocol import framing
 
-MAX_REPLY_BYTES = 600 << 20
-"""Total bytes that a program may write to its reply pipe, including calls of tools and reports; the
-rest is not read.
-"""
-
 MAX_UNREAD_BYTES = 16 << 20
 """Bytes of unread answers to a program's tool calls."""
 
@@ -449,7 +444,7 @@ class Supervisor:
         except BlockingIOError:
             return
         run.received_bytes += len(chunk)
-        if not chunk or run.received_bytes > MAX_REPLY_BYTES:
+        if not chunk:
             self._unwatch(run.child.reply_fd)
             return
         try:

@@ -21,7 +21,6 @@ from typing import Any
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     MAX_ANSWER_BYTES,
-    MAX_DEPTH,
     MAX_PATH_BYTES,
     Refused,
     directory_at,
@@ -30,6 +29,7 @@ from fumehood.guest.container.walk import (
     status_of,
 )
 from fumehood.guest.core.pipes import held
+from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 
 FORMAT = b"fumehood.survey.1\n"
 """Version of the manifest. Changing it changes every hash, so earlier approvals must be asked for
@@ -182,7 +182,7 @@ class Survey:
             if not stat.S_ISDIR(status.st_mode):
                 return
             if recursive:
-                self._look_below(path, name, directory, MAX_DEPTH)
+                self._look_below(path, name, directory, MAX_DIRECTORY_DEPTH)
                 return
             with _opened(name, directory, path) as inner:
                 if any(f"{path}/{below}" not in gone for below in os.listdir(inner)):

@@ -17,7 +17,6 @@ from fumehood.guest.core.pipes import held
 
 WORKSPACE = "/workspace"
 
-MAX_DEPTH = 64
 MAX_PATH_BYTES = 4096 - len(f"{WORKSPACE}/") - 1
 """Bytes of a path below the workspace, as for the host. Programs can create longer ones step by
 step, which nobody can name.

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any
 
 from fumehood.guest.container.walk import (
-    MAX_DEPTH,
     UPLOAD_PREFIX,
     WORKSPACE,
     empty,
@@ -25,6 +24,7 @@ from fumehood.guest.container.walk import (
 )
 from fumehood.guest.core.pipes import held
 from fumehood.guest.languages.figures import DIRECTORY
+from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
 
@@ -214,7 +214,7 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
         except FileNotFoundError:  # a registered process has removed it
             continue
         below = -1
-        if stat.S_ISDIR(found.st_mode) and len(open_directories) < MAX_DEPTH:
+        if stat.S_ISDIR(found.st_mode) and len(open_directories) < MAX_DIRECTORY_DEPTH:
             with suppress(OSError):
                 below = _open(name, directory, found)
         if below >= 0:

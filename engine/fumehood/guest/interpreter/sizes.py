@@ -15,7 +15,6 @@ from typing import Any
 
 from fumehood.protocol.strict_json import MAX_INTEGER, MAX_INTEGER_DIGITS
 
-MAX_BITS = math.log2(10) * MAX_INTEGER_DIGITS
 MAX_ELEMENTS = 10_000
 
 
@@ -170,7 +169,7 @@ def _times(factor: float, count: int) -> float:
 
 def _weigh(estimated_bits: float) -> None:
     # One bit of slack for the rounding of the estimate; `checked` weighs the real result.
-    if estimated_bits > MAX_BITS + 1:
+    if estimated_bits > MAX_INTEGER.bit_length() + 1:
         raise TooLarge(f"the result would have more than {MAX_INTEGER_DIGITS} digits")
 
 

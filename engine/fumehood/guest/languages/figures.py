@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
+
 DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
 CONFIGURATION = "MPLCONFIGDIR"
 FONTS = "/opt/fumehood/matplotlib"
@@ -30,7 +32,6 @@ MARGIN_INCHES = 0.1
 """*Source*: Matplotlib's default of `savefig.pad_inches`."""
 
 MAX_NOTES = 5
-MAX_NOTE_CHARACTERS = 200
 
 
 class Figures:
@@ -87,7 +88,7 @@ class Figures:
 
     def _leave_out(self, number: object, why: str) -> None:
         if len(self.notes) < MAX_NOTES:
-            self.notes.append(f"images: pyplot's figure {number} {why}"[:MAX_NOTE_CHARACTERS])
+            self.notes.append(f"images: pyplot's figure {number} {why}"[:MAX_REPORT_CHARACTERS])
 
 
 def preload() -> None:

@@ -34,6 +34,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import remember
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
 from fumehood.protocol.framing import MAX_CONNECTIONS, ConnectionFrame
 from fumehood.sandbox.cluster.model import (
@@ -82,9 +83,6 @@ FORGET_S = 60.0
 
 DIAL_S = 30.0
 """Seconds to connect to a host for the engine's gateway."""
-
-MAX_CANCELLED = 1000
-"""Maximum number of cancelled runs that are remembered until they come."""
 
 MakeWall = Callable[[WallSettings, Path, OnEvent], ContainerWall]
 """Makes an engine's wall; its state is in the directory."""
@@ -526,9 +524,7 @@ class Node:
         if run is not None:
             run.task.cancel()
         else:
-            joined.cancelled[run_id] = None
-            if len(joined.cancelled) > MAX_CANCELLED:
-                joined.cancelled.popitem(last=False)
+            remember(joined.cancelled, run_id, None)
 
     def tell(self, ticket: Ticket, run_id: str, number: int, name: str, *values: Any) -> None:
         """Tell a run something, in the order of the numbers: Ray does not keep that of calls."""

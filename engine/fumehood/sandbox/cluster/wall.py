@@ -34,7 +34,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits, remember
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.core.tasks import start_soon
@@ -105,9 +105,6 @@ COPY_AGAIN_S = 600.0
 
 PROMISED = 0.75
 """Part of a node's memory that its sessions are promised."""
-
-MAX_LOCKS = 1000
-"""Maximum number of locks of packages that are remembered."""
 
 
 class NodeGone(Exception):
@@ -396,10 +393,7 @@ class ClusterWall(HasImages):
         if link is None:  # its node is lost, or not ready any more
             raise try_later(f"No node has the image {image} now. Repeat the call.")
         name, lock = await self._ask(link, "with_packages", image, tuple(packages), principal_id)
-        self._locks[name] = lock
-        self._locks.move_to_end(name)
-        while len(self._locks) > MAX_LOCKS:
-            self._locks.popitem(last=False)
+        remember(self._locks, name, lock)
         return str(name)
 
     @asynccontextmanager

@@ -16,11 +16,16 @@ A Python program that imports nothing but the standard library runs in a process
 preloaded modules. The choice affects only speed: a wrong "not needed" costs the program an import,
 a wrong "needed" a slower start. So the program's text is searched with regular expressions instead
 of parsed, and any doubt means "needed".
+
+Requests about a session's registered processes are checked before they are sent. Each waits a
+bounded time by the host's clock; an answer that nobody asked for, and a count of processes that
+nothing explains, break the protocol; a guest has no more than `MAX_OPEN` requests to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import re
 import struct
@@ -31,11 +36,20 @@ from typing import Protocol
 
 import anyio
 
-from fumehood.core.errors import EndedBy, InternalError
+from fumehood.core.arguments import ARGUMENTS, argument_faults
+from fumehood.core.errors import (
+    MAX_MESSAGE_CHARACTERS,
+    EndedBy,
+    InternalError,
+    InvalidParams,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_FILES_OUT, MB, Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
+    PART_CHARACTERS,
     ContainerAnswer,
     ContainerCall,
     ContainerData,
@@ -49,10 +63,9 @@ from fumehood.protocol.container_frames import (
     parse_container_body,
     run_frames,
 )
-from fumehood.protocol.framing import PORTS_RUN, ConnectionFrame, FrameError
+from fumehood.protocol.framing import MAX_INPUT_BYTES, PORTS_RUN, ConnectionFrame, FrameError
 from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.sandbox.connections import PortConnections
-from fumehood.sandbox.container.controls import ProcessRequests
 from fumehood.sandbox.wall import (
     MAX_FRAME_BYTES,
     CallPort,
@@ -61,6 +74,7 @@ from fumehood.sandbox.wall import (
     RunEnding,
     RunSinks,
     claims_of,
+    try_later,
 )
 
 PRELOAD_GRACE_S = 30.0
@@ -79,17 +93,11 @@ DIRTY = "it is not clean: "
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
-MAX_COMPLAINT_BYTES = 4096
-"""Bytes of the beginning of the guest's stderr that are kept for the log."""
-
 RECORD_HEADER = struct.Struct("!BxxxI")
 """A record's stream and length. *Source*: Docker Engine API, ContainerAttach, "Stream format"."""
 
 STDOUT, STDERR = 1, 2
 """Docker's numbers of the streams."""
-
-MAX_SEARCHED_CHARACTERS = 64 * 1024
-"""Longest program that is searched for imports. A longer one counts as needing the modules."""
 
 BEGINNING_CHARACTERS = 64 * 1024
 """Characters of each stream that are kept if a sink receives all of it."""
@@ -276,7 +284,8 @@ class Channel(asyncio.Protocol):
                 if self.dead.is_set():
                     return
                 if stream == STDERR:
-                    self._complaint += piece[: MAX_COMPLAINT_BYTES - len(self._complaint)]
+                    # For the log, as much as of an error message.
+                    self._complaint += piece[: MAX_MESSAGE_CHARACTERS - len(self._complaint)]
                     continue
                 for body in self._decoder.bodies(piece):
                     self._on_frame(parse_container_body(body))
@@ -664,11 +673,12 @@ class Demultiplexer:
 
 
 def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
-    """Whether a Python program may import a module outside the standard library.
+    """Whether a Python program may import a module outside the standard library. One that is
+    longer than a part of a request is not searched, and counts as such.
 
     With `has_tools`, the guest provides the module `tools`, which then does not count.
     """
-    if len(code) > MAX_SEARCHED_CHARACTERS or _DOUBT.search(code):
+    if len(code) > PART_CHARACTERS or _DOUBT.search(code):
         return True
     return any(
         name.partition(".")[0] not in sys.stdlib_module_names
@@ -687,3 +697,126 @@ def _modules_of(clause: re.Match[str]) -> list[str]:
     if source is not None:
         return [source]
     return [(part.split() or [""])[0] for part in imported.split(",")]
+
+
+# -- requests about registered processes ------------------------------------------------------
+
+MAX_OPEN = 64
+"""Requests to one guest that are not answered yet, including those that nobody waits for."""
+
+ANSWER_S = 15.0
+"""Seconds for an answer, on a busy host. The guest gives up on a process sooner."""
+
+DEFAULT_GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+class ProcessRequests:
+    """The requests to one guest. `send` sends a frame, and `on_change` is called when the number of
+    running processes has changed.
+    """
+
+    def __init__(self, send: Callable[[bytes], None], on_change: Callable[[], None]) -> None:
+        self.running: int | None = None
+        """Running processes as the guest last said, or None if it has said nothing."""
+        self._send = send
+        self._on_change = on_change
+        self._ids = 0
+        self._open: dict[int, asyncio.Future[ContainerAnswer]] = {}
+
+    async def ask(self, request: JsonObject) -> JsonObject:
+        """Send a request and wait for its answer.
+
+        Raises:
+            InvalidParams: the request is not valid, or cannot be carried out.
+            ResourceNotFound: there is no such process.
+            SandboxUnavailable: the guest has ended, does not answer, or has too much to answer.
+        """
+        fields = _fields_of(request)
+        if len(self._open) >= MAX_OPEN:
+            raise try_later("Too many requests wait for this session. Repeat it later.")
+        self._ids += 1
+        number = self._ids
+        frame = framing.encode({"op": "process", "id": number, **fields})
+        if len(frame) > framing.MAX_REQUEST_BYTES:
+            raise InvalidParams("The request about processes is too long.")
+        answered = self._open[number] = asyncio.get_running_loop().create_future()
+        self._send(frame)
+        with anyio.move_on_after(ANSWER_S + fields.get("grace_s", 0)):
+            return _result_of(await answered)
+        raise try_later("The session did not answer in time. Repeat the request.")
+
+    def on_answer(self, frame: ContainerAnswer) -> None:
+        """Take an answer of the guest. Raises FrameError."""
+        waiting = self._open.pop(frame.id, None)
+        if waiting is None:
+            raise FrameError("an answer that nobody asked for")
+        self._count(frame.running)
+        if not waiting.done():
+            waiting.set_result(frame)
+
+    def on_count(self, frame: ContainerProcesses) -> None:
+        """Take a new number of running processes. Raises FrameError.
+
+        Without a start it only falls; so a guest cannot send one such frame after the other.
+        """
+        if self.running is not None and frame.running >= self.running:
+            raise FrameError("a number of processes that nothing explains")
+        self._count(frame.running)
+
+    def close(self) -> None:
+        """Fail all requests: the guest has ended."""
+        self.running = 0
+        for waiting in self._open.values():
+            if not waiting.done():
+                waiting.set_exception(try_later("The session's container has ended."))
+                waiting.exception()  # it may be that nobody waits for it
+        self._open.clear()
+
+    def _count(self, running: int) -> None:
+        before, self.running = self.running, running
+        if before != running:
+            self._on_change()
+
+
+def _fields_of(request: JsonObject) -> JsonObject:
+    """Return the fields of a request's frame. Raises InvalidParams."""
+    given = {name: value for name, value in request.items() if value is not None}
+    do = given.pop("do")
+    faults = argument_faults(f"process:{do}", given)
+    if faults:
+        words = "; ".join(f"{path}: {why}" for path, why in faults)
+        raise InvalidParams(
+            f"The request about processes is not valid: {words}.",
+            fields=[path for path, _ in faults],
+        )
+    given = ARGUMENTS[f"process:{do}"].model_validate(given).model_dump(exclude_none=True)
+    match do:
+        case "read":
+            given = {"after": 0, **given}
+        case "stop":
+            given = {"grace_s": DEFAULT_GRACE_S, **given}
+        case "write":
+            text, encoded = given.pop("text", ""), given.pop("text_base64", "")
+            data = text.encode() or base64.b64decode(encoded)
+            if len(data) > MAX_INPUT_BYTES:
+                raise InvalidParams(f"A process takes {MAX_INPUT_BYTES} bytes of input at once.")
+            given |= {
+                "data": base64.b64encode(data).decode("ascii"), "close": given.get("close", False),
+            }  # fmt: skip
+    return {"do": do, **given}
+
+
+def _result_of(answer: ContainerAnswer) -> JsonObject:
+    """Return the result, or raise the error for a fault."""
+    fault = answer.fault
+    if fault is None:
+        return answer.parts
+    # The guest's text is shown, so only what can be printed of it.
+    told = fault.message[:MAX_MESSAGE_CHARACTERS]
+    words = "".join(one for one in told if one.isprintable()).strip() or "It was refused."
+    if fault.kind == "invalid":
+        raise InvalidParams(words)
+    if fault.kind == "not_found":
+        raise ResourceNotFound(words, fields=["name"])
+    raise SandboxUnavailable(words)

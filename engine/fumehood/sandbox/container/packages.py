@@ -17,13 +17,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.fair_share import FairShare
-from fumehood.core.limits import MB
+from fumehood.core.limits import MB, remember
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 from fumehood.sandbox.container.docker_api import (
     QUICK_S,
@@ -48,9 +48,6 @@ EVERY = "*"
 
 LOCK_S = 24 * 3600.0
 """Seconds for which the versions that were found for a request are used again."""
-
-MAX_LOCKS = 1000
-"""Maximum number of locks, and of resolved requests, that are remembered."""
 
 MAX_OF_ONE = 4
 """Maximum number of requests of one principal that wait to be resolved, or are."""
@@ -107,7 +104,7 @@ class PackageLayers:
                         lambda: _resolve(image, asked, self._own, self._cache)
                     )
                     found = lock, time.monotonic() + LOCK_S
-                    _remember(self._resolved, (image.id, asked), found)
+                    remember(self._resolved, (image.id, asked), found)
         return self.add(image.name, lock)
 
     def add(self, image: str, lock: Lock) -> str:
@@ -115,7 +112,7 @@ class PackageLayers:
         if not lock.packages:
             return image
         name = f"{image}{PLUS}{hashlib.sha256(lock.text.encode()).hexdigest()[:32]}"
-        _remember(self._locks, name, lock)
+        remember(self._locks, name, lock)
         return name
 
     def add_text(self, image: str, text: str) -> str:
@@ -255,13 +252,6 @@ def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> 
     return index.resolve(
         asked, recipe.release, cache, lambda step: None, recipe.lock, deadline_s=PIP_S
     )
-
-
-def _remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > MAX_LOCKS:
-        known.popitem(last=False)
 
 
 def _refused(words: str) -> InvalidParams:

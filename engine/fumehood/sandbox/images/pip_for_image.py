@@ -22,16 +22,16 @@ SIGN = "of-an-image"
 
 
 MAX_FILE_BYTES = 4 << 30
-MAX_MEMORY_BYTES = 4 << 30
-"""The limits of pip, which reads files that anybody may have published. A file may be as large as
-all packages of an image together, unpacked (`unpacking`): some that operators want are over 1 GB.
+"""The limit of each file of pip, and of its memory: it reads files that anybody may have published.
+A file may be as large as all packages of an image together, unpacked (`unpacking`): some that
+operators want are over 1 GB.
 """
 
 
 def main(markers: str, arguments: list[str]) -> int:
     """Run pip with these markers; return its exit status, or 3 if the markers have no effect."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     environment = json.loads(markers)
     module = importlib.import_module("pip._vendor.packaging.markers")
     module.default_environment = lambda: dict(environment)  # type: ignore[attr-defined]

@@ -153,13 +153,6 @@ def test_closed_file_is_read_with_others_and_stays_closed(do: Do, place: Path) -
     assert (place / "closed").stat().st_mode & 0o777 == 0
 
 
-def test_number_of_members_is_limited(do: Do, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_MEMBERS", 3)
-    four = [(str(n), b"") for n in range(4)]
-    assert fault(unpack(do, archive(*four))) == "archive"
-    assert unpack(do, archive(*four[:3])) == {"files": 3, "size": 0}
-
-
 def test_archive_does_not_follow_links_of_the_workspace(
     do: Do, place: Path, tmp_path: Path
 ) -> None:

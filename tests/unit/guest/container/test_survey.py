@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.guest.container import files, survey, walk
+from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 
 pytestmark = pytest.mark.row("A2")
 
@@ -184,7 +185,7 @@ def test_new_file_at_a_surveyed_path_is_not_overwritten(place: Path) -> None:
 
 
 def test_directory_that_cannot_be_surveyed_whole_is_not_deleted(place: Path) -> None:
-    deep = "/".join("d" * (walk.MAX_DEPTH + 1))
+    deep = "/".join("d" * (MAX_DIRECTORY_DEPTH + 1))
     (place / deep).mkdir(parents=True)
     (place / "f").write_text("")
     request = deleting("d", "f")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood.guest.interpreter import restricted
-from fumehood.guest.interpreter.programs import output
-from fumehood.guest.interpreter.programs.output import OutputFull
+from fumehood.guest.interpreter.restricted import OutputFull
 
 MAX_BYTES = 65_536
 
@@ -187,14 +186,14 @@ def test_value_is_returned_as_json_or_as_text(code: str, value: Any, text: str |
 
 
 def test_repr_of_a_huge_value_is_cut_without_being_computed() -> None:
-    text = output.short_repr(["x" * 10**7] * 10**5)
-    assert len(text) == output.MAX_REPR_CHARACTERS + 1
+    text = restricted.short_repr(["x" * 10**7] * 10**5)
+    assert len(text) == restricted.MAX_REPR_CHARACTERS + 1
     assert text.endswith("…")
 
 
 def test_oversized_value_is_refused_before_it_is_walked() -> None:
     with pytest.raises(OutputFull):
-        output.json_value([[0] * 10**6] * 10**6, 1000)
+        restricted.json_value([[0] * 10**6] * 10**6, 1000)
 
 
 def test_traceback_through_a_library_shows_nothing_of_the_library() -> None:

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from fumehood.guest.interpreter.programs.nodes import (
+from fumehood.guest.interpreter.nodes import (
     ALLOWED,
     MAX_DEPTH,
     REFUSED,

@@ -27,10 +27,9 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.interpreter.programs import guards, modules, nodes
-from fumehood.guest.interpreter.programs.nodes import Refused
-from fumehood.guest.interpreter.programs.output import OutputFull
-from fumehood.guest.interpreter.restricted import Run, compile_checked
+from fumehood.guest.interpreter import guards, modules, nodes
+from fumehood.guest.interpreter.nodes import Refused
+from fumehood.guest.interpreter.restricted import OutputFull, Run, compile_checked
 
 MOST_STEPS = 60_000
 ARGUMENTS: tuple[tuple[Any, ...], ...] = (

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.errors import EndedBy, InternalError
+from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, EndedBy, InternalError
 from fumehood.core.limits import Limits
 from fumehood.protocol import framing
+from fumehood.protocol.container_frames import PART_CHARACTERS
 from fumehood.sandbox.container.channel import (
-    MAX_COMPLAINT_BYTES,
-    MAX_SEARCHED_CHARACTERS,
     MAX_UNSENT_BYTES,
     Demultiplexer,
     needs_preloaded,
@@ -184,7 +183,7 @@ async def test_guest_stderr_is_kept_for_the_log_up_to_a_cap() -> None:
     for _ in range(100):
         guest.sends(b"x" * 100, stream=2)
     assert not task.done()
-    assert len(guest.channel.complaint) == MAX_COMPLAINT_BYTES
+    assert len(guest.channel.complaint) == MAX_MESSAGE_CHARACTERS
     guest.says(ended())
     assert (await task).ended_by is EndedBy.OK
 
@@ -316,7 +315,7 @@ def test_program_with_only_standard_imports_needs_no_preloaded_modules(code: str
         "from sys import modules",
         "import pickle\npickle.load(open('table', 'rb'))",
         "import runpy",
-        "x = 1\n" * MAX_SEARCHED_CHARACTERS,
+        "x = 1\n" * PART_CHARACTERS,
         "from\x0cpandas import x",
     ],
 )

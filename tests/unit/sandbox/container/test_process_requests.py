@@ -11,8 +11,8 @@ import pytest
 
 from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
 from fumehood.protocol.framing import MAX_INPUT_BYTES
-from fumehood.sandbox.container import controls
-from fumehood.sandbox.container.controls import MAX_OPEN
+from fumehood.sandbox.container import channel
+from fumehood.sandbox.container.channel import MAX_OPEN
 from support.scripted_guest import ScriptedGuest
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +113,7 @@ async def test_container_without_a_session_tells_nothing_of_processes() -> None:
 async def test_unanswered_request_fails_in_time_and_its_late_answer_is_dropped(
     guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controls, "ANSWER_S", 0.01)
+    monkeypatch.setattr(channel, "ANSWER_S", 0.01)
     with pytest.raises(SandboxUnavailable, match="in time"):
         await guest.channel.processes.ask({"do": "list"})
     guest.says(answer(processes=[]))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import own_image
-from fumehood.sandbox.images.own_image import ImageRequest, check_request, make_aside, publish
+from fumehood.sandbox.images import build
+from fumehood.sandbox.images.build import ImageRequest, check_request, make_aside, publish
 from fumehood.sandbox.images.recipe import Lock, Pinned, WrongRecipe, read_recipe
 from fumehood.sandbox.images.rootfs import ImageBuildError
 
@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lists.append(requirements)
         return LOCK
 
-    monkeypatch.setattr(own_image, "resolve", answer)
+    monkeypatch.setattr(build, "resolve", answer)
     return lists
 
 
@@ -84,7 +84,7 @@ def test_interrupted_image_request_leaves_the_old_directory(
     def away(*_: object) -> Lock:
         raise ImageBuildError("The index is away.", "Wait.")
 
-    monkeypatch.setattr(own_image, "resolve", away)
+    monkeypatch.setattr(build, "resolve", away)
     with pytest.raises(ImageBuildError):
         make(ImageRequest("mine", "third", (), "python"), home)
     assert [entry.name for entry in home.iterdir()] == ["mine"]

@@ -25,7 +25,7 @@ from RestrictedPython.transformer import (
     copy_locations,
 )
 
-from fumehood.guest.interpreter.programs.modules import MODULES, import_module
+from fumehood.guest.interpreter.modules import MODULES, import_module
 
 MAX_DEPTH = 200
 """Levels of nested nodes. The policy below walks recursively with four Python frames per level."""

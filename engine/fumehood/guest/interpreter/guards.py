@@ -27,8 +27,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fumehood.guest.interpreter.programs.modules import Module, Uncopied, named
-from fumehood.guest.interpreter.programs.nodes import MAGIC_METHODS, Refused
+from fumehood.guest.interpreter.modules import Module, Uncopied, named
+from fumehood.guest.interpreter.nodes import MAGIC_METHODS, Refused
 
 
 def _words(text: str) -> frozenset[str]:
