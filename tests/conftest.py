@@ -261,7 +261,7 @@ AVAILABLE = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
 

@@ -132,7 +132,7 @@ def place(request: pytest.FixtureRequest, home: Path) -> Files:
     return request.getfixturevalue("bucket").below("pieces", re.compile("[0-9a-f]{4}"))
 
 
-@pytest.mark.parametrize("size", [0, 3 << 20, 20 << 20])
+@pytest.mark.parametrize("size", [0, 20 << 20])
 def test_file_is_put_found_read_and_deleted(place: Files, home: Path, size: int) -> None:
     content = bytes(range(256)) * (size // 256)
     (home / "draft").write_bytes(content)

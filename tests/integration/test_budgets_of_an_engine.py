@@ -12,10 +12,10 @@ from fumehood import Config, Engine
 from fumehood.budgets.model import BudgetStanding
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import CallBody
-from fumehood.core.envelope import Envelope
 from fumehood.core.usage import Prices
 from fumehood.executors.base import CallHandle
 from fumehood.testing import FakeWall
+from support.answers import code_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
 
@@ -30,10 +30,6 @@ def limited(home: Path, wall: FakeWall | None = None, **limits: Any) -> Engine:
     return Engine(config=config, interpreter=wall or FakeWall())
 
 
-def code(envelope: Envelope) -> str:
-    return "OK" if envelope.error is None else envelope.error.code
-
-
 def standing(engine: Engine) -> BudgetStanding:
     (found,) = engine.budgets.standings()
     return found
@@ -41,12 +37,14 @@ def standing(engine: Engine) -> BudgetStanding:
 
 async def test_dry_run_invalid_call_and_unavailable_isolation_spend_no_budget(home: Path) -> None:
     async with limited(home, calls=1) as engine:
-        assert code(await engine.call("calculator", SUM, dry_run=True)) == "OK"
-        assert code(await engine.call("calculator", {})) == "INVALID_PARAMS"
-        assert code(await engine.call("calculator", SUM, isolation="session")) == "INVALID_PARAMS"
+        assert code_of(await engine.call("calculator", SUM, dry_run=True)) == "OK"
+        assert code_of(await engine.call("calculator", {})) == "INVALID_PARAMS"
+        assert (
+            code_of(await engine.call("calculator", SUM, isolation="session")) == "INVALID_PARAMS"
+        )
         assert (standing(engine).spent, standing(engine).held) == (0, 0)
-        assert code(await engine.call("calculator", SUM)) == "OK"
-        assert code(await engine.call("calculator", SUM)) == "QUOTA_EXCEEDED"
+        assert code_of(await engine.call("calculator", SUM)) == "OK"
+        assert code_of(await engine.call("calculator", SUM)) == "QUOTA_EXCEEDED"
 
 
 async def test_cancelled_call_is_counted_and_releases_its_reservation(home: Path) -> None:
@@ -69,7 +67,7 @@ async def test_cancelled_call_is_counted_and_releases_its_reservation(home: Path
                 await began.wait()
             assert (standing(engine).spent, standing(engine).held) == (0, 1)
             live.cancel()
-        assert code(answers[0]) == "CANCELLED"
+        assert code_of(answers[0]) == "CANCELLED"
         assert (standing(engine).spent, standing(engine).held) == (1, 0)
 
 
@@ -78,5 +76,5 @@ async def test_internal_error_after_the_run_releases_its_reservation(home: Path)
         raise RuntimeError("a bug")
 
     async with limited(home, FakeWall(answer=broken), calls=5) as engine:
-        assert code(await engine.call("calculator", SUM)) == "INTERNAL_ERROR"
+        assert code_of(await engine.call("calculator", SUM)) == "INTERNAL_ERROR"
         assert standing(engine).held == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Daemon, StartDaemon
-from fumehood import Client, ControlClient, Engine
+from fumehood import Client, Config, ControlClient, Engine
 from fumehood.client.api_request import Refused
 from fumehood.core.envelope import Envelope
 from support.workshop import workshop
@@ -127,22 +127,17 @@ def test_approver_sees_no_record_of_a_call_nobody_was_asked_about(
         approver.calls.list(text="not_asked")
 
 
-def test_service_keeps_no_records_until_it_is_told_to(start_daemon: StartDaemon) -> None:
-    for settings, kept in (({"record__calls": "failed"}, True), ({"record__calls": "none"}, False)):
-        daemon = start_daemon(**settings)
-        with Client(daemon.socket) as client:
-            assert (client.call_state(failed(client)).envelope is not None) is kept
-            fine = client.call("calculator", {"expression": "1"})
-            assert client.call_state(str(fine.metadata.call_id)).envelope is None
-        assert daemon.stop() == 0
-
-
-def test_record_outlives_a_restart(start_daemon: StartDaemon) -> None:
-    first = start_daemon()
-    with Client(first.socket) as client:
+def test_failed_calls_are_recorded_as_configured_and_records_outlive_a_restart(
+    start_daemon: StartDaemon,
+) -> None:
+    with Client((first := start_daemon(record__calls="failed")).socket) as client:
         call_id = failed(client, "before_the_restart")
+        assert client.call_state(call_id).envelope is not None
+        fine = client.call("calculator", {"expression": "1"})
+        assert client.call_state(str(fine.metadata.call_id)).envelope is None
     assert first.stop() == 0
-    with Client(start_daemon(first.home).socket) as client:
+    with Client(start_daemon(record__calls="none").socket) as client:
+        assert client.call_state(failed(client)).envelope is None
         assert client.calls(text="before_the_restart").items[0].call_id == call_id
         assert client.call_state(call_id).envelope is not None
 
@@ -276,7 +271,8 @@ def test_administrator_cancels_a_call_and_that_is_audited(
 async def test_embedding_program_sees_its_running_calls() -> None:
     import anyio
 
-    async with Engine() as engine, anyio.create_task_group() as group:
+    config = Config(container={"images": {"python": "python"}})  # type: ignore[arg-type]
+    async with Engine(config=config) as engine, anyio.create_task_group() as group:
         group.start_soon(engine.call, "run_python", {"code": "import time; time.sleep(30)"})
         with anyio.fail_after(20):
             while not (found := (await engine.calls(state="running")).items):

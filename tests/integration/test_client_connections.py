@@ -29,12 +29,12 @@ def path(home: Path) -> Path:
     return home / "engine.sock"
 
 
-@pytest.fixture
-def envelope(home: Path) -> bytes:
+@pytest.fixture(scope="module")
+def envelope(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A successful call's envelope as bytes."""
 
     async def call() -> bytes:
-        async with bench(home) as made:
+        async with bench(tmp_path_factory.mktemp("home")) as made:
             answer = await made.engine.call("calculator", {"expression": "1"})
         return answer.model_dump_json().encode()
 

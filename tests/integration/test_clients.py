@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import Daemon, StartDaemon
-from fumehood import AsyncClient, DaemonUnavailable
+from fumehood import AsyncClient, Client, DaemonUnavailable
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.wait import wait_until
 
@@ -57,9 +57,9 @@ def test_caller_methods_return_typed_answers(client: Any) -> None:
 
 
 @pytest.mark.row("D1", "D6")
-def test_client_reconnects_after_a_daemon_was_killed(kind: str, start_daemon: StartDaemon) -> None:
+def test_client_reconnects_after_a_daemon_was_killed(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
-    with client_of(kind, daemon.socket) as client:
+    with Client(daemon.socket) as client:
         assert client.call("calculator", {"expression": "1 + 1"}).success
         daemon.process.kill()
         daemon.process.wait(timeout=30)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,9 @@ from tests.conftest import (
     Daemon,
     SocketClient,
     StartDaemon,
+    launch,
     make_first_approver,
+    wait_until_ready,
 )
 from tests.upstream import Reply, running_upstream
 
@@ -49,16 +52,20 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture
-def daemon(start_daemon: StartDaemon, home: Path, cluster: Cluster) -> Daemon:
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     credential = make_first_approver(home)
-    made = start_daemon(
-        home, variables=cluster.environment, cluster__address=cluster.address,
+    made = launch(
+        home, cluster.environment, cluster__address=cluster.address,
         gateway__hosts=f'["{AWAY}"]', gateway__allowed_hosts=f'["{AWAY}"]', gateway__leave="node",
     )  # fmt: skip
     made.credential = credential
+    wait_until_ready(made)
     wait_until(lambda: joined(made) == 2, 40)
-    return made
+    yield made
+    assert made.stop() == 0, made.log
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def nodes(daemon: Daemon) -> list[Any]:
@@ -75,8 +82,18 @@ def run(client: SocketClient, code: str, **options: Any) -> Any:
 
 
 def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
-    daemon: Daemon, start_daemon: StartDaemon, home: Path, cluster: Cluster
+    start_daemon: StartDaemon, home: Path, cluster: Cluster
 ) -> None:
+    """First in this module: later tests share a daemon."""
+    credential = make_first_approver(home)
+
+    def started() -> Daemon:
+        made = start_daemon(home, variables=cluster.environment, cluster__address=cluster.address)
+        made.credential = credential
+        wait_until(lambda: joined(made) == 2, 40)
+        return made
+
+    daemon = started()
     client = daemon.client()
     answer = run(client, "print('hello'); 40 + 2")
     assert (answer["data"]["value"], answer["data"]["stdout"]) == (42, "hello\n")
@@ -91,9 +108,7 @@ def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
         daemon.process.send_signal(signal.SIGKILL)
         daemon.process.wait(timeout=30)
         assert lost.exception(timeout=30) is not None
-    again = start_daemon(home, variables=cluster.environment, cluster__address=cluster.address)
-    again.credential = daemon.credential
-    wait_until(lambda: joined(again) == 2, 40)
+    again = started()
     assert run(again.client(), "x + 1", session_id=made)["data"]["value"] == 8
     assert run(again.client(), "1")["success"]
 
@@ -200,30 +215,8 @@ def test_node_that_is_cut_off_ends_its_run_once_and_joins_again(
     wait_until(lambda: joined(daemon) == 2, 30)
     found = run(daemon.client(), "open('/tmp/mark').read()", session_id=made)
     assert found["data"]["value"] in ("x", "xx")  # what was cut off ran once at most
-
-
-def test_node_of_another_version_is_refused_by_name(
-    daemon: Daemon, cluster: Cluster, tmp_path: Path
-) -> None:
-    other = tmp_path / "fumehood-99.0.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: fumehood\nVersion: 99.0\n")
-    machine = cluster.start(
-        "--address", cluster.address, "--slots", "1", PYTHONPATH=str(tmp_path)
-    )  # fmt: skip
-    try:
-        wait_until(lambda: _refused(daemon), 40)
-        (node,) = _refused(daemon)
-        assert node.name.startswith(platform.node())
-        assert node.why.startswith("it has fumehood 99.0, and the engine ")
-        assert joined(daemon) == 2
-        assert run(daemon.client(), "1")["success"]
-    finally:
-        cluster.kill(machine)
-
-
-def _refused(daemon: Daemon) -> list[Any]:
-    return [node for node in nodes(daemon) if node.state == "refused"]
+    with Client(daemon.socket) as client:
+        client.end_session(made)
 
 
 def _descendants(pid: int) -> list[tuple[int, str]]:

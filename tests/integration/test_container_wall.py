@@ -29,7 +29,6 @@ from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding
 from support.containers import containers_of, kill_container
-from support.docker_proxy import DockerProxy
 from support.own_docker import OwnDocker
 from support.wait import DEADLINE_S, wait_until
 
@@ -176,22 +175,6 @@ async def test_container_killed_from_outside_ends_as_sandbox_lost(
         assert (await made.run()).ended_by is EndedBy.OK
 
 
-@pytest.mark.row("S9")
-@pytest.mark.usefixtures("_quick_deadlines")
-async def test_hanging_docker_is_unavailable_in_time_and_recovers(
-    python_image: Image, home: Path
-) -> None:
-    with DockerProxy(home / "docker.sock") as docker:
-        async with bench(python_image, docker.address) as made:
-            assert (await made.run()).ended_by is EndedBy.OK
-            docker.hold()
-            await made.until(lambda: not made.wall.status.is_ready)
-            with pytest.raises(SandboxUnavailable, match="does not answer in time"):
-                await made.run(who="uid:2")
-            docker.open()
-            assert (await made.run(who="uid:2")).ended_by is EndedBy.OK
-
-
 def status_of(pid: int) -> str:
     return Path(f"/proc/{pid}/status").read_text(encoding="ascii")
 
@@ -212,29 +195,32 @@ def call_python(daemon: Daemon, code: str = "2 + 2", **options: Any) -> dict[str
 
 @pytest.mark.row("S9")
 @pytest.mark.usefixtures("python_image")
-@pytest.mark.parametrize("moment", ["idle", "starting"])
 def test_killed_engines_containers_are_reaped_at_its_next_start(
-    moment: str, start_daemon: StartDaemon, home: Path
+    start_daemon: StartDaemon, home: Path
 ) -> None:
+    """Idle ones, and ones that are just starting. Another engine's stay."""
     (home / "other").mkdir(mode=0o700)
     other = start_daemon(home / "other")
     assert call_python(other)["success"]
-    killed = start_daemon(variables={"FUMEHOOD_CONTAINER__POOL_MIN": "3"})
-    wait_until(lambda: containers_of(f"fumehood.pid={killed.process.pid}"), SLOW_START_S)
-    if moment == "idle":
-        assert call_python(killed)["success"]
-    owner = owner_of(killed)
-    killed.process.send_signal(signal.SIGKILL)
-    killed.process.wait(timeout=DEADLINE_S)
-    again = start_daemon()
-    wait_until(lambda: not containers_of(f"fumehood.pid={killed.process.pid}"), SLOW_START_S)
-    assert call_python(again)["success"]
-    assert owner_of(again) == owner
+    for is_idle in (True, False):
+        killed = start_daemon(variables={"FUMEHOOD_CONTAINER__POOL_MIN": "3"})
+        label = f"fumehood.pid={killed.process.pid}"
+        wait_until(lambda label=label: containers_of(label), SLOW_START_S)
+        if is_idle:
+            assert call_python(killed)["success"]
+        owner = owner_of(killed)
+        killed.process.send_signal(signal.SIGKILL)
+        killed.process.wait(timeout=DEADLINE_S)
+        again = start_daemon()
+        wait_until(lambda label=label: not containers_of(label), SLOW_START_S)
+        assert call_python(again)["success"]
+        assert owner_of(again) == owner
+        assert again.stop() == 0
+        assert containers_of(f"fumehood.pid={again.process.pid}") == []
     assert len(containers_of(f"fumehood.pid={other.process.pid}")) == 1
     assert call_python(other)["success"]
-    assert again.stop() == other.stop() == 0
-    for daemon in (killed, again, other):
-        assert containers_of(f"fumehood.pid={daemon.process.pid}") == []
+    assert other.stop() == 0
+    assert containers_of(f"fumehood.pid={other.process.pid}") == []
 
 
 @pytest.mark.row("S9", "D7")
@@ -289,8 +275,11 @@ async def test_docker_restart_loses_the_run_and_later_calls_succeed(
 def test_engine_serves_in_a_loop_of_uvloop(home: Path) -> None:
     """Servers that embed it use one, and its transports are not asyncio's."""
 
+    images: Any = {"images": {"python": "python"}}
+    config = Config(home=home, container=images)
+
     async def serve() -> list[bool]:
-        async with Engine(config=Config(home=home)) as engine:
+        async with Engine(config=config) as engine:
             calculated = await engine.call("calculator", {"expression": "6*7"})
             return [calculated.success, (await engine.call("run_python", {"code": "0"})).success]
 

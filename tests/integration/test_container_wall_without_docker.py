@@ -221,7 +221,7 @@ async def test_docker_timeout_is_cached_so_later_calls_fail_without_asking(
         assert made.docker.asked == ["info"]
 
 
-async def test_thousand_concurrent_calls_share_one_docker_check(
+async def test_hundreds_of_concurrent_calls_share_one_docker_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
@@ -236,11 +236,11 @@ async def test_thousand_concurrent_calls_share_one_docker_check(
             endings.append((await made.run(TrustDomain(f"uid:{number % 4}"))).ended_by)
 
         async with anyio.create_task_group() as group:
-            for number in range(1000):
+            for number in range(200):
                 group.start_soon(call, number)
             await made.until(lambda: "info" in made.docker.asked[looks:])
             made.docker.silence.set()
-        assert endings == [EndedBy.OK] * 1000
+        assert endings == [EndedBy.OK] * 200
         assert made.docker.asked.count("info") == looks + 1
 
 

@@ -11,14 +11,20 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT
 from support.crash_decisions import examine, prepare
-from support.crash_points import crash_at_every_point
+from support.crash_points import Run, crash_each, nursery
 
 pytestmark = pytest.mark.row("A2", "D6")
 
 SCENARIO = "support.crash_decisions:play"
 
 
-def outcomes(home: Path, weakness: str = "") -> Iterator[tuple[int, int]]:
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with nursery(SCENARIO, CLEAN_ENVIRONMENT) as running:
+        yield running
+
+
+def outcomes(run: Run, home: Path, weakness: str = "") -> Iterator[tuple[int, int]]:
     """The number of runs and the number of approvals, for each crash point."""
 
     def prepared(place: Path) -> None:
@@ -26,16 +32,20 @@ def outcomes(home: Path, weakness: str = "") -> Iterator[tuple[int, int]]:
         if weakness:
             (place / "weakness").write_text(weakness)
 
-    for crash in crash_at_every_point(SCENARIO, home, CLEAN_ENVIRONMENT, prepare=prepared):
-        yield asyncio.run(examine(crash.home))
+    known: dict[object, tuple[int, int]] = {}
+    for crash in crash_each(run, home, prepared):
+        left = crash.left()
+        if left not in known:
+            known[left] = asyncio.run(examine(crash.home))
+        yield known[left]
 
 
-def test_decision_killed_at_every_commit_lets_at_most_one_call_run(home: Path) -> None:
-    found = Counter(outcomes(home))
+def test_decision_killed_at_every_commit_lets_at_most_one_call_run(run: Run, home: Path) -> None:
+    found = Counter(outcomes(run, home))
     assert all(ran <= yes for ran, yes in found), found
     assert {(0, 0), (1, 1)} <= found.keys()  # nobody was asked yet; and the yes was used
     assert found.total() >= 10
 
 
-def test_control_decision_reported_before_it_is_consumed_is_detected(home: Path) -> None:
-    assert any(ran > yes for ran, yes in outcomes(home, "decision not consumed"))
+def test_control_decision_reported_before_it_is_consumed_is_detected(run: Run, home: Path) -> None:
+    assert any(ran > yes for ran, yes in outcomes(run, home, "decision not consumed"))

@@ -48,7 +48,7 @@ def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.T
     assert client.calculate("1 + 1").body["success"]
 
     def call() -> None:
-        answers.append(client.calculate(f"{SLOW} + {SLOW} + {SLOW}", timeout_seconds=30))
+        answers.append(client.calculate(SLOW, timeout_seconds=30))
         client.close()
 
     caller = threading.Thread(target=call)

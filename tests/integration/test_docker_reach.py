@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from fumehood.sandbox.container import docker_api
 from fumehood.sandbox.container.docker_api import (
+    Docker,
     DockerError,
     DockerNotPermitted,
     DockerNotRunning,
@@ -86,12 +88,18 @@ def test_foreign_server_on_the_docker_socket_is_a_docker_error(home: Path, answe
         assert type(why_not(home / "docker.sock")) in (DockerError, DockerNotRunning)
 
 
-def test_docker_that_accepts_and_never_answers_is_docker_timeout(home: Path) -> None:
-    """It takes the connection, and then says nothing."""
+@pytest.mark.row("S9")
+@pytest.mark.anyio
+async def test_docker_that_accepts_and_never_answers_is_docker_timeout(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_api, "QUICK_S", 0.2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "docker.sock"))
         listener.listen()
         assert type(why_not(home / "docker.sock")) is DockerTimeout
+        with pytest.raises(DockerTimeout):
+            await Docker({"DOCKER_HOST": f"unix://{home}/docker.sock"}).info()
 
 
 @pytest.mark.parametrize("path", ["/", "x" * 200])

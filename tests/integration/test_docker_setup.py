@@ -140,31 +140,24 @@ def test_conflicting_or_invalid_daemon_json_is_left_unchanged(
     assert file.read_text() == text
 
 
-def demo(
-    at: Path, *arguments: str, change: tuple[str, str] = ("", ""), **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """The demo in a directory of its own, where its figure stays.
-
-    Its short commands come from a process that has loaded their modules; `.ci/demo` runs it as it
-    stands.
-    """
-    (at / "tmp").mkdir()
-    own, quick = "[FUMEHOOD, *arguments]", str(commands(str(FUMEHOOD)) / FUMEHOOD.name)
-    text = DEMO.read_text().replace(*change)
-    assert own in text
-    program = at / "demo.py"
-    program.write_text(text.replace(own, f"[{quick!r}, *arguments]"))
-    return subprocess.run(
-        [sys.executable, program, *arguments],
-        env={**CLEAN_ENVIRONMENT, "TMPDIR": str(at / "tmp"), **variables},
-        cwd=at, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-
-
 @pytest.mark.row("D1")
 def test_demo_without_docker_skips_containers_and_prints_working_next_commands(home: Path) -> None:
+    """Its commands come from a process that has loaded their modules; `.ci/demo` runs it as it
+    stands.
+    """
     own = home / "my own"
-    done = demo(home, FUMEHOOD_HOME=str(own), DOCKER_HOST=f"unix://{home}/docker.sock")
+    (home / "tmp").mkdir()
+    starts, quick = "[FUMEHOOD, *arguments]", str(commands(str(FUMEHOOD)) / FUMEHOOD.name)
+    text = DEMO.read_text()
+    assert starts in text
+    program = home / "demo.py"
+    program.write_text(text.replace(starts, f"[{quick!r}, *arguments]"))
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**CLEAN_ENVIRONMENT, "TMPDIR": str(home / "tmp"), "FUMEHOOD_HOME": str(own),
+             "DOCKER_HOST": f"unix://{home}/docker.sock"},
+        cwd=home, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for shown in ("1144", "systemctl start docker", "without containers", "intact: True"):
         assert shown in done.stdout
@@ -180,7 +173,7 @@ def test_demo_without_docker_skips_containers_and_prints_working_next_commands(h
         assert engine.stderr is not None
         assert any("fumehood listens on" in line for line in engine.stderr)
         answer = subprocess.run(
-            ["sh", "-c", f"{settings}; {call}"], env={"PATH": "/usr/bin:/bin"}, cwd="/",
+            ["sh", "-c", f"{settings}; {call.replace(str(FUMEHOOD), quick)}"], env={"PATH": "/usr/bin:/bin"}, cwd="/",
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     finally:

@@ -43,11 +43,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("D7")]
 HELD, FAILED, UNTRIED = Verdict.HELD, Verdict.FAILED, Verdict.UNTRIED
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def everything(attack: Attack) -> bool:
     return True
 

@@ -47,11 +47,6 @@ LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=128, output_bytes=64 * MB)
 DEADLINE_S = 60.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def engine_in(home: Path) -> AsyncIterator[Engine]:
     config = Config.model_validate(
@@ -347,7 +342,8 @@ home = Path(sys.argv[1])
 
 async def main():
     database = open_database(home / "state.db")
-    async with Engine(config=Config(home=home), database=database) as engine:
+    config = Config(home=home, container={"images": {"python": "python"}}, sessions={"image": "python"})
+    async with Engine(config=config, database=database) as engine:
         session = (await engine.sessions.create(engine.owner, durable=True)).id
         await engine.call("run_python", {"code": "1"}, session_id=session)
         label = f"label=fumehood.pid={os.getpid()}"

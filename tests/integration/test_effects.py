@@ -16,11 +16,15 @@ from support.one_container import one_container, value_of
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S6")]
 
 
-@pytest.fixture(
-    scope="module", params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+ON_BOTH_RUNTIMES = pytest.mark.parametrize(
+    "shared", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))], indirect=True
 )
+"""For what depends on the kernel that programs see."""
+
+
+@pytest.fixture(scope="module")
 async def shared(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[EffectFiles]:
-    async with one_container(python_image, runtime=request.param) as box:
+    async with one_container(python_image, runtime=getattr(request, "param", "runc")) as box:
         yield EffectFiles(box)
 
 
@@ -28,11 +32,6 @@ async def shared(request: pytest.FixtureRequest, python_image: Image) -> AsyncIt
 async def files(shared: EffectFiles) -> AsyncIterator[EffectFiles]:
     yield shared
     await shared.empty()
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 TREE = (
@@ -55,6 +54,7 @@ async def test_approved_preview_matches_the_performed_change(files: EffectFiles)
     assert await files.shell("ls -A") == "g\n"
 
 
+@ON_BOTH_RUNTIMES
 @pytest.mark.parametrize(
     ("set_up", "arguments"),
     [
@@ -76,6 +76,7 @@ async def test_write_without_permission_is_predicted_to_fail(
     assert await files.state() == before
 
 
+@ON_BOTH_RUNTIMES
 async def test_preview_of_large_sparse_files_does_not_read_them_whole(files: EffectFiles) -> None:
     """Their total apparent size is far larger than the workspace."""
     await files.shell("mkdir d; for n in $(seq 30); do truncate -s 100M d/$n 2>/dev/null; done")

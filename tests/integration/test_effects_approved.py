@@ -50,19 +50,6 @@ async def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Be
         yield Bench(engine, session.id, root)
 
 
-async def test_approved_deletion_removes_exactly_the_previewed_files(bench: Bench) -> None:
-    (bench.root / "d").mkdir()
-    (bench.root / "d/f").write_text("text")
-    (bench.root / "kept").write_text("text")
-    approval_id = await bench.ask(paths=["d"], recursive=True)
-    preview = (await bench.engine.approvals.show(approval_id)).preview
-    assert [one["path"] for one in preview["removed"]] == ["d", "d/f"]
-    assert (bench.root / "d/f").exists()
-    (bench.root / "kept").write_text("changed meanwhile")
-    assert (await bench.agree(approval_id)).state is ApprovalState.DONE
-    assert [path.name for path in bench.root.iterdir()] == ["kept"]
-
-
 async def test_pending_approval_expires_with_its_session(bench: Bench) -> None:
     engine = bench.engine
     (bench.root / "f").write_text("text")

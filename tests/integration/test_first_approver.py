@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, make_first_approver
+from conftest import (
+    CLEAN_ENVIRONMENT,
+    FUMEHOOD,
+    Daemon,
+    StartDaemon,
+    make_first_approver,
+    shell_path,
+)
 from support.terminal import Person
 
 ASKS = """\
@@ -109,9 +116,11 @@ def test_serve_on_a_terminal_creates_the_first_approver_once(
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
 def test_approvers_init_with_unwritable_output_adds_no_approver(home: Path, where: str) -> None:
     environment = environment_of(home)
+    # The quick program needs a standard output.
+    fumehood = FUMEHOOD if where == ">&-" else FUMEHOOD.name
     unseen = subprocess.run(
-        f"exec {FUMEHOOD} approvers init {where}",
-        shell=True, env=environment, stderr=subprocess.PIPE, timeout=60,
+        ["sh", "-c", f"exec {fumehood} approvers init {where}"],
+        env={**environment, "PATH": shell_path()}, stderr=subprocess.PIPE, timeout=60,
     )  # fmt: skip
     assert unseen.returncode != 0
     assert b"could not be written" in unseen.stderr

@@ -34,7 +34,7 @@ from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
 from support.gateway import FETCH, names_here
 from support.wheels import write_wheel
-from upstream import Reply, Upstream, packed, redirect, running_upstream
+from upstream import Reply, Upstream, packed, running_upstream
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
@@ -50,11 +50,6 @@ FETCHING = (Path(__file__).parents[1] / "support/mcp_upstream/fetching.py").read
 FETCHER = {
     "command": ["/usr/bin/python3", "-c", FETCHING], "network": [HOST], "harmless": ["fetch"],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,7 +87,7 @@ async def engine(
                 "npm": ListedPackages(npm=("hello",)),
             },
             allowed_hosts=(HOST, INDEX),
-            max_mb=100,
+            max_mb=20,
         ),
         secrets={
             "api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY"),
@@ -115,12 +110,6 @@ async def engine(
     async with engine:
         await add_approvers(engine)
         yield engine
-
-
-@pytest.fixture
-def upstream() -> Iterator[Upstream]:
-    with running_upstream() as running:
-        yield running
 
 
 @pytest.fixture
@@ -175,50 +164,6 @@ async def test_program_reads_from_a_host_that_its_call_names(
         assert use.bytes_out > 0
         record = await engine.call_record(answer.metadata.call_id)
         assert record.network == use
-
-
-async def test_attack_host_that_was_not_asked_for_or_not_allowed_gets_nothing(
-    engine: Engine, upstream: Upstream
-) -> None:
-    """Twin: the host that was asked for, above."""
-    answer = await run(engine, f"fetch({url(upstream, host=OTHER)!r})")
-    assert answer.data["value"][0] == 403
-    assert "did not ask for" in answer.data["value"][1]
-    assert "did not ask for" in answer.metadata.warnings[0]
-    assert used(answer).denied == 1
-    unlisted = f"http://unlisted.test:{upstream.port}/"
-    answer = await run(engine, f"fetch({unlisted!r})", network=["unlisted.test"])
-    assert "operator does not allow" in answer.data["value"][1]
-    # It may be reached by its name, but not at an address that is not public.
-    answer = await run(engine, f"fetch({url(upstream, host=OTHER)!r})", network=[OTHER])
-    assert "not public" in answer.data["value"][1]
-    assert upstream.requests == []
-
-
-async def test_attack_program_without_network_reaches_nothing(
-    engine: Engine, upstream: Upstream
-) -> None:
-    proxy = "urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({'http': 'http://127.0.0.1:3128'})))"
-    code = (
-        f"{proxy}\ntry: fetch({url(upstream)!r})\nexcept OSError as error: got = repr(error)\ngot"
-    )
-    answer = await engine.call("run_python", {"code": FETCH + code})
-    assert "onnect" in answer.data["value"]
-    assert answer.metadata.sandbox.network is None
-    direct = f"import socket\nsocket.create_connection(('127.0.0.1', {upstream.port}), 2)"
-    answer = await run(engine, direct)  # with network there is no other way, either
-    assert "ConnectionRefusedError" in answer.error.message
-    assert upstream.requests == []
-
-
-async def test_redirect_to_another_host_is_judged_again(engine: Engine, upstream: Upstream) -> None:
-    upstream.script("/away", redirect(url(upstream, "/", OTHER)))
-    upstream.script("/near", redirect(url(upstream, "/there")))
-    answer = await run(
-        engine, f"fetch({url(upstream, '/away')!r})[0], fetch({url(upstream, '/near')!r})[0]"
-    )
-    assert answer.data["value"] == [403, 200]
-    assert [request.path for request in upstream.requests] == ["/away", "/near", "/there"]
 
 
 async def test_write_is_sent_once_after_a_yes_exactly_as_it_was_shown(
@@ -278,14 +223,17 @@ async def test_matching_writes_are_remembered_and_sent_without_another_question(
     assert [one.body for one in upstream.requests] == [b"one", b"two"]
 
 
-async def test_request_that_waits_cannot_be_edited(engine: Engine, upstream: Upstream) -> None:
-    running = asyncio.ensure_future(run(engine, f"fetch({url(upstream)!r}, b'x')[0]"))
+async def test_request_that_waits_cannot_be_edited_and_is_not_sent_after_a_no(
+    engine: Engine, upstream: Upstream
+) -> None:
+    running = asyncio.ensure_future(run(engine, f"fetch({url(upstream)!r}, b'x')"))
     approval = await waiting(engine)
     other = NewDecision(decision="approve", arguments={**approval.arguments, "body": "y"})
     with pytest.raises(InvalidParams, match="as it is, or not at all"):
         await decide(engine, approval, other)
     await decide(engine, approval, NO)
-    assert (await running).data["value"] == 403
+    status, told = (await running).data["value"]
+    assert (status, "needed tomorrow" in told) == (403, True), told
     assert upstream.requests == []
 
 
@@ -293,19 +241,6 @@ async def test_nobody_else_can_call_net(engine: Engine) -> None:
     answer = await engine.call("net", {"method": "POST", "url": "http://x.test/"})
     assert answer.error is not None
     assert answer.error.code == "TOOL_NOT_FOUND"
-
-
-async def test_write_that_a_human_denies_is_not_sent_and_says_why(
-    engine: Engine, upstream: Upstream
-) -> None:
-    code = f"fetch({url(upstream)!r}, b'x')"
-    running = asyncio.ensure_future(run(engine, code, wait_for_approval=30))
-    await decide(engine, await waiting(engine), NO)
-    answer = await running
-    status, told = answer.data["value"]
-    assert status == 403
-    assert "needed tomorrow" in told
-    assert upstream.requests == []
 
 
 async def test_attack_yes_after_the_program_ended_sends_nothing(
@@ -345,36 +280,27 @@ async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_b
 async def test_large_bodies_pass_both_ways_up_to_the_limit_of_the_call(
     engine: Engine, upstream: Upstream
 ) -> None:
-    size = 30 << 20
+    size = 6 << 20
     upstream.script("/big", Reply(body=b"x" * size, content_type="application/octet-stream"))
     code = f"len(fetch({url(upstream, '/big')!r})[1])"
     assert (await run(engine, code)).data["value"] == size
     code = f"[fetch({url(upstream, '/big')!r})[0] for _ in range(4)]"
     answer = await run(engine, code)
     assert answer.error is not None or answer.data["value"][-1] != 200
-    assert "no more than 100 MB" in answer.metadata.warnings[0]
+    assert "no more than 20 MB" in answer.metadata.warnings[0]
 
 
 async def test_many_connections_at_once_are_all_served(engine: Engine, upstream: Upstream) -> None:
     code = f"""
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(40) as threads:
-    statuses = list(threads.map(lambda number: fetch({url(upstream)!r})[0], range(200)))
+    statuses = list(threads.map(lambda number: fetch({url(upstream)!r})[0], range(80)))
 statuses.count(200)
 """
     answer = await run(engine, code)
-    assert answer.data["value"] == 200
-    assert used(answer).requests == 200
+    assert answer.data["value"] == 80
+    assert used(answer).requests == 80
 
-
-TUNNEL = """
-import http.client, os, ssl, urllib.parse
-proxy, wanted = map(urllib.parse.urlsplit, (os.environ["https_proxy"], {url!r}))
-client = http.client.HTTPSConnection(proxy.hostname, proxy.port)
-client.set_tunnel(wanted.hostname, wanted.port)
-client.request("GET", wanted.path)
-client.getresponse().read().decode()
-"""
 
 HTTPS = """
 new Promise((done, failed) => require("https").get({url!r}, answer => {{
@@ -419,9 +345,7 @@ PACKED = {
 """Clients that the images lack: themselves, and what they need."""
 
 CLIENTS = {
-    "urllib": ("run_python", FETCH + "fetch({url!r})[1]"),
     "requests": ("run_python", REQUESTS),
-    "http.client": ("run_python", TUNNEL),
     "curl": ("run_shell", "curl -fsS '{url}'"),
     "fetch": ("run_javascript", "fetch({url!r}).then(answer => answer.text())"),
     "https": ("run_javascript", HTTPS),
@@ -483,30 +407,30 @@ bearer, both
         assert (placeholder[:4], other) == ("fhs_", "None")  # not asked for, so not there
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "fetch(url + '?key=' + key)",
-        "fetch(url + key)",
-        "fetch(url, ('x' * 65_500 + key).encode(), Accept='text/plain')",
-        "fetch(url.replace('api.', 'other.'), Authorization='Bearer ' + key)",
-        "fetch(url.replace('api.', 'other.'), Authorization='Basic ' + base64.b64encode(key.encode()).decode())",
-    ],
-    ids=["query", "path", "body", "header of another host", "Basic of another host"],
-)
 async def test_attack_placeholder_anywhere_else_is_refused_and_recorded(
-    engine: Engine, upstream: Upstream, code: str
+    engine: Engine, upstream: Upstream
 ) -> None:
     """Twin: the header of the right host, above."""
     before = len(await engine.audit.page(0, 10_000))
-    given = f"import base64, os\nkey, url = os.environ['API_KEY'], {url(upstream, '/')!r}\n"
-    answer = await run(engine, given + code, network=[HOST, OTHER], wait_for_approval=False)
-    status, told = answer.data["value"]
-    assert status == 403
-    assert "placeholder of the secret 'api'" in told
+    code = f"""
+import base64, os
+key, url = os.environ["API_KEY"], {url(upstream, "/")!r}
+basic = "Basic " + base64.b64encode(key.encode()).decode()
+[
+    fetch(url + "?key=" + key),
+    fetch(url + key),
+    fetch(url, ("x" * 65_500 + key).encode(), Accept="text/plain"),
+    fetch(url.replace("api.", "other."), Authorization="Bearer " + key),
+    fetch(url.replace("api.", "other."), Authorization=basic),
+]
+"""
+    answer = await run(engine, code, network=[HOST, OTHER], wait_for_approval=False)
+    assert len(answer.data["value"]) == 5
+    for status, told in answer.data["value"]:
+        assert (status, "placeholder of the secret 'api'" in told) == (403, True), told
     assert not any(request.body or "fhs_" in request.target for request in upstream.requests)
-    (row,) = (await engine.audit.page(before, 100))[:1]
-    assert "net.refused" in row.body
+    rows = await engine.audit.page(before, 100)
+    assert ["net.refused" in row.body for row in rows[:5]] == [True] * 5
 
 
 async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_so(
@@ -567,20 +491,6 @@ async def test_packed_answer_to_a_request_with_a_secret_is_refused(
     answer = await run(engine, code)
     assert answer.data["value"][0] == 502
     assert "packed its answer" in answer.data["value"][1]
-
-
-async def test_attack_body_of_a_read_is_no_read(engine: Engine, upstream: Upstream) -> None:
-    """A server that ignores it takes it for the next request. Twin: a read without a body."""
-    code = f"""
-request = urllib.request.Request({url(upstream)!r}, b"DELETE / HTTP/1.1\\r\\n\\r\\n", method="GET")
-try: status = urllib.request.urlopen(request).status
-except urllib.error.HTTPError as error: status = error.code
-status
-"""
-    answer = await run(engine, code, wait_for_approval=False)
-    assert answer.data["value"] == 403
-    assert used(answer).held == 1
-    assert upstream.requests == []
 
 
 async def test_approver_sees_every_value_of_a_repeated_header(
@@ -700,6 +610,7 @@ async def test_program_in_a_session_has_network_only_in_calls_that_ask_for_it(
     assert first.data["value"] == 200
     second = await engine.call("run_python", {"code": code}, session_id=session.id)
     assert second.error is not None
+    assert second.metadata.sandbox.network is None
     third = await engine.call("run_python", {"code": code}, network=[HOST], session_id=session.id)
     assert third.data["value"] == 200
     assert len(upstream.requests) == 2

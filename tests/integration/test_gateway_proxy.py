@@ -31,11 +31,6 @@ OURS, THEIRS = Authority(None), Authority(None)
 BY_DEFAULT = Decision(Verdict.ASK, "default: they ask")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class NoPort:
     """A clock that nobody pauses."""
 
@@ -94,12 +89,6 @@ async def proxy(
         group.start_soon(listener.serve, serve)
         yield door, listener.extra(anyio.abc.SocketAttribute.local_port)
         group.cancel_scope.cancel()
-
-
-@pytest.fixture
-def upstream() -> Iterator[Upstream]:
-    with running_upstream() as running:
-        yield running
 
 
 @pytest.fixture

@@ -448,8 +448,6 @@ class Scene:
 ALL_WAYS = ("pending", "resumed", "interrupted", "done")
 
 SCENES = {
-    "yes": Scene(yes, least=10, shows=ALL_WAYS),
-    "no": Scene(no, least=4, shows=("pending", "denied")),
     "edited": Scene(edited, least=10, shows=ALL_WAYS),
     "late": Scene(late, later_s=LATER_S, least=10, shows=("expired",)),
     "keyed": Scene(keyed, least=14, shows=(*ALL_WAYS, "unknown")),

@@ -44,6 +44,8 @@ def call(number, arguments):
     if MODE == "dies":
         os._exit(7)
     if MODE == "hangs":
+        with open(NOTE, "w") as file:
+            file.write("began")
         return
     if MODE == "huge":
         head = '{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "'
@@ -70,6 +72,8 @@ def call(number, arguments):
         send(id="q2", method="ping")
         answers = [json.loads(sys.stdin.readline()) for _ in range(2)]
         arguments = {"text": json.dumps(answers)}
+    if MODE == "variables":
+        arguments = {"text": os.environ.get(arguments["text"], "")}
     if MODE == "changes":
         send(method="notifications/tools/list_changed")
     if MODE == "foreign":
