@@ -317,7 +317,7 @@ class ProcessExecutor(Executor):
         assert isinstance(run.lease, SessionLease)
         assert run.lease.processes is not None
         given = {name: value for name, value in run.arguments.items() if value is not None}
-        data = await run.lease.processes({"do": self._action, **given})
+        data = await run.lease.processes({**given, "do": self._action})
         if self._action == "read":
             data = data["output"]
         for one in [*data.get("processes", ()), *filter(None, [data.get("process")])]:

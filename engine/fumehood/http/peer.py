@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
 
 PIECE_BYTES = 64 * 1024
-MAX_HEADER_BYTES = 64 * 1024
 
 PORT_LOOK_S = 0.5
 """Seconds between looks whether the caller has left, or the engine stops."""

@@ -50,7 +50,6 @@ from fumehood.engine import Engine, Tool
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
 from fumehood.http.peer import (
-    MAX_HEADER_BYTES,
     PortRequest,
     Shares,
     make_protocol,
@@ -59,6 +58,7 @@ from fumehood.http.peer import (
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
 from fumehood.observe.tracing import close_provider, otlp_provider
+from fumehood.protocol.framing import MAX_HEAD_BYTES
 from fumehood.protocol.loopback import listen_on
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.database import FILE_NAME, Database, open_database
@@ -690,7 +690,7 @@ def _uvicorn_config(
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=LAST_ANSWERS_S,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
 
 
