@@ -87,7 +87,7 @@ def import_document(
 def _read(document: str) -> tuple[str, bytes]:
     if document.startswith(("https://", "http://")):
         return document.partition("?")[0], anyio.run(_fetched, document)
-    return document, read_bytes(document, document)
+    return document, read_bytes(document, document, MAX_DOCUMENT_BYTES)
 
 
 async def _fetched(url: str) -> bytes:

@@ -87,6 +87,9 @@ OfTool = Annotated[
 Limit = Annotated[int, typer.Option(min=1, max=MAX_ITEMS, help="Maximum number to list.")]
 Until = Annotated[str | None, typer.Option("--until", help="Before this age or time.")]
 
+MAX_INPUT_BYTES = 64 * 1024 * 1024
+"""Bytes of one local file. The engine refuses requests that are too large for it."""
+
 SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -100,10 +103,17 @@ def local(what: object, words: str = "cannot be used") -> Iterator[None]:
         fail(f"{what} {words}: {error.strerror}.", ExitCode.USAGE)
 
 
-def read_bytes(name: str, what: str) -> bytes:
+def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
     """Read a file, or standard input (`-`); otherwise end the command with the reason."""
     with local(what, "cannot be read"):
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        if name == "-":
+            raw = sys.stdin.buffer.read(most + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(most + 1)
+    if len(raw) > most:
+        fail(f"{what} is over {most >> 20} MB.", ExitCode.USAGE)
+    return raw
 
 
 def read_text(name: str, what: str) -> str:
