@@ -545,7 +545,10 @@ def _attack_walls(
     unknown = [wall for wall in walls if wall not in WALLS]
     if unknown:
         fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
-    chosen = tuple(walls) or (WALLS if runtime is None else ("container", "gateway"))
+    of_runtimes = ("container", "gateway")
+    if runtime is not None and walls and not {*of_runtimes} & {*walls}:
+        fail("--runtime needs the container wall, or the gateway.", ExitCode.USAGE)
+    chosen = tuple(walls) or (WALLS if runtime is None else of_runtimes)
     scorecard = _attacked(chosen, runtime, quick=quick)
     if as_json:
         show_json(scorecard.as_document())

@@ -513,8 +513,9 @@ def _registered(tool: ToolDefinition) -> JsonObject:
 def _documents(file: Path) -> list[JsonObject]:
     from fumehood.protocol.files import FileFault
     from fumehood.registry.directory import read_documents
+    from fumehood.sandbox.trusted_files import MAX_FILE_BYTES
 
-    raw = read_bytes(str(file), str(file))
+    raw = read_bytes(str(file), str(file), MAX_FILE_BYTES)
     try:
         return read_documents(file.name, raw)
     except KeyError:
