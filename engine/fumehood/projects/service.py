@@ -46,6 +46,7 @@ from fumehood.executors.workspace_guest import (
     Unpacked,
     ask,
     not_as_agreed,
+    scan,
 )
 from fumehood.projects.changes import (
     SHOWN_BYTES,
@@ -88,6 +89,9 @@ MAX_KNOWN = 50
 
 FEED_S = 300.0
 """Seconds for copying a project into a session."""
+
+SETTLED_S = 0.05
+"""Seconds after which the guest tells the version of a file that was written."""
 
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
 REPOSITORY = "would be part of a git repository"
@@ -497,7 +501,15 @@ class Projects:
                 len(found), sum(max(0, one.size) for one in tree.values())
             ):  # fmt: skip
                 raise not_as_agreed()
-        baseline = Baseline(tree, rules, claim.everything)
+            baseline = Baseline(tree, rules, claim.everything)
+            await anyio.sleep(SETTLED_S)
+            try:
+                rows, _ = await scan(lease, links=True)
+            except NotRead as error:
+                raise InvalidParams(f"The project cannot be compared: {error}.") from None
+        for path, _, _, version in rows:  # no program has run yet: these are the files above
+            if version and path in tree and not tree[path].is_link:
+                baseline.versions[path] = (version, tree[path].digest)
         return await self._store.put(record.id, claim.directory, baseline)
 
     async def difference(self, principal: Principal, session_id: str) -> JsonObject:
