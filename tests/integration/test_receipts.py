@@ -192,8 +192,15 @@ print(fetch({url(upstream, "/echo")!r}))
     assert not any(SECRET.encode() in one for one in (raw, *bodies))
 
 
-async def test_receipt_says_what_it_could_not_keep(engine: Engine, upstream: Upstream) -> None:
-    upstream.script("/long", Reply(200, b"x" * (5 << 20)))
+@pytest.mark.parametrize(
+    "long",
+    [Reply(200, b"x" * (5 << 20)), Reply(200, b"x" * ((4 << 20) - 500), headers={"x": "x" * 1000})],
+    ids=["body", "headers"],
+)
+async def test_receipt_says_what_it_could_not_keep(
+    engine: Engine, upstream: Upstream, long: Reply
+) -> None:
+    upstream.script("/long", long)
     code = f"print(len(fetch({url(upstream, '/long')!r})[1]), fetch({url(upstream)!r})[0])"
     receipt = await receipt_of(engine, await run(engine, code, receipt=True))
     assert (len(receipt.network.exchanges), receipt.network.left_out) == (0, 2)

@@ -20,7 +20,7 @@ from fumehood.core.value import StrictValue
 MAX_EXCHANGES = 1000
 
 MAX_RECORDED_BYTES = 4 << 20
-"""Maximum size of the bodies of all answers in a receipt: it must fit a request, as base64."""
+"""Maximum size of all exchanges in a receipt, before base64: it must fit a request."""
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
 """Options that a receipt has, besides `network`."""

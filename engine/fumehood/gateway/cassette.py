@@ -27,6 +27,7 @@ class Recorder:
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
         """Begin to keep an answer. It counts as left out unless it is finished."""
         self.left_out += 1
+        self.room -= len(request.url) + sum(len(name) + len(value) for name, value in headers)
         return Recording(self, request, status, headers)
 
     @property
