@@ -136,6 +136,22 @@ async def test_nothing_of_a_call_is_left_beside_a_registered_process(box: OneCon
     assert count_of(box, "sleep 1234") == 0
 
 
+async def test_nothing_of_a_call_is_left_beside_the_waiting_process_of_a_trial(
+    box: OneContainer,
+) -> None:
+    """That of the trial is the parent of the one that runs the next call, and the kernel reaps its
+    children unseen.
+    """
+    await box.python("x = 1")
+    await box.python("x = 2", trial=("hold", "t1"))
+    (attack,) = [one for one in ATTACKS if one.name.startswith("hops from sibling")]
+    await box.python(attack.code, wall_s=5)
+    assert box.ended is None
+    assert await is_beat_over(box)
+    assert (await state_of(box, "own"))["state"] == "running"
+    assert value_of(await box.python("x")) == 1
+
+
 @pytest.mark.parametrize("attack", [ATTACKS[0], ATTACKS[1]], ids=str)
 async def test_without_the_look_at_ancestors_it_would_be_left(
     python_image: Image, attack: Attack

@@ -73,6 +73,11 @@ class Chain:
         return {*self._waiting, *self._aside.values()}
 
     @property
+    def has_trial(self) -> bool:
+        """Whether the process of a trial waits, maybe the parent of that of the next call."""
+        return bool(self._aside)
+
+    @property
     def _waiting(self) -> set[int]:
         return {pid for pid in (self.first, self._behind) if pid is not None}
 

@@ -154,9 +154,9 @@ class Cleaner:
         """The same for gVisor, which counts nothing, and hangs up a group that was frozen.
 
         A process that vanishes during a look may be a registered one, which its parent has reaped.
-        One of the program may hide so only if a zygote reaps it: an orphan is the supervisor's,
-        which reaps none meanwhile, and any other parent is seen itself. Zygotes tell what they
-        reap, a moment later; so two looks must agree.
+        One of the program may hide so only if a zygote reaps it, or the kernel does for the waiting
+        process of a trial: an orphan is the supervisor's, which reaps none meanwhile, and any other
+        parent is seen itself. Zygotes tell what they reap, a moment later; so two looks must agree.
         """
         give_up = time.monotonic() + KILL_DEADLINE_S
         was_clean = False
@@ -167,7 +167,8 @@ class Cleaner:
             if found:
                 time.sleep(TELL_S)
                 self._pools.receive()
-            is_clean = len(gone) == len(found) and not gone & self._reaped
+            hidden = gone if self._chain.has_trial else gone & self._reaped
+            is_clean = len(gone) == len(found) and not hidden
             self._reaped.clear()
             self._reap()
             if is_clean and (was_clean or not found):
