@@ -219,9 +219,7 @@ def keyword_types() -> str:
 
 # -- One method for each operation ---------------------------------------------------------
 
-OPERATIONS_DOCSTRING = (
-    '"""The methods of the clients that send one request each, and read its answer."""\n'
-)
+OPERATIONS_DOCSTRING = '"""Methods that send one request and read its answer: of {}."""\n'
 
 
 def async_operations(sockets: Sockets) -> str:
@@ -240,7 +238,8 @@ def async_operations(sockets: Sockets) -> str:
             written.name("fumehood.client.api_request", name)
     written.name("fumehood.client.async_transport", "AsyncTransport")
     future = "\nfrom __future__ import annotations\n\n"
-    head = GENERATED.format(source="http/routes") + OPERATIONS_DOCSTRING
+    of = "the control socket alone" if "Control" in sockets else "the callers' and of both sockets"
+    head = GENERATED.format(source="http/routes") + OPERATIONS_DOCSTRING.format(of)
     return head + future + written.imports + made
 
 

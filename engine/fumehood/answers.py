@@ -31,7 +31,7 @@ class Done(Value):
 
 
 class Pagination(Value):
-    """Whether there is more of a list, and how to go on (mission E5).
+    """Whether there is more of a list, and how to go on.
 
     `total_count` is null where counting was not worth it.
     """

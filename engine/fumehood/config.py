@@ -27,7 +27,7 @@ one limits the calls that it covers | | `external_tools` | callers' own tools ar
 same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP servers | the same |
 the tools of these servers |
 | `presets` | sessions are made by request | the same | also by the name of one of these |
-| `alerts` | the five thresholds of the mission | the same | these thresholds |
+| `alerts` | five thresholds | the same | these thresholds |
 | `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
 | `files.url` | blobs and recordings are in the state directory | – | they are in this place |
 | `webhook` | no messages about approvals | – | messages to this URL; `may_decide`: decisions |

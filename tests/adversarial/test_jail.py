@@ -670,7 +670,7 @@ async def test_twin_functions_of_a_program_run_in_the_jail(tmp_path: Path) -> No
     assert [answer.data for answer in answers.values()] == [{"value": 1}] * len(codes)
 
 
-async def test_probe_program_cannot_be_run_by_a_call() -> None:
+async def test_call_cannot_name_the_self_check_as_its_program() -> None:
     async with JailWall([str(TESTS)]) as wall, wall.lease(TrustDomain("a"), fresh=True) as lease:
         ran = await lease.run("probe", {"attack": "spin"}, Limits(5, 5, 64, 65536))
         assert ran.ended_by is EndedBy.SANDBOX_LOST

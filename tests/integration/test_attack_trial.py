@@ -89,7 +89,7 @@ async def test_answer_containing_the_bait_secret_is_failed(bait: Bait) -> None:
     assert "the word that only the host knows" in (await tried(bait, attacked=leaky)).why
 
 
-async def test_attack_not_hitting_its_expected_limit_is_failed(bait: Bait) -> None:
+async def test_attack_that_does_not_end_at_its_limit_counts_as_failed(bait: Bait) -> None:
     floods = replace(OPENS, expected=raises("PermissionError", hits="disk"))
     assert (await tried(bait, attack=floods)).verdict is Verdict.FAILED
     hit = replace(REFUSED, limits_hit=("disk",))

@@ -491,7 +491,7 @@ async def test_transfers_of_an_engine_that_is_gone_leave_no_file(members: LocalM
     assert file.closed
 
 
-async def test_run_that_is_cancelled_as_it_comes_ends_at_once(
+async def test_run_cancelled_while_its_node_receives_it_ends_at_once(
     wall: ClusterWall, port: LocalPort
 ) -> None:
     link = next(iter(wall._links.values()))

@@ -248,7 +248,7 @@ async def test_service_answer_is_relayed_while_it_arrives(
 
 @pytest.mark.row("T5", "E6")
 @pytest.mark.parametrize("is_packed", [True, False])
-async def test_relayed_answer_at_the_limit_is_truncated_and_over_it_is_ended(
+async def test_relayed_answer_up_to_its_limit_is_kept_as_a_blob_and_a_longer_one_fails(
     relaying: Engine, upstream: Upstream, is_packed: bool
 ) -> None:
     def reply(size: int) -> Reply:

@@ -349,7 +349,7 @@ def mounted(megabytes: int) -> Iterator[Path]:
 
 
 @pytest.mark.anyio
-async def test_each_commit_that_takes_two_seconds_delays_promises_only(
+async def test_slow_commits_delay_only_calls_whose_answer_must_be_stored(
     server: Server, home: Path, url: str
 ) -> None:
     with closing(open_database(home / "state.db", url=url)) as database:

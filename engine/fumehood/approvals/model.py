@@ -150,8 +150,8 @@ class RememberWish(Value):
 
     `session` needs the call to have one. `arguments` are those that must be equal: if absent or
     complete, a matching call has exactly the approved arguments and no others; if only some are
-    named, any others may have any value, which a dangerous tool does not allow. `uses` is how
-    often.
+    named, any others may have any value, which a dangerous tool does not allow. `uses` is the
+    number of calls that the rule allows.
     """
 
     scope: Literal["session", "until"] = "session"

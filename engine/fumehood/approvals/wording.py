@@ -145,7 +145,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def argument_name(name: str) -> str:
-    """Quote an argument's name if it could pass for something else, such as a name with a value."""
+    """Quote an argument's name that could be misread, such as `a=1` as a name and its value."""
     return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
 
 

@@ -82,7 +82,7 @@ def size_of(source: bytes | BinaryIO) -> int | None:
 
 
 def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
-    """Yield the bytes in pieces, at most `size`, which was already announced.
+    """Yield the bytes in pieces: `size` bytes in all, where the server was told that number.
 
     Raises:
         ValueError: the file became shorter meanwhile.

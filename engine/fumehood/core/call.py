@@ -61,7 +61,7 @@ NetworkHosts = Annotated[
 
 
 class CallOptions(StrictValue):
-    """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
+    """Options of one call. Absent limits are the tool's or the wall's."""
 
     enable_cache: bool = True
     enable_streaming: bool = True
@@ -111,7 +111,7 @@ class CallBody(StrictValue):
 
 
 class BatchOptions(StrictValue):
-    """Options of many calls at once (mission P9). `timeout_seconds` is for all of them together."""
+    """Options of many calls at once. `timeout_seconds` is for all of them together."""
 
     max_parallel: int = Field(default=8, ge=1, le=32)
     timeout_seconds: Seconds | None = None

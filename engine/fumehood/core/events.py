@@ -1,6 +1,6 @@
 """Events of a running call. The last one is its answer.
 
-Values only (mission D2). An event's id is `SEQUENCE:CHECK`: its number in the call, from 0, and a
+Values only. An event's id is `SEQUENCE:CHECK`: its number in the call, from 0, and a
 number that other calls' events do not have. The data on the wire omits kind and id, which have
 their own fields there.
 """

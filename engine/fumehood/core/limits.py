@@ -1,7 +1,7 @@
 """Limits of calls, and how the effective ones are found.
 
 Absent means the wall's default, never unlimited. The effective limit is the smallest of
-the tool's definition, the call's option and the wall's ceiling (mission T2).
+the tool's definition, the call's option and the wall's ceiling.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INLINE_BYTES = 10 * 1024
-"""Bytes of UTF-8 of the longest text that stays whole (mission E6)."""
+"""Bytes of UTF-8 of the longest text that stays whole."""
 
 SIDE_BYTES = 5000
 """Bytes kept at each end. The note between them fits into the rest of `INLINE_BYTES`."""

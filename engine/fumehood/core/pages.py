@@ -1,4 +1,4 @@
-"""Pages of a list (mission E5): their size, and collecting those of a tool's results.
+"""Pages of a list: their size, and collecting those of a tool's results.
 
 Values only.
 """

@@ -362,7 +362,7 @@ QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
 """A place in an endpoint's query: the whole value of one of its parameters."""
 
 CURSOR = "cursor"
-"""The parameter of a tool that answers in pages (mission E5)."""
+"""The parameter of a tool that answers in pages."""
 
 # *Source*: RFC 6901, section 3.
 Pointer = Annotated[str, Field(pattern=r"^(/([^~/]|~[01])*)*$", max_length=500)]
@@ -422,7 +422,7 @@ NetworkPatterns = Annotated[
 
 
 class ToolDefinition(_Value):
-    """One tool in one version. Every field has the mission's default.
+    """One tool in one version. All but a few fields have a default.
 
     `parameters` may be given as a list of `ToolParameter`s; what is kept is the JSON Schema.
 

@@ -28,7 +28,7 @@ CHARACTERS_PER_TOKEN = {
     TextKind.MARKDOWN: 3.5,
     TextKind.CODE: 2.0,
 }
-"""Estimated characters per token. *Source*: mission E2."""
+"""Estimated characters per token."""
 
 
 class TokenCounter(Protocol):

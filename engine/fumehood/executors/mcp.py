@@ -193,7 +193,7 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
 
 
 def _file(block: JsonObject, number: int) -> JsonObject | None:
-    """Return an image, audio or embedded resource as a file (mission E7), or None."""
+    """Return an image, audio or embedded resource as a file, or None."""
     inner = block.get("resource") if block.get("type") == "resource" else block
     if block.get("type") not in ("image", "audio", "resource") or not isinstance(inner, dict):
         return None

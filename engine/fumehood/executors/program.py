@@ -581,8 +581,7 @@ class _Stream:
 
 
 MAX_INLINE_BYTES = 1_000_000
-"""Size in bytes from which a file becomes a blob; smaller ones are inline in the answer (mission
-E7)."""
+"""Size in bytes from which a file becomes a blob; smaller ones are inline in the answer."""
 
 MAX_INLINE_TOTAL_BYTES = 4_000_000
 """Total bytes of the inline files of one answer. Further files become blobs, so that the answer

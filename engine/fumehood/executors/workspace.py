@@ -56,8 +56,8 @@ M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
 
 DEFAULT_READ_BYTES = 10 * 1024
-"""Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer
-(mission E6)."""
+"""Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer.
+"""
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
 """Fields that hold a file's content. The caller chose its size, so they are never shortened."""

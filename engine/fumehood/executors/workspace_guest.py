@@ -332,7 +332,7 @@ class ListingQuery:
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """The entries of one page, and the answer's field `pagination` (mission E5)."""
+    """The entries of one page, and the answer's field `pagination`."""
 
     items: tuple[WorkspaceEntry, ...]
     pagination: JsonObject

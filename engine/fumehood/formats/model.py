@@ -17,8 +17,8 @@ FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
 
 MODEL_TEXT_CHARACTERS = 2000
-"""The most characters of one result in a message for the model, unless `max_length` is set (mission
-P11). A longer result is shortened."""
+"""The most characters of one result in a message for the model, unless `max_length` is set.
+A longer result is shortened."""
 
 
 class Loss(Value):

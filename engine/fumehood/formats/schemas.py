@@ -228,8 +228,8 @@ class _Fitting:
             made[keyword] = self._node(said, f"{where}.items", level + 1)
 
     def _note(self, keyword: str, said: Any, where: str) -> str:
-        """Return the note that replaces a keyword in the description. Records a loss, except for
-        defaults.
+        """Return the note that stands in the description for a keyword that the provider of a model
+        does not know. Reports that the provider will not check it, except for `default`.
         """
         if keyword != "default":
             self._lose(

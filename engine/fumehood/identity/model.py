@@ -75,7 +75,7 @@ class BindingFields(StrictValue):
 
 
 class Binding(BindingFields):
-    """One tool of one agent (mission R3).
+    """One tool of one agent.
 
     `fixed` arguments are set in every call: the agent neither sees nor sends them. `defaults` apply
     to omitted arguments. `tool` is `name` or `name@version`; tools are sorted by `sort_order`, then

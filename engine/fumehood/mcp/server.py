@@ -72,8 +72,7 @@ from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.protocol import strict_json
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Maximum characters of one text in a result. Longer texts are shortened for the model (mission
-P11)."""
+"""Maximum characters of one text in a result. Longer texts are shortened for the model."""
 
 LOOK_S = 3.0
 """Seconds to wait for the approver's decision after the client's user answered "accept"."""

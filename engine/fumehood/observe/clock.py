@@ -53,8 +53,7 @@ class IdSource:
         return f"apr_{self._draw()}"
 
     def trace_id(self, now: datetime) -> str:
-        """Return a new id of a trace: `trace_YYYYMMDD_` and 12 random hexadecimal digits (mission
-        E)."""
+        """Return a new id of a trace: `trace_YYYYMMDD_` and 12 random hexadecimal digits."""
         return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw()[:12]}"
 
     def _draw(self) -> str:

@@ -8,7 +8,7 @@ from fumehood.core.value import Value
 
 
 class AlertSettings(Value):
-    """Thresholds for alerts about calls that fail or take long (mission D5).
+    """Thresholds for alerts about calls that fail or take long.
 
     Each threshold applies to the calls of the last `window_seconds`, of the engine and of each of
     its tools, if there are at least `min_calls`.

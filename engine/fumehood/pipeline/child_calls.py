@@ -1,4 +1,4 @@
-"""Code mode: the calls of other tools that a program in a container makes.
+"""Child calls: the calls of other tools that a program in a container makes ("code mode").
 
 Host side. A call leaves the container as a frame, passes the whole pipeline as a call of the same
 caller, agent and session, and is recorded with the program's call as its parent. Invariants:

@@ -5,7 +5,7 @@ place behind the wall that its plan (`plan.py`) names. Only `admit` creates one.
 `execute` takes it and returns the `Outcome` of the last attempt, even of a failed program, because
 its envelope also reports what the call used. `retry` decides whether another attempt follows. Each
 attempt needs a permit from the circuit of the tool's service. `dry_run` takes a `PermittedCall` and
-describes what would happen and why (mission P12); faults in the request itself are refused as in a
+describes what would happen and why; faults in the request itself are refused as in a
 real call before it is reached.
 """
 

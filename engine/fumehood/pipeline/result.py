@@ -3,7 +3,7 @@
 Eighth stage; `build_envelope` fills the metadata from the call's context, and records nothing.
 `shape` turns the data into a JSON object that keeps its size limit and its output schema, or into
 an error. `shorten` cuts long texts in `data` and `error.details` to head and tail, and stores each
-whole text as a blob of the caller (mission E6); contents of files do not count as texts (E7).
+whole text as a blob of the caller; contents of files do not count as texts.
 `account` computes tokens and cost from measurements, in decimal arithmetic; `budgets/ledger` adds
 them up.
 

@@ -28,7 +28,7 @@ from fumehood.observe.clock import Clock, Window
 MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
     {NetworkError: 3, UpstreamTimeout: 2, RateLimited: 3, ToolError: 3}
 )
-"""Retryable error of an attempt → maximum number of retries (mission P6)."""
+"""Retryable error of an attempt → maximum number of retries."""
 
 BASE_S = 0.2
 """Maximum delay in seconds before the first retry. It doubles with each retry."""

@@ -14,7 +14,7 @@ the first tool may have acted and is not idempotent, if the fallback needs appro
 approved the call, because the approval is for the first tool only. A call whose fallback may have
 acted is never reported as retryable, unless repeating it is harmless.
 
-A call of a cacheable tool is answered with the result of an equal one (mission P4), as a part of
+A call of a cacheable tool is answered with the result of an equal one, as a part of
 the stage claim. That takes a `PermittedCall` that the policy allows without asking; `cache/store`
 keeps the answers. A call with an idempotency key, in a session, or with `debug` neither reads nor
 writes the cache. Invariants: two calls share an answer only if principal, agent, tool, definition

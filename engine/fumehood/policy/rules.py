@@ -224,7 +224,7 @@ def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: b
 
 
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
-    """Return the effective values that the conditions test as text, or None if all are absent."""
+    """Return, as text, the arguments (with defaults) that the conditions test; None without any."""
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in _all(facts.arguments, place) or ()]
     text = ", ".join(json.dumps(value, default=str) for value in found if value is not ABSENT)

@@ -182,7 +182,7 @@ class ContainerAnswer(StrictFrame):
 
     @property
     def parts(self) -> JsonObject:
-        """What it answers, unless that is a fault."""
+        """The fields of an answer that is no fault, for the caller."""
         for part in (self.process, self.output):
             if part is not None:
                 return {part.key: part.model_dump()}

@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64
-"""Levels of nested arrays and objects (mission E, `INVALID_PARAMS`)."""
+"""Levels of nested arrays and objects (`INVALID_PARAMS`)."""
 
 MAX_VALUE_DEPTH = 50
 """Levels of a value that a program reports. Below `MAX_DEPTH`, because the report is nested in

@@ -1,4 +1,4 @@
-"""Compare two versions of a definition: which callers break, and the version it needs (T10).
+"""Compare two versions of a definition: which callers break, and the version it needs.
 
 Host side, on values alone. Invariant: parts that cannot be compared (references, combinations,
 patterns) and differ count as breaking.

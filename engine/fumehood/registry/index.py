@@ -415,7 +415,7 @@ class ToolPage:
 
     @property
     def pagination(self) -> JsonObject:
-        """The envelope's `data.pagination` (mission E5)."""
+        """The envelope's `data.pagination`."""
         return {
             "has_more": self.next_cursor is not None,
             "next_cursor": self.next_cursor,
@@ -474,7 +474,7 @@ def filter_tools(
     max_cost: Decimal | None = None,
     at_most: int | None = None,
 ) -> Selection:
-    """Choose tools (mission R2), at most `at_most` of them, in their given order.
+    """Choose tools, at most `at_most` of them, in their given order.
 
     If `categories` is None, every category is allowed; if it is empty, none is. `max_cost` is the
     highest allowed `cost_per_use`. Disabled tools are never chosen.

@@ -1,4 +1,4 @@
-"""Lint: review rules for definitions that models use (mission T9).
+"""Lint: review rules for definitions that models use.
 
 Host side, on values alone: nothing is opened, resolved or called. A definition may be invalid,
 because it is often linted before it can be registered. `poison` holds the rules that concern an

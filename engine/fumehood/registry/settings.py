@@ -1,8 +1,8 @@
 """The operator's settings of external tools and of the built-in tools of the web. Values only.
 
-An agent with `fetch_url` can send data to any host that the tool may reach, in the address alone;
-what it searches for with `search_web` goes to one service. Invariant: without configuration both
-are disabled.
+An agent with `fetch_url` can send data to any host that the tool may reach, if only as a part of
+the address; what it searches for with `search_web` goes to one service. Invariant: without
+configuration both are disabled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Backend: what differs between the kinds of databases that hold the state.
 
-Host side, used by `storage/database` and `storage/writer`. Statements are the same for all kinds,
-except in the two modules that open them, and for `RawBytes`.
+Host side, used by `storage/database` and `storage/writer`. All other code has the same SQL
+statements for all kinds of databases; only `sqlite.py` and `postgres.py`, and the column type
+`RawBytes`, differ.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def in_words(error: BaseException) -> str:
-        """Return the database's message, without values, or the type of another error."""
+        """Return the database's message without values; of another kind of error its type."""
 
     def is_away(self, error: BaseException) -> bool:
         """Whether an error means that the database cannot be reached now."""

@@ -42,7 +42,7 @@ from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import IDEMPOTENCY, storable
 
 KEY_LIFETIME = timedelta(hours=24)
-"""How long a key is kept (mission P3). The key of a running or waiting call never expires."""
+"""How long a key is kept. The key of a running or waiting call never expires."""
 
 MAX_ANSWER_BYTES = MB
 """Size limit of what is stored of one call's answer as JSON. Data over it is not stored."""

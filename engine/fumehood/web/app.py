@@ -279,7 +279,7 @@ class Console:
             return view.notice(problem.message, problem.status)
         except DaemonUnavailable as away:
             if view.is_part:
-                return view.notice(_away_in_words(away), 503)
+                return view.notice(_away_in_words(away, address.method), 503)
             return view.render("away.html", 503)
         except Refused as refused:
             if refused.code == "UNAUTHORIZED":
@@ -382,7 +382,8 @@ class Console:
 UNKNOWN_CREDENTIAL = "This credential is unknown, or has neither approve nor admin."
 
 
-def _away_in_words(away: DaemonUnavailable) -> str:
+def _away_in_words(away: DaemonUnavailable, method: str) -> str:
     if away.may_have_acted:
         return "The engine went away before it answered. See whether the change was made."
-    return "The engine is away; nothing was changed."
+    # What follows a call only looks at it, and says nothing of what the call did.
+    return "The engine is away." + (" Nothing was changed." if method != "GET" else "")

@@ -444,5 +444,5 @@ def test_image_and_file_content_is_not_counted_as_tokens(key: str) -> None:
     ],
     ids=["text", "not-base64", "without-filename", "not-a-list"],
 )
-def test_data_that_only_resembles_file_content_is_counted_as_tokens(data: dict[str, Any]) -> None:
+def test_data_that_only_looks_like_a_file_still_counts_as_tokens(data: dict[str, Any]) -> None:
     assert _tokens_of(data) > 10_000

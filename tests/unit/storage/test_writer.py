@@ -195,7 +195,9 @@ def test_close_writes_queued_jobs_and_refuses_later_ones(home: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_posted_rows_are_written_under_continuous_jobs(database: Database) -> None:
+async def test_rows_nobody_waits_for_are_written_while_other_jobs_never_pause(
+    database: Database,
+) -> None:
     """Each result triggers the next job, so that a job is always queued."""
     post(database, 1)
     stop = threading.Event()

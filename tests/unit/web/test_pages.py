@@ -599,7 +599,7 @@ def test_program_is_shown_in_colours_and_its_traceback_once(
     assert page.index("Arguments</h2>") < page.index("such luck") < page.index("stdout</h3>")
 
 
-def test_running_call_shows_its_output_until_that_changes(
+def test_page_of_a_running_call_changes_only_with_its_progress(
     browser: Browser, told: SimpleNamespace
 ) -> None:
     path = f"/calls/{call().call_id}"

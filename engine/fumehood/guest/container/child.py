@@ -118,8 +118,8 @@ def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load modules for programs, without the image's in a thin zygote. Returns the function that
-    prepares a forked child.
+    """Load modules for programs; those that the image lists only in the zygote that is not thin.
+    Returns the function that prepares a forked child.
     """
     image = read_image()
     os.environ.clear()

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# asteval imports NumPy where it is installed; the calculator does without (mission S2), and
+# asteval imports NumPy where it is installed; the calculator does without, and
 # its pages would be copied into every child.
 sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]

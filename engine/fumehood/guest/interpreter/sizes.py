@@ -158,7 +158,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _times(factor: float, count: int) -> float:
-    """A product that may be beyond doubles; what is that large is too large anyway."""
+    """Return the product, or infinity where a float cannot hold it: too large in any case."""
     if factor == 0:
         return 0.0
     try:

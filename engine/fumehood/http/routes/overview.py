@@ -1,8 +1,8 @@
 """Everybody's calls, sessions and figures, on the control socket.
 
-Needs `approve` or `admin`; to see the files of a session and the output of its processes, and to
-end it or them, `admin`. An administrator could make a token of the owner's, and so gains nothing by
-seeing them here.
+Needs `approve` or `admin`. Only `admin` may see a session's files and the output of its processes,
+or end the session or its processes: an administrator could make a token of the owner's, and so
+gains nothing by that.
 
 The engine about itself, on both sockets: health, metrics, alerts, usage, the result cache and the
 audit chain.

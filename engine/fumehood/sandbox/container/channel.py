@@ -187,7 +187,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended."""
+        """Whether the channel, and with it the container, has ended."""
         return self.dead.is_set()
 
     @property

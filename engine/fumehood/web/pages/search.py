@@ -26,7 +26,7 @@ class Result:
 
 
 async def show(view: View) -> Response:
-    """Show the results alone, or go to the first of them, as if its link was followed."""
+    """Show the results: while somebody types, only their list; on Enter, the page of the first."""
     wanted = view.query.get("q").strip()
     results = await _found(view, wanted)
     if view.is_part:

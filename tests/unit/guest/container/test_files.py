@@ -124,7 +124,7 @@ NOT_PLAIN: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_archive_that_is_not_plain_is_refused_before_a_write(
+def test_archive_with_links_or_ways_out_is_refused_before_a_write(
     do: Do, place: Path, name: str
 ) -> None:
     assert fault(unpack(do, NOT_PLAIN[name])) == "archive"
