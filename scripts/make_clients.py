@@ -253,7 +253,7 @@ def _class_of(
     where = {"Common": "both sockets", "Caller": "the callers' socket"}.get(
         socket, "the control socket"
     )
-    what = f"`{part}` of the client of {where}" if part else f"The operations of {where}"
+    what = f"The methods of `client.{part}` on {where}" if part else f"The operations of {where}"
     made = f'\n\nclass Async{socket}{part.title() or "Operations"}:\n    """{what}."""\n\n'
     made += "    def __init__(self, transport: AsyncTransport) -> None:\n"
     made += "        self._transport = transport\n"

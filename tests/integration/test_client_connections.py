@@ -122,7 +122,7 @@ def test_call_read_but_not_answered_is_not_retried(
 
 
 @pytest.mark.row("D1")
-def test_get_read_but_not_answered_is_retried_once(kind: str, path: Path) -> None:
+def test_get_request_without_an_answer_is_sent_again_once(kind: str, path: Path) -> None:
     """Twin: a GET changes nothing, so it is safe to repeat."""
     with (
         scripted_server(path, HEALTHY, ["read"], ["answer"]) as server,

@@ -317,7 +317,7 @@ async def test_newer_engine_ends_the_runs_of_the_older(members: LocalMembership)
             assert (await run(newer, "1")).ended_by is EndedBy.OK
 
 
-async def test_two_states_share_a_node_and_its_slots(members: LocalMembership) -> None:
+async def test_engines_of_two_states_share_a_node_and_its_slots(members: LocalMembership) -> None:
     members.add(slots=2)
     async with make_cluster(members) as one, make_cluster(members) as other:
         await joined(one, 1)

@@ -51,7 +51,7 @@ from fumehood.policy.model import Explanation, PolicyStatus, PolicyText
 
 
 class AsyncControlTools:
-    """`tools` of the client of the control socket."""
+    """The methods of `client.tools` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -111,7 +111,7 @@ class AsyncControlTools:
 
 
 class AsyncControlTokens:
-    """`tokens` of the client of the control socket."""
+    """The methods of `client.tokens` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -155,7 +155,7 @@ class AsyncControlTokens:
 
 
 class AsyncControlSessions:
-    """`sessions` of the client of the control socket."""
+    """The methods of `client.sessions` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -271,7 +271,7 @@ class AsyncControlSessions:
 
 
 class AsyncControlPolicy:
-    """`policy` of the client of the control socket."""
+    """The methods of `client.policy` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -346,7 +346,7 @@ class AsyncControlPolicy:
 
 
 class AsyncControlNodes:
-    """`nodes` of the client of the control socket."""
+    """The methods of `client.nodes` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -374,7 +374,7 @@ class AsyncControlNodes:
 
 
 class AsyncControlCalls:
-    """`calls` of the client of the control socket."""
+    """The methods of `client.calls` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -441,7 +441,7 @@ class AsyncControlCalls:
 
 
 class AsyncControlCache:
-    """`cache` of the client of the control socket."""
+    """The methods of `client.cache` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -459,7 +459,7 @@ class AsyncControlCache:
 
 
 class AsyncControlAudit:
-    """`audit` of the client of the control socket."""
+    """The methods of `client.audit` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -482,7 +482,7 @@ class AsyncControlAudit:
 
 
 class AsyncControlApprovers:
-    """`approvers` of the client of the control socket."""
+    """The methods of `client.approvers` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -512,7 +512,7 @@ class AsyncControlApprovers:
 
 
 class AsyncControlApprovals:
-    """`approvals` of the client of the control socket."""
+    """The methods of `client.approvals` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -626,7 +626,7 @@ class AsyncControlApprovals:
 
 
 class AsyncControlAgents:
-    """`agents` of the client of the control socket."""
+    """The methods of `client.agents` on the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport

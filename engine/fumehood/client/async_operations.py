@@ -44,7 +44,7 @@ class AsyncCommonOperations:
 
 
 class AsyncCallerApprovals:
-    """`approvals` of the client of the callers' socket."""
+    """The methods of `client.approvals` on the callers' socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport

@@ -103,7 +103,7 @@ class ProgramCalls(Protocol):
         """Take what the program sends or gets from the budgets. False if too little is left."""
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
-        """Cancel what a task asks a human about. False if it asks nothing."""
+        """Withdraw the question that a task has put to a human. False if there is none."""
 
     async def close(self) -> None:
         """Cancel the calls that still run, and wait until they have ended."""

@@ -115,7 +115,7 @@ Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
 
 
 class OpenConnections(Protocol):
-    """Makes what takes the connections of a run."""
+    """Makes the part that accepts the connections of a run."""
 
     def __call__(
         self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None

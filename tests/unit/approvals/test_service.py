@@ -363,7 +363,7 @@ async def test_approvers_own_later_edit_replaces_its_earlier_approval() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_approval_without_enough_approvers_is_shown_as_stuck_until_restored() -> None:
+async def test_approval_is_shown_as_stuck_until_there_are_enough_approvers_again() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES, ALICE)

@@ -46,7 +46,7 @@ def arguments(**given: Any) -> list[str]:
     return lines[lines.index("arguments") + 1 :]
 
 
-def test_approval_shows_its_facts() -> None:
+def test_approval_shows_tool_caller_reason_approvers_and_expiry() -> None:
     one = approval(
         agent_id="clerk", session_id="sess_1", reason="it deletes", quorum=2,
         approvers=("alice", "bob"),

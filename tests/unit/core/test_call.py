@@ -138,7 +138,7 @@ def test_query_time_is_parsed_with_its_time_zone(text: str) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_wrong_query_is_refused(query: dict[str, Any]) -> None:
+def test_query_of_calls_with_a_wrong_field_is_refused(query: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         CallQuery.model_validate(query)
 

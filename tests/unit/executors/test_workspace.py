@@ -167,7 +167,7 @@ def test_guest_and_host_allow_equally_long_paths() -> None:
 
 
 @pytest.mark.row("S6")
-async def test_deletion_accounts_for_each_path(files: FakeFiles) -> None:
+async def test_deletion_reports_what_became_of_each_path(files: FakeFiles) -> None:
     (files.root / "a").write_text("")
     assert await data("delete", files, paths=["a", "b", "a"]) == {
         "deleted": ["a"], "missing": ["b"], "failed": [],

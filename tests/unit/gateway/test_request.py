@@ -26,7 +26,9 @@ HOST = (b"host", b"api.example.org")
         ),
     ],
 )
-def test_absolute_target_is_read_in_one_form(target: bytes, host: bytes, url: str) -> None:
+def test_equal_absolute_targets_are_read_as_one_address(
+    target: bytes, host: bytes, url: str
+) -> None:
     assert read_request(b"GET", target, [(b"Host", host)], None).url == url
 
 

@@ -92,7 +92,7 @@ def test_git_directory_is_never_part_of_a_project() -> None:
     assert not rules.leave_out(".github/workflows/test.yml", is_directory=False)
 
 
-def test_name_that_some_file_system_takes_for_gits_is_never_part_of_a_project() -> None:
+def test_name_that_some_file_system_takes_for_dot_git_is_never_part_of_a_project() -> None:
     for name in (".git", ".GIT", ".Git ", ".git.", "git~1", ".g\u200cit", ".git::$DATA"):
         assert is_never(f"sub/{name}/hooks/pre-commit"), name
     for name in (".github", ".gitignore", ".gitmodules", "git", "a.git", ".gi\u0301t"):

@@ -97,7 +97,7 @@ async def test_preset_that_is_unknown_or_cannot_be_had_here_is_refused(
 # -- agents that are bound to presets ------------------------------------------------------
 
 
-async def test_session_of_a_bound_agent_has_its_first_preset_or_another_of_its_own() -> None:
+async def test_session_of_a_bound_agent_has_the_agents_first_preset_or_another_of_its() -> None:
     async with keeping() as keeper:
         first = await keeper.create(ALICE, agent_id="clerk")
         assert (first.preset, first.memory_mb) == ("small", 256)

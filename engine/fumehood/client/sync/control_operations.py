@@ -51,7 +51,7 @@ from fumehood.policy.model import Explanation, PolicyStatus, PolicyText
 
 
 class ControlTools:
-    """`tools` of the client of the control socket."""
+    """The methods of `client.tools` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -111,7 +111,7 @@ class ControlTools:
 
 
 class ControlTokens:
-    """`tokens` of the client of the control socket."""
+    """The methods of `client.tokens` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -151,7 +151,7 @@ class ControlTokens:
 
 
 class ControlSessions:
-    """`sessions` of the client of the control socket."""
+    """The methods of `client.sessions` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -267,7 +267,7 @@ class ControlSessions:
 
 
 class ControlPolicy:
-    """`policy` of the client of the control socket."""
+    """The methods of `client.policy` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -342,7 +342,7 @@ class ControlPolicy:
 
 
 class ControlNodes:
-    """`nodes` of the client of the control socket."""
+    """The methods of `client.nodes` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -368,7 +368,7 @@ class ControlNodes:
 
 
 class ControlCalls:
-    """`calls` of the client of the control socket."""
+    """The methods of `client.calls` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -435,7 +435,7 @@ class ControlCalls:
 
 
 class ControlCache:
-    """`cache` of the client of the control socket."""
+    """The methods of `client.cache` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -453,7 +453,7 @@ class ControlCache:
 
 
 class ControlAudit:
-    """`audit` of the client of the control socket."""
+    """The methods of `client.audit` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -476,7 +476,7 @@ class ControlAudit:
 
 
 class ControlApprovers:
-    """`approvers` of the client of the control socket."""
+    """The methods of `client.approvers` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -506,7 +506,7 @@ class ControlApprovers:
 
 
 class ControlApprovals:
-    """`approvals` of the client of the control socket."""
+    """The methods of `client.approvals` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -620,7 +620,7 @@ class ControlApprovals:
 
 
 class ControlAgents:
-    """`agents` of the client of the control socket."""
+    """The methods of `client.agents` on the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -44,7 +44,7 @@ class CommonOperations:
 
 
 class CallerApprovals:
-    """`approvals` of the client of the callers' socket."""
+    """The methods of `client.approvals` on the callers' socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -112,7 +112,7 @@ def _found(path: str, recursive: bool) -> list[Result]:
 def _scan(arguments: Result) -> Result:
     """List all plain files and directories as rows of path, size (-1 for a directory), whether it
     can be executed, and version, in at most `room` bytes. The version changes with the file,
-    whatever times a program sets; it is empty for a file that could change again without a new one.
+    whatever times a program sets; it is empty for a file that could still change in the same one.
     `others` are links, special files, and what cannot be named or looked into. With `links`, links
     are rows, too, of size -2 with their target as the version. Directories called as one of
     `skip` are left out, with all that is in them.

@@ -805,7 +805,7 @@ def _not_yet() -> SandboxUnavailable:
 
 
 def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
-    """Return the ending of a run that was cancelled, by its engine or because that is left."""
+    """Return the ending of a run that was cancelled by its engine, or whose engine is away."""
     isolation = "session" if order.session_id else "call"
     if joined.is_over.is_set():
         return RunEnding(EndedBy.SANDBOX_LOST, isolation, is_node_lost=True)

@@ -38,7 +38,7 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, number: int, request: bytes) -> None:
-        """Begin with a request."""
+        """Begin a request, which names a method of this bridge. Its answer has its number."""
         name, *arguments = pickle.loads(request)  # noqa: S301 - from the engine
         try:
             asked, keys = getattr(self, name)(*arguments)

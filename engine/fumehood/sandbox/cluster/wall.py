@@ -526,7 +526,7 @@ class ClusterWall(HasImages):
         return min(fitting, key=promised)
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Keep the copies of disks that `copies` returns."""
+        """Delete no copy of a disk that `copies` returns."""
         self._copies = copies
 
     @property

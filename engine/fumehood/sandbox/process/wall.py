@@ -170,7 +170,7 @@ class ProcessWall:
         return True
 
     def leave_turn(self, key: str) -> None:
-        """Return a turn, so that the domain's next call can use the sticky worker."""
+        """Give a turn back, so that the domain's next call can use the sticky worker."""
         self._turns.pop(key).set()
 
     def _has_guest(self) -> bool:

@@ -101,7 +101,7 @@ async def show_processes(view: View) -> Response:
 
 
 async def show_output(view: View) -> Response:
-    """Show the end of what a process has printed alone, if it has changed."""
+    """Show, as a part of a page, the end of what a process has printed, if it has changed."""
     session_id, process = view.path["session_id"], view.query.get("process")
     output = await _output(view, session_id, process)
     return view.part(

@@ -88,7 +88,7 @@ def test_wheel_scripts_and_headers_are_left_out_of_the_image(tmp_path: Path) -> 
         ".",
     ],
 )
-def test_wheel_file_outside_its_directory_is_refused(tmp_path: Path, path: str) -> None:
+def test_wheel_whose_file_would_leave_its_directory_is_refused(tmp_path: Path, path: str) -> None:
     wheel = write_wheel(tmp_path, "tool", files={path: "x"})
     with pytest.raises(Refused, match="not a file below its own folder"):
         unpack([wheel], tmp_path / "site.tar")
