@@ -1,4 +1,4 @@
-"""Values of an envelope's `data` that is not a tool's.
+"""Answers of the HTTP interface that are made of values of several features, or of none.
 
 The daemon makes its answers from these, its document describes them, and the clients read them, so
 that the three cannot differ. An answer with only one field is declared with its operation
