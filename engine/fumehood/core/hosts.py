@@ -19,6 +19,8 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _INDEX = re.compile(r"@[a-z][a-z0-9_-]{0,39}", re.ASCII)
 _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0]")
 MAX_PORT = 65_535
+MAX_HOST_CHARACTERS = 253
+"""*Source*: RFC 1035. Hosts that a program asks for are kept with its call."""
 
 
 def host_of(url: str) -> str | None:
@@ -100,7 +102,7 @@ def _canonical(host: str) -> str | None:
             return None
     name = host.lower().removesuffix(".")
     labels = name.split(".")
-    if not all(_LABEL.fullmatch(label) for label in labels):
+    if len(name) > MAX_HOST_CHARACTERS or not all(_LABEL.fullmatch(label) for label in labels):
         return None
     if _NUMBER.fullmatch(labels[-1]):  # some clients read 127.1 and 0x7f.0.0.1 as addresses
         return name if _is_number(name) else None

@@ -9,6 +9,7 @@ from fumehood.gateway.request import Place, Refusal, passed_on, read_request
 
 INSIDE = Place("https", "api.example.org", 443)
 HOST = (b"host", b"api.example.org")
+LONG = b".".join([b"a" * 60] * 5)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_equal_absolute_targets_are_read_as_one_address(
         (b"GET", b"https://api.example.org/", [HOST], None, 400),  # TLS needs CONNECT
         (b"GET", b"ftp://api.example.org/", [HOST], None, 400),
         (b"GET", b"http://user:key@api.example.org/", [HOST], None, 400),
+        (b"GET", b"http://%b.org/" % LONG, [(b"host", b"%b.org" % LONG)], None, 400),
         (b"GET", b"http://api.example.org\\@other.test/", [HOST], None, 400),
         (b"GET", b"http://127.1/", [(b"host", b"127.1")], None, 400),  # some clients: 127.0.0.1
         (b"GET", b"http://0x7f.1/", [(b"host", b"0x7f.1")], None, 400),
