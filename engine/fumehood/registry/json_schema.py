@@ -430,7 +430,8 @@ def schema_faults(schema: JsonObject, where: str) -> list[str]:
     for error in meta.iter_errors(schema):
         path = ".".join([where, *map(str, error.absolute_path)])
         faults.append(f"{path}: not a valid JSON Schema: {error.message[:200]}")
-    resolver = _Validator(schema)._resolver
+    # Only what is a schema can be looked up in.
+    resolver = None if faults else _Validator(schema)._resolver
     for node, path in _walk(schema, where):
         if isinstance(node, dict):
             faults += _node_faults(node, path, resolver)
@@ -489,6 +490,8 @@ def _reference_faults(target: str, path: str, resolver: Any) -> Iterator[str]:
     if not _LOCAL_REFERENCE.match(target):
         allowed = "(#, #/$defs/…, #/properties/…)"
         yield f"{path}: only references inside this schema {allowed} are followed"
+        return
+    if resolver is None:
         return
     try:
         resolver.lookup(target)

@@ -340,6 +340,15 @@ def test_faults_in_a_parameter_list_are_listed() -> None:
         ({"properties": {"expression": {"$dynamicRef": "other#x"}}}, "only references inside"),
         ({"properties": {"expression": {"$ref": "#/$defs/none"}}}, "has no target"),
         ({"properties": {"expression": {"$ref": "#anchor"}}}, "only references inside"),
+        ({"$id": 5, "properties": {"expression": {}}}, "not a valid JSON Schema"),
+        (
+            {"$defs": 5, "properties": {"expression": {"$ref": "#/$defs/b"}}},
+            "not a valid JSON Schema",
+        ),
+        (
+            {"$defs": {"b": {"$id": 7}}, "properties": {"expression": {"$ref": "#/$defs/b"}}},
+            "not a valid JSON Schema",
+        ),
         (
             {"$id": "https://example.org/s", "properties": {"expression": {}}},
             "must not have an $id",
