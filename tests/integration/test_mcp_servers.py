@@ -260,6 +260,12 @@ async def test_endless_tool_list_is_cut_at_the_page_limit(mode: str) -> None:
         assert "tester__large" not in names(engine)
 
 
+async def test_server_gets_a_limited_number_of_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "MAX_TOOLS", 20)
+    async with serving(tester=server(SCRIPTED, "lists-ever")) as engine:
+        assert len(names(engine)) == 20
+
+
 @pytest.mark.parametrize(("check_s", "count"), [(10.0, 3), (-1.0, 0)])
 async def test_definitions_over_the_checking_time_are_left_out(
     check_s: float, count: int, monkeypatch: pytest.MonkeyPatch

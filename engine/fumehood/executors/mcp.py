@@ -249,6 +249,9 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 STABLE_S = 30.0
 """Seconds that a server must have run for the pause after it to be the shortest again."""
 
+MAX_TOOLS = 1000
+"""Maximum number of tools of one server; further ones are left out."""
+
 MAX_PAGES = 50
 """Maximum number of pages of one list; further ones are not requested."""
 
@@ -534,13 +537,13 @@ class McpServer:
                 if size > MAX_MESSAGE:
                     raise Lost(f"it lists tools of over {MAX_MESSAGE} bytes")
                 cursor = page.get("nextCursor")
-                if not isinstance(cursor, str):
+                if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:
                     break
                 params = {"cursor": cursor}
         if found == self._found:
             return
+        listed = await anyio.to_thread.run_sync(self._read_tools, found[:MAX_TOOLS])
         self._found = found
-        listed = await anyio.to_thread.run_sync(self._read_tools, found)
         self._own_names = listed.own_names
         self._put(self.name, listed.tools, listed.faults)
 
