@@ -185,6 +185,8 @@ def test_named_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.Mo
         ),
         ({"tls": {"cert": "/a", "key": "/b"}}, "need tcp"),
         ({"tcp_behind_proxy": True}, "need tcp"),
+        ({"mcp_servers": {"a": {"command": ["b"], "env": {"API_KEY": "short"}}}},
+         r"mcp_servers.*API_KEY has fewer than 8 characters"),
     ],
 )  # fmt: skip
 def test_invalid_setting_is_refused_by_name(settings: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from fumehood.core.tool import SECRET_REFERENCE, NetworkPatterns
 from fumehood.core.value import Value
+from fumehood.redaction.redactor import MIN_SECRET_CHARACTERS
 
 SEPARATOR = "__"
 """Stands between a server's name and its tool's own name. No server's name contains it."""
@@ -54,10 +55,14 @@ class McpServerSettings(Value):
             foreign |= given & {"image", "memory_mb", "network"}
         if foreign:
             raise ValueError(f"{', '.join(sorted(foreign))}: does not fit this kind of server")
+        # With its libraries.
+        from fumehood.registry.definitions import header_faults, is_credential_name, url_faults
+
+        for name, secret in self.env.items():
+            if is_credential_name(name) and len(secret) < MIN_SECRET_CHARACTERS:
+                raise ValueError(f"env: {name} has fewer than {MIN_SECRET_CHARACTERS} characters")
         if self.url is None:
             return self
-        from fumehood.registry.definitions import header_faults, url_faults  # with its libraries
-
         faults = list(url_faults(self.url))
         for name, value in self.headers.items():
             faults += header_faults(name, value)
