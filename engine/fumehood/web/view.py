@@ -46,6 +46,7 @@ from urllib.parse import parse_qsl, quote
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from fumehood.core.call import MAX_KEYS
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.protocol import strict_json
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 
 FORM_S = 30.0
 """Seconds for a form to arrive."""
+
+MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
+"""A call's arguments, each with the type that was chosen for it, and the form's own fields."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -261,8 +265,9 @@ async def read_form(request: Request, most: int = MAX_BODY_BYTES) -> Form:
                 if len(raw) > most:
                     raise Problem("This form is too large.", 413)
         fields = parse_qsl(
-            raw.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict"
-        )
+            raw.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict",
+            max_num_fields=MAX_FORM_FIELDS,
+        )  # fmt: skip
     except (ValueError, TimeoutError, ClientDisconnect):
         raise Problem("This form cannot be read.") from None
     return Form(fields)
