@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -210,9 +211,10 @@ async def _list(view: View) -> dict[str, Any]:
     """Return the values of the list."""
     tab = _tab(view)
     listing = _decided(view) if tab == "decided" else _waiting(view)
-    found, state = await asyncio.gather(listing, view.control.approvals.changes())
+    (found, older), state = await asyncio.gather(listing, view.control.approvals.changes())
     return {
         "approvals": found, "pending": state.pending, "tab": tab, "chosen": _chosen(view),
+        "older": urlencode({"cursor": older}) if older else "",
         "open_id": view.path.get("approval_id"),
     }  # fmt: skip
 
@@ -223,22 +225,27 @@ def _tab(view: View) -> str:
 
 def _chosen(view: View) -> str:
     """Return the chosen list as the query of an address; the default is an empty query."""
-    return "tab=decided" if _tab(view) == "decided" else ""
+    if _tab(view) == "decided":
+        return "tab=decided"
+    cursor = view.query.get("cursor")
+    return urlencode({"cursor": cursor}) if cursor else ""
 
 
-async def _waiting(view: View) -> Sequence[Approval]:
-    page = await view.control.approvals.list(state=ApprovalState.PENDING, limit=MAX_PAGE)
-    return page.items
+async def _waiting(view: View) -> tuple[Sequence[Approval], str | None]:
+    page = await view.control.approvals.list(
+        state=ApprovalState.PENDING, limit=MAX_PAGE, cursor=view.query.get("cursor") or None
+    )
+    return page.items, page.next_cursor
 
 
-async def _decided(view: View) -> Sequence[Approval]:
+async def _decided(view: View) -> tuple[Sequence[Approval], None]:
     """Return the recently decided approvals: the newest of every other state."""
     listed = view.control.approvals.list
     pages = await asyncio.gather(
         *(listed(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
     )
     found = [one for page in pages for one in page.items]
-    return sorted(found, key=_last_change, reverse=True)[:MAX_PAGE]
+    return sorted(found, key=_last_change, reverse=True)[:MAX_PAGE], None
 
 
 async def _decide(view: View, decision: NewDecision) -> Response:
