@@ -15,6 +15,9 @@ from fumehood.gateway.request import ProgramRequest, Refusal
 
 Headers = list[tuple[bytes, bytes]]
 
+HEADER_BYTES = 32
+"""What a header counts besides its name and value. *Source*: RFC 9113, 6.5.2."""
+
 
 class Recorder:
     """Keeps the exchanges of one call, as far as there is room."""
@@ -27,7 +30,9 @@ class Recorder:
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
         """Begin to keep an answer. It counts as left out unless it is finished."""
         self.left_out += 1
-        self.room -= len(request.url) + sum(len(name) + len(value) for name, value in headers)
+        self.room -= len(request.url) + sum(
+            HEADER_BYTES + len(name) + len(value) for name, value in headers
+        )
         return Recording(self, request, status, headers)
 
     @property
