@@ -632,10 +632,12 @@ class Supervisor:
                 pass
             if stream.is_over and run.killed_for is None:
                 run.killed_for = "output"
+        # The most that a pipe can hold (pipe-max-size): other processes may go on writing.
+        most = run.received_bytes + (1 << 20)
         while child.reply_fd in self._selector.get_map():
             before = run.received_bytes
             self._on_reply()
-            if run.received_bytes == before:
+            if run.received_bytes == before or run.received_bytes > most:
                 self._unwatch(child.reply_fd)
 
     def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
