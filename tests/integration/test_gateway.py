@@ -95,7 +95,7 @@ async def engine(
             "strict": SecretSettings(env="API_KEY", hosts=(HOST,), inside="STRICT", misuse="end"),
             "other": SecretSettings(env="API_KEY", hosts=("unasked.test",), inside="OTHER"),
         },
-        container=ContainerSettings(images=LanguageImages(python="python")),
+        container=ContainerSettings(pool_min=0, images=LanguageImages(python="python")),
         mcp_servers={"fetcher": FETCHER},
     )
     monkeypatch_module.setenv("API_KEY", SECRET)
@@ -769,7 +769,9 @@ async def test_gateway_is_the_only_way_on_gvisor_too(home: Path, upstream: Upstr
     config = Config(
         home=home,
         gateway=GatewaySettings(hosts=NAMES, allowed_hosts=(HOST,)),
-        container=ContainerSettings(runtime="runsc", images=LanguageImages(python="python")),
+        container=ContainerSettings(
+            pool_min=0, runtime="runsc", images=LanguageImages(python="python")
+        ),
         mcp_servers={"fetcher": FETCHER},
     )
     async with Engine(config=config) as engine:
@@ -792,7 +794,7 @@ async def test_budget_of_requests_and_bytes_is_never_overspent(
     config = Config(
         home=home,
         gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,)),
-        container=ContainerSettings(images=LanguageImages(python="python")),
+        container=ContainerSettings(pool_min=0, images=LanguageImages(python="python")),
         budgets=(
             BudgetRule(name="few", requests=6), BudgetRule(name="short", network_bytes=1_000_000),
         ),

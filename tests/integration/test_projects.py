@@ -42,7 +42,8 @@ def anyio_backend() -> str:
 @asynccontextmanager
 async def running(home: Path, **container: Any) -> AsyncIterator[Engine]:
     images = LanguageImages(python=IMAGE, shell=IMAGE)
-    config = Config(home=home, container=ContainerSettings(images=images, **container))
+    settings = ContainerSettings(pool_min=0, images=images, **container)
+    config = Config(home=home, container=settings)
     database = open_database(home / "state.db")
     try:
         async with Engine(config=config, database=database) as engine:

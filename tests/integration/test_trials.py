@@ -51,7 +51,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
     config = Config(
         home=tmp_path_factory.mktemp("home"),
         gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,), writes="allow"),
-        container=ContainerSettings(images=LanguageImages(python="python")),
+        container=ContainerSettings(pool_min=0, images=LanguageImages(python="python")),
     )
     async with running(config) as engine:
         yield engine
@@ -341,7 +341,7 @@ preview = true
     policy.chmod(0o600)
     config = Config(
         home=home, policy_file=policy,
-        container=ContainerSettings(images=LanguageImages(shell="python")),
+        container=ContainerSettings(pool_min=0, images=LanguageImages(shell="python")),
     )  # fmt: skip
     async with running(config) as engine:
         for is_durable in (True, False):
@@ -362,7 +362,9 @@ preview = true
 async def test_effect_is_held_on_gvisor_too(home: Path) -> None:
     config = Config(
         home=home,
-        container=ContainerSettings(runtime="runsc", images=LanguageImages(python="python")),
+        container=ContainerSettings(
+            pool_min=0, runtime="runsc", images=LanguageImages(python="python")
+        ),
     )
     async with running(config) as engine:
         made = await engine.sessions.create(engine.owner, image="python", durable=True)
