@@ -139,7 +139,7 @@ def container_wall(image: Image, runtime: str) -> ContainerWall:
         return image
 
     identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
-    settings = ContainerSettings(pool_min=0, pool_max=3, memory_mb=128, runtime=runtime)
+    settings = ContainerSettings(pool_min=1, pool_max=3, memory_mb=128, runtime=runtime)
     return ContainerWall(settings, Docker(os.environ), find_image, identity)
 
 
