@@ -106,8 +106,8 @@ class CounterTable:
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the stored totals of these counters, which include what was reserved in advance.
-        Until that is stored, no call may use what is given back.
+        """Lower the marks to those of these rows. Until that is stored, no call may use what is
+        given back.
 
         Raises:
             WriteFailed: the marks are unchanged.
@@ -115,7 +115,7 @@ class CounterTable:
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Do the same without waiting. No write of a higher total may be pending."""
+        """Do the same without waiting. No write of a higher mark may be pending."""
         self._database.write_soon(_writing(_PUT, rows, at))
 
     def note(self, row: CounterRow, until: datetime) -> None:
