@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from typing import Any, NoReturn
 
@@ -55,15 +54,11 @@ class Host:
         self._parts: list[str] = []
         self._waiting = b""
 
-    def use(self, readable: int, writable: int) -> None:
-        """Read from and write to these descriptors from now on, which are closed.
-
-        A host that is still there is told by a frame that nobody expects, because its streams may
-        stay open: a zygote has the same standard error.
+    def use(self, readable: int, writable: int) -> int:
+        """Read from and write to these descriptors from now on, which are closed. Returns the
+        output to the host before, which is to be dismissed when there is room.
         """
-        if not self.is_gone and select.select([], [1], [], 0)[1]:
-            with contextlib.suppress(OSError):
-                os.write(1, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
+        former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
             os.dup2(descriptor, own)
             os.close(descriptor)
@@ -71,6 +66,7 @@ class Host:
         self.is_gone = False
         self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._parts, self._waiting = [], b""
+        return former
 
     def read(self) -> list[Request]:
         """The requests received now."""
@@ -120,6 +116,15 @@ class Host:
         """End this container and report the reason to the host."""
         self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
         end()
+
+    @staticmethod
+    def dismiss(former: int) -> None:
+        """Tell a host that may be there still by a frame that it does not expect. Its streams may
+        stay open: a zygote has the same standard error.
+        """
+        with contextlib.suppress(OSError):
+            os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
+        os.close(former)
 
     def _lose(self) -> None:
         if self.keep is None:

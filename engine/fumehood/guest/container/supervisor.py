@@ -275,11 +275,16 @@ class Supervisor:
             self._leave_host()
         epoch, readable, writable = taken
         self._host.keep = Keep(epoch, self._host.keep.wait_s)
-        self._host.use(readable, writable)
+        former = self._host.use(readable, writable)
+        self._selector.register(former, selectors.EVENT_WRITE, lambda: self._dismiss(former))
         self._left_at = None
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         if self._run is None:
             self._greet()
+
+    def _dismiss(self, former: int) -> None:
+        self._selector.unregister(former)
+        self._host.dismiss(former)
 
     def _greet(self) -> None:
         self._host.send({"op": "ready", "enforces": self._enforces, "faults": []})
