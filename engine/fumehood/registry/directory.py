@@ -13,6 +13,7 @@ decide which one is served. A failed poll is always followed by another.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ from fumehood.sandbox.trusted_files import (
 PERIOD_S = 0.5
 """Seconds between two polls. A change takes effect at the second poll that sees it."""
 
+
+PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of the engine and its machine, not of a file. The next poll reads the files again."""
 
 MAX_DEFINITIONS = 10_000
 """The most definitions in one file."""
@@ -126,9 +130,10 @@ class ToolDirectory:
             os.close(directory)
 
     def _read(self, look: _Look) -> DirectoryContents:
-        self._read_of = look
         if isinstance(look, str):
+            self._read_of = look
             return DirectoryContents(faults=(DirectoryFault(None, look),))
+        read_of: _Look = look
         tools: dict[str, list[RegisteredTool]] = {}
         faults: dict[str, str] = {}
         try:
@@ -140,10 +145,12 @@ class ToolDirectory:
                         faults[name] = str(refused)
                     except OSError as error:
                         faults[name] = f"it cannot be read: {error.strerror}"
+                        read_of = "" if error.errno in PASSING else read_of
                     except Exception as error:  # a bug must not keep the other files out
                         faults[name] = f"it could not be understood ({type(error).__name__})"
         except Untrusted as refused:
             return self._read(str(refused))
+        self._read_of = read_of
         faults |= self._clashes(tools)
         return DirectoryContents(
             tuple(tool for name in sorted(tools) if name not in faults for tool in tools[name]),

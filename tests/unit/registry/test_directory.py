@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,30 @@ def test_file_that_changes_while_it_is_read_is_read_again(
     assert _faults(directory.load()) == {"a.json": "it changed while it was read"}
     monkeypatch.undo()
     assert _names(_settle(directory)) == ["a"]
+
+
+@pytest.mark.parametrize("function", ["open_directory", "read_file"])
+def test_files_are_read_again_after_the_engine_ran_out_of_descriptors(
+    function: str, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = ToolDirectory(definitions.path)
+    assert _names(directory.load()) == []
+    definitions.put_tools("a.json", "a")
+    assert directory.poll() is None
+    open_directory, looks = module.open_directory, 0
+
+    def fail(*arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if function == "open_directory" and looks == 1:  # of the poll; the second is of the read
+            return open_directory(*arguments)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, function, fail)
+    with suppress(OSError):
+        assert _faults(directory.poll()) == {"a.json": "it cannot be read: Too many open files"}
+    monkeypatch.undo()
+    assert _names(directory.poll()) == ["a"]
 
 
 def test_internal_error_in_one_file_does_not_exclude_others(
