@@ -277,6 +277,8 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        if self.is_dead:
+            transport.abort()
 
     def data_received(self, chunk: bytes) -> None:
         try:

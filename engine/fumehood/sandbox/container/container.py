@@ -127,19 +127,26 @@ class Container(Channel):
         container._id = name
         container._is_kept = True  # its guest tells at once how many processes run
         try:
-            stream = await docker.launch_in(name, relay_command(epoch))
-            await container._connect(stream, required, START_DEADLINE_S)
+            stream, begun = await docker.launch_in(name, relay_command(epoch))
+            await container._connect(stream, required, START_DEADLINE_S, begun)
         except BaseException:
             container.end("it was not taken over")
             raise
         return container
 
     async def _connect(
-        self, stream: socket.socket, required: frozenset[Limit], ready_s: float
+        self,
+        stream: socket.socket,
+        required: frozenset[Limit],
+        ready_s: float,
+        begun: bytes = b"",
     ) -> None:
-        """Use the guest's streams, and wait until it is ready."""
+        """Use the guest's streams, of which `begun` has been received, and wait until it is
+        ready.
+        """
         try:
             stream.setblocking(False)
+            self.data_received(begun)
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self, sock=stream)
         except BaseException:

@@ -178,9 +178,11 @@ class Docker:
             unwanted=lambda launched: launched[1].close(),
         )
 
-    async def launch_in(self, container_id: str, command: tuple[str, ...]) -> socket.socket:
+    async def launch_in(
+        self, container_id: str, command: tuple[str, ...]
+    ) -> tuple[socket.socket, bytes]:
         """Run a command as root in a running container. Returns its streams as one socket, which
-        the caller closes.
+        the caller closes, and what has been received of them already.
 
         Raises:
             DockerNotFound, DockerConflict: the container is gone, or not running.
@@ -188,7 +190,7 @@ class Docker:
         return await self.ask(
             lambda client: _launch_in(client, container_id, command),
             LAUNCH_S,
-            unwanted=lambda stream: stream.close(),
+            unwanted=lambda launched: launched[0].close(),
         )
 
     async def inspect(self, container_id: str) -> JsonObject:
@@ -373,7 +375,7 @@ def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socke
     created = client.create_container_from_config(body, name)
     if created.get("Warnings"):
         raise DockerWarned("; ".join(map(str, created["Warnings"])))
-    stream = _detached(client.attach_socket(created["Id"], params=ATTACH))
+    stream, _ = _detached(client.attach_socket(created["Id"], params=ATTACH))
     try:
         client.start(created["Id"])
     except BaseException:
@@ -382,15 +384,21 @@ def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socke
     return str(created["Id"]), stream
 
 
-def _launch_in(client: Any, container_id: str, command: tuple[str, ...]) -> socket.socket:
+def _launch_in(
+    client: Any, container_id: str, command: tuple[str, ...]
+) -> tuple[socket.socket, bytes]:
     made = client.exec_create(container_id, list(command), stdin=True, user="0:0")
     return _detached(client.exec_start(made["Id"], socket=True))
 
 
-def _detached(attached: Any) -> socket.socket:
-    """The socket of a stream, taken from the HTTP client, so that the client does not close it."""
+def _detached(attached: Any) -> tuple[socket.socket, bytes]:
+    """The socket of a stream, taken from the HTTP client, so that the client does not close it, and
+    what the client has read of the stream together with the response's head.
+    """
     try:
-        return socket.socket(fileno=attached._sock.detach())
+        attached._sock.setblocking(False)
+        begun = attached._response.raw._fp.fp.read1() or b""
+        return socket.socket(fileno=attached._sock.detach()), begun
     finally:
         attached._response.close()
 

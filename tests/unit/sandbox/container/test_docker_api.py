@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
 
 import anyio
 import pytest
@@ -74,3 +79,50 @@ async def test_docker_address_without_stream_support_is_refused(
     with pytest.raises(DockerNotSupported):
         await docker.info()
     assert isinstance(docker.failure, DockerNotSupported)
+
+
+class _Upgrading(BaseHTTPRequestHandler):
+    """Docker, as far as it is needed to run a command in a container."""
+
+    said = b""
+    """What is sent together with the head of the stream's response."""
+
+    def do_GET(self) -> None:
+        self._answer({"ApiVersion": "1.41"})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/start"):
+            self.wfile.write(b"HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\n" + self.said)
+            self.wfile.write(self.rfile.read1())
+        else:
+            self._answer({"Id": "made"})
+
+    def _answer(self, value: dict[str, str]) -> None:
+        body = json.dumps(value).encode()
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    def address_string(self) -> str:
+        return "a Unix socket"
+
+    def log_message(self, *said: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize("said", [b"", b"ready"], ids=["nothing", "the first bytes"])
+async def test_stream_has_what_came_with_the_head_of_its_response(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Upgrading, "said", said)
+    path = tmp_path / "docker.sock"
+    with UnixStreamServer(str(path), _Upgrading) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        docker = Docker({"DOCKER_HOST": f"unix://{path}"})
+        stream, begun = await docker.launch_in("name", ("relay",))
+        with stream:
+            stream.setblocking(True)
+            stream.sendall(b"hello")
+            rest = stream.recv(100, socket.MSG_WAITALL)
+        server.shutdown()
+    assert begun + rest == said + b"hello"
