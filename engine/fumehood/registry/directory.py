@@ -43,9 +43,8 @@ from fumehood.sandbox.trusted_files import (
 PERIOD_S = 0.5
 """Seconds between two polls. A change takes effect at the second poll that sees it."""
 
-
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of the engine and its machine, not of a file. The next poll reads the files again."""
+"""Errors of the machine, not of a file. The next poll reads the files again."""
 
 MAX_DEFINITIONS = 10_000
 """The most definitions in one file."""

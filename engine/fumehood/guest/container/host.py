@@ -56,7 +56,7 @@ class Host:
 
     def use(self, readable: int, writable: int) -> int:
         """Read from and write to these descriptors from now on, which are closed. Returns the
-        output to the host before, which is to be dismissed when there is room.
+        former host's output, for `dismiss` once it is writable.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -119,8 +119,8 @@ class Host:
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Tell a host that may be there still by a frame that it does not expect. Its streams may
-        stay open: a zygote has the same standard error.
+        """Notify a former host, which may still be connected, with a frame that it does not expect.
+        Its streams may stay open: a zygote has the same standard error.
         """
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))

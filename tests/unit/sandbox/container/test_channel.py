@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, EndedBy, InternalError
-from fumehood.core.limits import Limits
+from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import PART_CHARACTERS
 from fumehood.sandbox.container.channel import (
@@ -21,6 +22,7 @@ from fumehood.sandbox.container.channel import (
     Demultiplexer,
     needs_preloaded,
 )
+from fumehood.sandbox.container.container import Container, ContainerFailed
 from fumehood.sandbox.wall import NO_SINKS, CallPort, RunEnding, RunSinks
 from support.scripted_guest import LIMITS, READY, SHORT_CLOCKS, ScriptedGuest, ended, record, reset
 
@@ -418,3 +420,36 @@ def test_importing_tools_needs_no_preloaded_module() -> None:
     assert not needs_preloaded("import tools, json", has_tools=True)
     assert needs_preloaded("import tools.deeper", has_tools=True)
     assert needs_preloaded("import numpy, tools", has_tools=True)
+
+
+class _Docker:
+    """Runs a command that has said something before its stream is there."""
+
+    def __init__(self, said: bytes) -> None:
+        self.said = said
+        self.ours, self.guests = socket.socketpair()
+
+    async def launch_in(self, name: str, command: object) -> tuple[socket.socket, bytes]:
+        return self.ours, self.said
+
+
+async def take_over(docker: Any) -> Container:
+    with anyio.fail_after(10):
+        return await Container.take_over(docker, "name", "id", required=frozenset(Limit), epoch=2)
+
+
+async def test_guest_that_was_ready_before_its_stream_was_there_is_taken_over() -> None:
+    docker = _Docker(record(1, framing.encode(READY)))
+    container = await take_over(docker)
+    assert container.is_free
+    container.end("the test is over")
+    docker.guests.close()
+
+
+async def test_guest_that_lied_before_its_stream_was_there_is_refused_and_left() -> None:
+    docker = _Docker(b"no record of Docker's")
+    with pytest.raises(ContainerFailed):
+        await take_over(docker)
+    docker.guests.settimeout(10)
+    assert await anyio.to_thread.run_sync(docker.guests.recv, 1) == b""
+    docker.guests.close()
