@@ -35,6 +35,7 @@ from sqlalchemy import (
 )
 
 from fumehood import Client, Config, Engine
+from fumehood.budgets.settings import BudgetRule
 from fumehood.client import ControlClient
 from fumehood.core.errors import ResourceNotFound
 from fumehood.http.server import STANDBY_PAUSE_S, STANDBY_RETRY_MS
@@ -143,8 +144,9 @@ def test_attack_engine_that_lost_its_lock_cannot_write_once_another_is_active(
     old.write_now(add)
     cut_locks(url)
     new = opened()
-    with pytest.raises(WriteFailed, match="another engine is active on this state"):
-        old.write_now(add)
+    for _ in range(2):
+        with pytest.raises(WriteUnavailable, match="another engine is active on this state"):
+            old.write_now(add)
     assert old.is_fenced
     old.post(lambda connection, rows: add(connection), {})
     old.close()
@@ -159,6 +161,32 @@ def test_twin_engine_that_lost_its_lock_goes_on_while_no_other_is_active(
     cut_locks(url)
     database.write_now(add)
     assert not database.is_fenced
+
+
+@pytest.mark.anyio
+async def test_fenced_engine_refuses_for_now_what_the_active_one_answers(
+    opened: Any, home: Path, url: str
+) -> None:
+    """Whatever has to be written first: a key, a budget, a change."""
+    config = Config(home=home, budgets=(BudgetRule(name="few", calls=1000),))
+    old = opened()
+    async with Engine(config=config, database=old) as engine:
+        cut_locks(url)
+        new = opened()
+        six = {"expression": "2 * 3"}
+        answers = [await engine.call("calculator", six, idempotency_key="k") for _ in range(2)]
+        answers.append(await engine.call("calculator", six))
+        assert [answer.error and answer.error.code for answer in answers] == [
+            "STATE_UNAVAILABLE"
+        ] * 3
+        assert all(answer.error and answer.error.retryable for answer in answers)
+        for refused in (old.check(), old.repeat(lambda c: 0), old.delete(CHANGES.c.seq, [1])):
+            with pytest.raises(WriteUnavailable):
+                await refused
+        assert subjects(old) == []
+        async with Engine(config=config, database=new) as active:
+            answer = await active.call("calculator", six, idempotency_key="k")
+            assert answer.success, answer.error
 
 
 def test_standby_without_the_audit_key_does_not_start(opened: Any, url: str, home: Path) -> None:
@@ -195,7 +223,7 @@ def test_server_that_came_back_without_the_last_commit_is_refused(home: Path) ->
         server.start()
         with suppress(WriteUnavailable):
             database.write_now(add)  # it still had the old connection
-        with pytest.raises(WriteFailed, match="or a commit is missing in it"):
+        with pytest.raises(WriteUnavailable, match="or a commit is missing in it"):
             database.write_now(add)
         assert database.is_fenced
         database.close()

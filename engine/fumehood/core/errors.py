@@ -284,7 +284,7 @@ class SandboxUnavailable(HostError):
 
 
 class StateUnavailable(HostError):
-    """The engine's database, or the bucket with its files, cannot be reached now."""
+    """The engine's database, or the bucket with its files, cannot be used now."""
 
     code = "STATE_UNAVAILABLE"
     http_status = 503

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Integer, Table, func, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DBAPIError
 
 from fumehood.audit.chain import all_rows
 from fumehood.storage.backend import Backend
@@ -56,7 +56,7 @@ def copy_state(source: str, target: str) -> dict[str, int]:
                 counts = {table.name: _copy(table, reading, writing) for table in TABLES}
                 _compare(reading, writing)
             return counts
-        except DatabaseError as error:
+        except DBAPIError as error:
             words = {backend.in_words(error) for backend in (old, new)}
             why = next(iter(words - {type(error).__name__}), type(error).__name__)
             raise StoreError(

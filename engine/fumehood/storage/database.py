@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 from sqlalchemy import Column, Connection, delete, insert, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DBAPIError
 
 from fumehood.audit.chain import (
     IN_MEMORY_KEPT,
@@ -177,7 +177,7 @@ class Database:
         try:
             with self._backend.reading.connect() as connection:
                 result = query(connection)
-        except DatabaseError as error:
+        except DBAPIError as error:
             reason = self._backend.in_words(error)
             if not self._cannot_read:  # report each period of failures once
                 self._cannot_read = True
@@ -239,7 +239,7 @@ def _open_chain(directory: Path, backend: Backend) -> AuditChain:
     try:
         with backend.reading.connect() as connection:
             head = head_of(connection)
-    except DatabaseError as error:
+    except DBAPIError as error:
         raise DamagedState(
             "The audit chain of the state is damaged. It was left as it is. Restore a copy of the "
             "state."
@@ -265,7 +265,7 @@ def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
     try:
         with engine.connect() as connection:
             yield connection
-    except DatabaseError as error:
+    except DBAPIError as error:
         raise ReadFailed(backend.in_words(error)) from error
     finally:
         engine.dispose()

@@ -83,15 +83,17 @@ class _Away(StateUnavailable):
     def __init__(self, reason: str) -> None:
         EngineError.__init__(
             self,
-            f"The engine's database cannot be reached now ({reason}). Call again later, with the "
-            "same key.",
+            f"The engine's database cannot be used now ({reason}). Call again later, with the same "
+            "key.",
             retry_after_ms=RETRY_AFTER_MS,
         )
         self.reason = reason
 
 
 class WriteUnavailable(_Away, WriteFailed):
-    """The database cannot be reached now. A commit that was cut off may have taken place."""
+    """The database cannot be reached now, or belongs to another engine. A commit that was cut off
+    may have taken place.
+    """
 
 
 class ReadUnavailable(_Away, ReadFailed):

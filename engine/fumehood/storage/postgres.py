@@ -43,7 +43,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import (
     ArgumentError,
-    DatabaseError,
     DBAPIError,
     InterfaceError,
     InternalError,
@@ -196,9 +195,12 @@ class Postgres(Backend):
         return str(cause).partition("\n")[0][:200]  # of a connection, which has no values
 
     def is_away(self, error: BaseException) -> bool:
-        """Whether an error means that the database cannot be reached now, or only be read."""
+        """Whether an error means that the database cannot be reached now, or only be read.
+
+        Another active engine may serve what a fenced one may not.
+        """
         is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")
-        return isinstance(error, AWAY) and not is_too_much
+        return isinstance(error, (*AWAY, Fenced)) and not is_too_much
 
     def close(self) -> None:
         """Close all connections; then another engine can become active."""
@@ -408,6 +410,6 @@ def _opening() -> Iterator[None]:
     """Convert errors of the database to StoreError."""
     try:
         yield
-    except DatabaseError as error:
+    except DBAPIError as error:
         why = Postgres.in_words(error)
         raise StoreError(f"The state in PostgreSQL cannot be opened: {why}.") from None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DatabaseError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from fumehood.storage.backend import Backend
 from fumehood.storage.errors import Fenced, WriteFailed, WriteUnavailable
@@ -239,7 +239,7 @@ class Writer:
         except BaseException as error:
             if not self._is_in_transaction(connection):
                 raise _RolledBack from error
-            if isinstance(error, DatabaseError):
+            if isinstance(error, DBAPIError):
                 waiting.future.set_exception(self._failure(error))
             else:
                 waiting.future.set_exception(error)
