@@ -53,10 +53,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from fumehood.approvals.model import ApprovalSettings, WebhookSettings
@@ -232,8 +232,8 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = TomlConfigSettingsSource(settings_cls, config_file())
-        return (init_settings, env_settings, file)
+        given = engine_paths.read_config_file(config_file()) if config_file().is_file() else {}
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, given))
 
     @property
     def state_directory(self) -> Path:

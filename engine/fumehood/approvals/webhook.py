@@ -265,7 +265,7 @@ def read_secret(path: Path) -> bytes:
         raise ConfigError(f"webhook.secret_file cannot be used: {refused}.") from None
     except OSError as error:
         raise ConfigError(f"webhook.secret_file cannot be read: {error.strerror}.") from None
-    secret = secret.removesuffix(b"\n").removesuffix(b"\r")
+    secret = strict_json.unmarked(secret).removesuffix(b"\n").removesuffix(b"\r")
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"webhook.secret_file must hold at least {MIN_SECRET_BYTES} bytes. "

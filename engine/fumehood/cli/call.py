@@ -310,6 +310,7 @@ def _call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
 
 def _parsed(raw: bytes) -> Iterator[Any]:
     """Yield the calls of a file: a JSON array, or one JSON value per line."""
+    raw = strict_json.unmarked(raw)
     is_array = raw.lstrip().startswith(b"[")
     for number, line in enumerate([raw] if is_array else raw.split(b"\n"), start=1):
         if not line.strip():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.config import Config, config_file, variable_of
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
+from fumehood.protocol.engine_paths import read_config_file
 
 config = typer.Typer(help="The configuration: values and their sources.", no_args_is_help=True)
 
@@ -84,7 +84,7 @@ def _show(places: JsonObject, settings: list[Setting]) -> None:
 def _settings(found: Config, file: Path) -> Iterator[Setting]:
     from pydantic_settings import EnvSettingsSource
 
-    document = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    document = read_config_file(file) if file.is_file() else {}
     from_environment = EnvSettingsSource(type(found))()
     for path, value in _leaves(json.loads(found.model_dump_json())):
         source = FILE if _is_in(document, path) else DEFAULT

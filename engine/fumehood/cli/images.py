@@ -20,6 +20,7 @@ from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
+from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 from fumehood.sandbox.container.docker_api import DockerError, open_docker, typed_errors
 from fumehood.sandbox.images.build import (
     DEADLINE_S,
@@ -120,6 +121,7 @@ def new_image(
 ) -> None:
     """Make your own image from lists of packages: lock, download, build."""
     text = "" if requirements is None else read_text(str(requirements), str(requirements))
+    text = text.removeprefix(BYTE_ORDER_MARK)
     request = ImageRequest(name, text, tuple(packages or ()), below)
     image = _make(request, base or "", replace=replace)
     print(

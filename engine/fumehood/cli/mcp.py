@@ -35,7 +35,7 @@ from fumehood.cli.options import (
 from fumehood.cli.reach import find_socket
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import config_file
-from fumehood.protocol.strict_json import dumps
+from fumehood.protocol.strict_json import decoded, dumps
 
 NEW = "new"
 
@@ -276,7 +276,7 @@ def _read_file() -> tuple[Path, str, JsonObject]:
 
     file = config_file(os.environ).absolute()
     try:
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = decoded(file.read_bytes()) if file.exists() else ""
         return file, text, tomllib.loads(text)
     except (OSError, ValueError) as error:
         fail(f"{file} cannot be read: {error}", ExitCode.USAGE)

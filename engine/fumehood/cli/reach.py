@@ -36,6 +36,7 @@ from fumehood.protocol.engine_paths import (
     fitting,
     read_engine_paths,
 )
+from fumehood.protocol.strict_json import unmarked
 
 if TYPE_CHECKING:
     from fumehood.answers import Whoami
@@ -131,7 +132,7 @@ def _private_line(file: Path) -> str:
         mode = os.fstat(opened.fileno()).st_mode
         if not stat.S_ISREG(mode) or mode & 0o077:
             fail(f"{file} is not a file that only you can read: chmod 600.", ExitCode.USAGE)
-        return opened.read(1000).decode("ascii", "replace").strip()
+        return unmarked(opened.read(1000)).decode("ascii", "replace").strip()
 
 
 @contextmanager

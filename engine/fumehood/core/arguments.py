@@ -134,6 +134,8 @@ class Arguments(BaseModel):
     """Alternatives, exactly one of which is required."""
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of alternatives. An empty one beside the other counts as absent."""
+    source: ClassVar[str] = ""
+    """The argument that holds the program, if there is one."""
     is_checked_here: ClassVar[bool] = True
     """False if the program in the sandbox checks its arguments itself."""
 
@@ -143,6 +145,7 @@ class Arguments(BaseModel):
 
 
 class ExpressionArguments(Arguments):
+    source = "expression"
     is_checked_here = False
 
     expression: str = Field(
@@ -159,6 +162,7 @@ class ExpressionArguments(Arguments):
 
 
 class RestrictedPythonArguments(Arguments):
+    source = "code"
     is_checked_here = False
 
     code: str = Field(
@@ -192,8 +196,7 @@ class Variable(StrictValue):
 class ProgramArguments(Arguments):
     """The arguments that all languages have in addition to the program."""
 
-    source: ClassVar[str] = "code"
-    """The argument that holds the program."""
+    source = "code"
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("stdin", "stdin_base64"),)
 
     stdin: Text | None = Field(
@@ -268,7 +271,7 @@ class PythonArguments(CodeArguments):
 
 
 class CommandArguments(ProgramArguments):
-    source: ClassVar[str] = "command"
+    source = "command"
     one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (
         ("command", "argv"),
@@ -358,6 +361,7 @@ _NAME = Field(description="The process's name in its session.")
 
 
 class StartArguments(Arguments):
+    source = "command"
     one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("command", "argv"),)
 
@@ -457,6 +461,12 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
         return list(model.model_validate(arguments).further_faults())
     except ValidationError as error:
         return [(path, _clause(said)) for path, said in faults_of(error)]
+
+
+def source_of(executor: str) -> str:
+    """Return the argument that holds the executor's program, or an empty text."""
+    model = ARGUMENTS.get(executor)
+    return model.source if model is not None else ""
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:

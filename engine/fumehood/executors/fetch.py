@@ -139,10 +139,11 @@ def _text(answer: UpstreamAnswer) -> str | None:
     """Decode the body, or return None if it is not text."""
     found = _CHARSET.search(answer.headers.get("content-type", ""))
     codec = _CODECS.get(found[1].lower()) if found is not None else None
-    if codec is not None and codec != "utf-8":
-        return answer.body.decode(codec, "replace")
+    is_marked = answer.body != strict_json.unmarked(answer.body)
+    if codec is not None and codec != "utf-8" and not is_marked:
+        return answer.body.decode(codec, "replace").removeprefix(strict_json.BYTE_ORDER_MARK)
     try:
-        text = answer.body.decode("utf-8")
+        text = strict_json.decoded(answer.body)
     except UnicodeDecodeError:
         is_text = codec is not None or answer.content_type.startswith("text/")
         return answer.body.decode("windows-1252", "replace") if is_text else None

@@ -553,7 +553,7 @@ class _Reader:
         if self._is_stream and (b"\n\n" in end or b"\r\n\r\n" in end):
             *events, rest = re.split(rb"\r?\n\r?\n", bytes(self._buffer))
             self._buffer[:] = rest
-            for event in events:
+            for event in map(strict_json.unmarked, events):
                 self._take(b"\n".join(re.findall(rb"^data: ?(.*?)\r?$", event, re.MULTILINE)))
 
     def finish(self) -> None:

@@ -255,7 +255,7 @@ class RelayedText:
         self._pieces = Pieces(partial(self._kept.hear, "stdout"))
         self._drains = (run.blobs.room.drained, run.handle.drained)
         self._undrained = 0
-        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._decoder = getincrementaldecoder(strict_json.UTF_8)("replace")
         self._secrets: SecretStream | None = None
 
     @property
@@ -524,7 +524,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
         return value if isinstance(value, dict) else {"value": value}
     kind = values.text(answer.headers.get("content-type", "")) or None
     try:
-        return {"text": values.text(answer.body.decode("utf-8")), "content_type": kind}
+        return {"text": values.text(strict_json.decoded(answer.body)), "content_type": kind}
     except UnicodeDecodeError:
         encoded = base64.b64encode(values.data(answer.body)).decode()
         return {"content_base64": encoded, "content_type": kind}
@@ -589,7 +589,8 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
     except strict_json.StrictJsonError:
         pass
     # Redact before cutting: a key that was cut in half would not be found.
-    text, count = redactor.text(values.text(answer.body.decode("utf-8", "replace")))
+    body = strict_json.unmarked(answer.body).decode("utf-8", "replace")
+    text, count = redactor.text(values.text(body))
     values.count += count
     if answer.is_cut:  # the body may end in the middle of a secret
         text = text[: max(0, len(text) - values.longest)]

@@ -13,10 +13,11 @@ import copy
 import re
 from typing import Any
 
-from fumehood.core.arguments import without_empty_twins
+from fumehood.core.arguments import source_of, without_empty_twins
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
 from fumehood.core.tool import ToolDefinition
+from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 
 _INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
 _NUMBER = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$", re.ASCII)
@@ -30,11 +31,15 @@ _BOOLEANS = {
 def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
     """Return the arguments with the types of the tool's schema, and a warning for each change.
 
-    Without a warning, defaults of missing parameters are filled in, and if two parameters exclude
-    each other, an empty one is left out. A value that cannot be coerced stays as it is, for
-    validation to refuse.
+    Without a warning, defaults of missing parameters are filled in, a program's byte order mark is
+    dropped, and if two parameters exclude each other, an empty one is left out. A value that cannot
+    be coerced stays as it is, for validation to refuse.
     """
     arguments = without_empty_twins(tool.executor, arguments)
+    if is_marked(arguments, tool):
+        # Here and not in the sandbox: policies and approvers must see the program that runs.
+        source = source_of(tool.executor)
+        arguments = {**arguments, source: arguments[source].removeprefix(BYTE_ORDER_MARK)}
     properties: JsonObject = tool.parameters.get("properties", {})
     forgiving = not tool.strict and not tool.dangerous
     effective: JsonObject = {}
@@ -56,6 +61,12 @@ def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tup
             # A copy: the tool may modify its arguments, and the definition must not change.
             effective[name] = copy.deepcopy(schema["default"])
     return effective, tuple(warnings)
+
+
+def is_marked(arguments: JsonObject, tool: ToolDefinition) -> bool:
+    """Whether the tool's program begins with a byte order mark."""
+    program = arguments.get(source_of(tool.executor))
+    return isinstance(program, str) and program.startswith(BYTE_ORDER_MARK)
 
 
 def refuses_unknown(tool: ToolDefinition) -> bool:

@@ -16,7 +16,7 @@ from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, T
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import MAX_NAME_CHARACTERS, listed, nearest
 from fumehood.identity.model import Binding
-from fumehood.pipeline.coerce import coerce, refuses_unknown
+from fumehood.pipeline.coerce import coerce, is_marked, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
@@ -69,6 +69,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     tool = resolved.tool.definition
     given = resolved.request.arguments
     is_plain = resolved.binding is None and resolved.tool.arguments.is_plainly_right(given)
+    is_plain = is_plain and not is_marked(given, tool)
     if is_plain and not argument_faults(tool.executor, given):  # nothing to coerce: most calls
         return ValidatedCall(resolved, dict(given), resolved.warnings)
     fixed = resolved.binding.fixed if resolved.binding is not None else {}

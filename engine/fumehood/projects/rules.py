@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
+from fumehood.protocol.strict_json import BYTE_ORDER_MARK
+
 FILE_NAME = ".gitignore"
 
 GIT = ".git"
@@ -101,12 +103,12 @@ class IgnoreRules:
 
     def add(self, directory: str, text: str) -> None:
         """Add the rules of a directory's file."""
-        lines = text.split("\n")
+        lines = _lines(text)
         self._bytes_left -= len(text.encode())
         self._rules_left -= sum(map(_has_rule, lines))
         if self._bytes_left < 0 or self._rules_left < 0:
             raise TooManyRules
-        rules = [rule for line in lines if (rule := _parse(line.removesuffix("\r"))) is not None]
+        rules = [rule for line in lines if (rule := _parse(line)) is not None]
         self._by_directory[directory] = rules[::-1]
 
     def leave_out(self, path: str, *, is_directory: bool) -> bool:
@@ -144,8 +146,8 @@ def plain_names(text: str) -> tuple[str, ...]:
     looked at. There are none if a rule takes something in again.
     """
     names: list[str] = []
-    for line in text.split("\n")[:MAX_RULES]:
-        name = line.removesuffix("\r").rstrip(" ")
+    for line in _lines(text)[:MAX_RULES]:
+        name = line.rstrip(" ")
         if name.startswith("!"):
             return ()
         if name and not name.startswith("#") and "/" not in name and not _MAGIC & set(name):
@@ -153,6 +155,12 @@ def plain_names(text: str) -> tuple[str, ...]:
         elif name.endswith("/") and "/" not in name[:-1] and not _MAGIC & set(name):
             names.append(name[:-1])
     return tuple(names)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines as git reads them. *Source*: git's dir.c, add_patterns_from_buffer."""
+    lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
+    return [line.removesuffix("\r") for line in lines]
 
 
 def _has_rule(line: str) -> bool:

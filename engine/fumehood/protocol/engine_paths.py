@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.core.errors import FumehoodError
+from fumehood.protocol.strict_json import decoded
 
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum length of a socket's path. *Source*: unix(7); `sun_path` has 108 bytes, including a
@@ -111,6 +112,18 @@ def config_file(environ: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "fumehood" / "config.toml"
 
 
+def read_config_file(file: Path) -> dict[str, Any]:
+    """Read a configuration file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8 or not TOML.
+    """
+    import tomllib
+
+    return tomllib.loads(decoded(file.read_bytes()))
+
+
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
     """Read the settings that name paths from the environment and the file.
 
@@ -120,9 +133,7 @@ def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
     file, document = config_file(environ), dict[str, Any]()
     try:
         if file.is_file() or environ.get("FUMEHOOD_CONFIG"):
-            import tomllib
-
-            document = tomllib.loads(file.read_bytes().decode())
+            document = read_config_file(file)
         table = json.loads(variables.get(f"{PREFIX}service", "{}"))
         service = document.get("service", {}) | table
     except (OSError, ValueError, TypeError):

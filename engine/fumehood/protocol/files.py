@@ -78,7 +78,7 @@ def _json(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
 
 
 def _toml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
-    text = data.decode()
+    text = strict_json.decoded(data)
     if _LONG_KEY.search(text):
         raise ValueError(f"a dotted key has more than {strict_json.MAX_DEPTH} parts")
     try:
@@ -93,7 +93,8 @@ def _toml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
 def _yaml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
     from fumehood.protocol import yaml_values
 
-    return _through_json(yaml_values.loads(data.decode(), lines, number_keys=number_keys))
+    text = strict_json.decoded(data)
+    return _through_json(yaml_values.loads(text, lines, number_keys=number_keys))
 
 
 def _through_json(value: Any) -> Any:

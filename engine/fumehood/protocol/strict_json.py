@@ -6,7 +6,8 @@ needs nothing but the standard library. Above it: `framing` and the daemon's rou
 Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to
 every reader. JSON leaves open what repeated keys, NaN, lone surrogates and endless
 nesting mean; each of them is refused here, because two readers that disagree about one
-document are a way around a gate.
+document are a way around a gate. A byte order mark means nothing: `unmarked` and `decoded`
+drop it, for text in other formats also.
 """
 
 from __future__ import annotations
@@ -34,8 +35,28 @@ section 3.2.2.3, by way of I-JSON.
 """
 
 
+BYTE_ORDER_MARK = "\ufeff"
+"""What editors and libraries, most of them on Windows, write before UTF-8 text. One at the very
+beginning is not part of the text."""
+
+UTF_8 = "utf-8-sig"
+"""Codec of streams of text, which drops the mark as `unmarked` does."""
+
+_MARK = BYTE_ORDER_MARK.encode()
+
+
 class StrictJsonError(ValueError):
     """The bytes are not JSON that every reader understands alike. The message says why."""
+
+
+def unmarked(data: bytes) -> bytes:
+    """Return UTF-8 text without its byte order mark."""
+    return data.removeprefix(_MARK)
+
+
+def decoded(data: bytes) -> str:
+    """Decode UTF-8 text without its byte order mark. Raises UnicodeDecodeError."""
+    return unmarked(data).decode()
 
 
 def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
@@ -46,7 +67,7 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
             surrogate, an integer over 4,300 digits, or nesting over `max_depth`.
     """
     try:
-        text = data.decode("utf-8")
+        text = decoded(data)
     except UnicodeDecodeError as error:
         raise StrictJsonError(f"not UTF-8 at byte {error.start}") from None
     try:

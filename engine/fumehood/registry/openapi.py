@@ -603,6 +603,7 @@ def read_document(name: str, data: bytes) -> Any:
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise CannotImport(f"it is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
+    data = strict_json.unmarked(data)
     is_yaml = name.endswith((".yaml", ".yml"))
     is_yaml |= not name.endswith(".json") and not data.lstrip().startswith(b"{")
     try:

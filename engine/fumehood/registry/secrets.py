@@ -29,6 +29,7 @@ from fumehood.core.tool import (
     is_header_value,
 )
 from fumehood.core.value import Value
+from fumehood.protocol.strict_json import unmarked
 from fumehood.redaction.redactor import MIN_SECRET_CHARACTERS
 from fumehood.sandbox.trusted_files import Untrusted, read_private
 
@@ -244,7 +245,8 @@ class SecretBindings:
             return self._read_keyring(secret.keyring)
         if secret.file is None:
             return self._environment.get(secret.env or "")
-        return read_private(secret.file).decode("ascii").removesuffix("\n").removesuffix("\r")
+        text = unmarked(read_private(secret.file)).decode("ascii")
+        return text.removesuffix("\n").removesuffix("\r")
 
     def _read_keyring(self, entry: KeyringEntry) -> str:
         """Return the password of a keyring entry.

@@ -52,7 +52,6 @@ REFUSALS = {
     "no_break_space_after": ("{}\u00a0".encode(), "not JSON: Extra data"),
     "vertical_tab_after": (b"{}\x0b", "not JSON: Extra data"),
     "no_break_space_before": ("\u00a0{}".encode(), "not JSON"),
-    "byte_order_mark": (b"\xef\xbb\xbf{}", "not JSON"),
     "empty": (b"", "not JSON"),
     "only_spaces": (b"  \n", "not JSON"),
     "single_quotes": (b"{'a': 1}", "not JSON"),

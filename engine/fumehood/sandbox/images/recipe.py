@@ -28,6 +28,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import IMAGE_NAME
+from fumehood.protocol.strict_json import decoded
 from fumehood.sandbox.settings import GUEST_MB
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
@@ -231,7 +232,7 @@ def _content(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> by
 
 def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
     try:
-        return _content(name, files, wanted).decode()
+        return decoded(_content(name, files, wanted))
     except UnicodeDecodeError:
         raise WrongRecipe(f"{wanted} of the image {name} is not UTF-8.") from None
 
