@@ -109,7 +109,10 @@ def test_imported_openapi_tools_are_called_approved_and_retried(
     order = call(daemon, "create_order", asked_for)
     assert order["error"]["code"] == "REQUIRES_HUMAN_APPROVAL"
     assert not any(request.method == "POST" for request in upstream.requests)
-    decision = ("approvals", "approve", order["error"]["approval_id"], "--yes")
+    approval_id = order["error"]["approval_id"]
+    show = ("approvals", "show", approval_id, "--credential-stdin", "--json")
+    shown = json.loads(run(daemon.environment, *show, stdin=f"{credential}\n").stdout)
+    decision = ("approvals", "approve", approval_id, "--yes")
     done = run(daemon.environment, *decision, "--credential-stdin", stdin=f"{credential}\n")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: upstream.requests[-1].method == "POST")
@@ -118,6 +121,13 @@ def test_imported_openapi_tools_are_called_approved_and_retried(
     assert ordered.target == "/v1/orders?notify%5Bby%5D=e-mail"
     assert ordered.headers["x-channel"] == "agent"
     assert "x-never" not in ordered.headers
+    sends = shown["sends"]
+    assert (sends["method"], sends["url"]) == ("POST", f"{upstream.url}{ordered.target}")
+    assert sends["host"] == ordered.headers["host"]
+    assert json.loads(sends["body"]) == ordered.json
+    assert sends["secrets"] == shown["binding"]["secrets"] == ["shop_key"]
+    assert sends["headers"].pop("authorization") == "Bearer ${secret:shop_key}"
+    assert sends["headers"].items() <= ordered.headers.items()
 
     apart = home / "apart"
     upstream.script("/open.yaml", Reply(body=SHOP.replace("[{shop_key: []}]", "[]").encode()))

@@ -72,7 +72,7 @@ class Approval(Value):
     """One approval. `version` grows with every visible change, and is its ETag.
 
     Callers see their own approvals without `binding`, without the arguments that their agent's
-    configuration fixes, and without the approvers.
+    configuration fixes, and without the approvers and what it sends.
     """
 
     id: str
@@ -89,6 +89,9 @@ class Approval(Value):
     """The effective arguments, complete; after an edit the edited ones."""
     asked_arguments: JsonObject | None = None
     """The effective arguments of the original call; null if no approver has edited it."""
+    sends: JsonObject | None = None
+    """What the call sends to another service: of a REST tool the request, of a tool of an MCP
+    server the server. Secrets appear as `${secret:NAME}`."""
     preview: JsonObject | None
     """The changes to the workspace, if the tool has a preview."""
     previewed_at: AwareDatetime | None = None
@@ -303,7 +306,7 @@ class StoredApproval:
 
 def own_view(stored: StoredApproval) -> Approval:
     """An approval as its caller sees it: without the arguments that its agent's configuration
-    fixes, and without its binding and its approvers."""
+    fixes, and without its binding, its approvers and what it sends."""
     approval = stored.approval
 
     def shown(arguments: JsonObject) -> JsonObject:
@@ -315,6 +318,7 @@ def own_view(stored: StoredApproval) -> Approval:
         update={
             "arguments": shown(approval.arguments),
             "asked_arguments": None if asked is None else shown(asked),
+            "sends": None,
             "binding": None,
             "approvers": (),
             "decisions": (),

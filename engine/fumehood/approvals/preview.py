@@ -28,6 +28,7 @@ from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import context_of
+from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.plan import Plan
 from fumehood.policy.model import Decision
 from fumehood.protocol.canonical import canonical, digest_of
@@ -47,9 +48,16 @@ class Action:
 
 
 def action_of(
-    permitted: PermittedCall, plan: Plan, place: JsonObject | None, effect: Effect | None
+    permitted: PermittedCall,
+    plan: Plan,
+    place: JsonObject | None,
+    effect: Effect | None,
+    sends: JsonObject | None,
 ) -> Action:
-    """Return the action that a call would perform now. `place` is as `plan.place_of`."""
+    """Return the action that a call would perform now.
+
+    `place` is as `plan.place_of`, `sends` as `sends_of`.
+    """
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
     document: JsonObject = {
@@ -67,12 +75,21 @@ def action_of(
         "isolation": options.isolation,
         "place": place,
         "limits": _limits(plan),
-        "network": _network(plan),
-        "secrets": [],
+        "network": _network(plan, sends),
+        "secrets": (sends or {}).get("secrets", []),
+        **({} if sends is None else {"sends": digest_of(sends)}),
         "cost_ceiling": money(tool.cost_per_use),
         **context_of(permitted.request),
     }
     return Action(document, digest_of(document))
+
+
+def sends_of(permitted: PermittedCall, plan: Plan, services: PipelineServices) -> JsonObject | None:
+    """Return what a call would send to another service, or None. Raises as `Executor.sends`."""
+    return plan.executor.sends(
+        permitted.tool, permitted.arguments, services.upstreams, services.cursors,
+        permitted.principal.id,
+    )  # fmt: skip
 
 
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
@@ -161,9 +178,12 @@ def _limits(plan: Plan) -> JsonObject | None:
     }
 
 
-def _network(plan: Plan) -> str | None:
+def _network(plan: Plan, sends: JsonObject | None) -> str | None:
     if plan.placement.is_outside:
         return None
+    hosts = plan.network or (sends or {}).get("network")
+    if hosts:
+        return f"by the gateway: {', '.join(hosts)}"
     return "none" if plan.placement.kind != "host" else "of the host"
 
 
@@ -194,7 +214,7 @@ def _source_of_function(function: Any) -> str:
 
 # -- edits ---------------------------------------------------------------------------------
 
-_OF_ACTION = ("arguments", "preview", "previewed_at", "binding", "action_digest")
+_OF_ACTION = ("arguments", "sends", "preview", "previewed_at", "binding", "action_digest")
 _OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
 
 

@@ -30,6 +30,7 @@ from fumehood.approvals.preview import (
     action_of,
     changed_fields,
     edited,
+    sends_of,
     with_action,
 )
 from fumehood.approvals.requests import RETRY_S, ApprovedRun
@@ -324,7 +325,8 @@ class ApprovalScheduler:
         approval, permitted = stored.approval, self.permit_again(again)
         workspace = (approval.binding or {}).get("workspace")
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
-        action = action_of(permitted, plan, place, effect)
+        sends = sends_of(permitted, plan, self._services)
+        action = action_of(permitted, plan, place, effect, sends)
         if action.digest != approval.action_digest:
             raise refusals.not_as_approved(changed_fields(approval.binding or {}, action.document))
 

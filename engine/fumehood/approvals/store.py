@@ -636,9 +636,9 @@ def _that_fit(
 
 
 _IN_DOCUMENT = (
-    "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "previewed_at", "rule",
-    "asked_by", "reason", "budget", "dangerous", "approvers", "quorum", "policy_version", "binding",
-    "changed",
+    "trace_id", "tool_version", "arguments", "asked_arguments", "sends", "preview", "previewed_at",
+    "rule", "asked_by", "reason", "budget", "dangerous", "approvers", "quorum", "policy_version",
+    "binding", "changed",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")
 _COLUMNS = (

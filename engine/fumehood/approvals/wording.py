@@ -18,7 +18,7 @@ from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.errors import OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL, listed
+from fumehood.core.names import EXTERNAL, NET_TOOL, listed
 
 OUTSIDE = "Outside fumehood: no limits, no sandbox, network unknown"
 """The warning about a call that its caller runs itself."""
@@ -32,6 +32,8 @@ _PARTS = {
     "placement": "the place where it runs",
     "tool": "the version of the tool",
     "session_env": "the environment variables of its session",
+    "secrets": "the secrets that it sends",
+    "sends": "what it sends",
     "workspace": "the files of its session",
 }
 """Part of an action, as in `changed` → words."""
@@ -88,6 +90,35 @@ def is_outside(approval: Approval) -> bool:
     return approval.tool.startswith(EXTERNAL)
 
 
+def place_in_words(approval: Approval) -> str:
+    """Describe where the call runs; empty if that is unknown or the caller runs it."""
+    binding, sends = approval.binding or {}, approval.sends or {}
+    place = binding.get("place") or sends
+    parts = (binding.get("placement"), place.get("image"), place.get("runtime"))
+    if is_outside(approval):
+        return ""
+    if parts[0] != "host":
+        return " · ".join(str(part) for part in parts if part)
+    if "url" in sends or approval.tool == NET_TOOL:
+        return "At the service: the engine sends the request, and runs nothing"
+    if "command" in sends:
+        return "On this machine without a sandbox, as a program of the engine's user"
+    return "On this machine without a sandbox, with the rights of the engine's user"
+
+
+def sends_in_words(approval: Approval) -> str:
+    """Describe in brief to whom the call sends something; empty if it is not known to."""
+    sends = approval.sends or {}
+    if "server" in sends:
+        return f"MCP server {sends['server']}"
+    return f"{sends['method']} {sends['host']}" if sends else ""
+
+
+def sends_heading(approval: Approval) -> str:
+    """Return the heading above what the call sends."""
+    return "MCP server" if "server" in (approval.sends or {}) else "Request"
+
+
 def ending_in_words(approval: Approval) -> str:
     """Describe the ending of a call that was not carried out as decided; empty for any other."""
     has_started = approval.started_at is not None
@@ -121,7 +152,7 @@ def _expiry_in_words(approval: Approval) -> str:
 def hidden_in(approval: Approval) -> str:
     """Name the escaped characters, with counts."""
     found: Counter[str] = Counter()
-    shown = [approval.arguments, approval.asked_arguments, approval.preview]
+    shown = [approval.arguments, approval.asked_arguments, approval.sends, approval.preview]
     for text in _texts([*shown, approval.reason, approval.tool]):
         found.update(misleading_in(text))
     named = [

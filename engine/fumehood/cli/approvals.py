@@ -51,8 +51,10 @@ from fumehood.approvals.wording import (
     hidden_in,
     is_outside,
     is_shown,
+    place_in_words,
     preview_in_words,
     rest_of,
+    sends_heading,
 )
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import (
@@ -539,6 +541,9 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
         lines += [Line(""), Line("as requested, before an edit", "head"), *asked]
+    if approval.sends is not None:
+        head = Line(sends_heading(approval).lower(), "head")
+        lines += [Line(""), head, *_arguments(approval.sends, columns)]
     if (context := context_in(approval.preview)) is not None:
         lines += [Line(""), Line("context", "head"), *_arguments(context, columns)]
     elif approval.preview is not None:
@@ -587,8 +592,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "as agent", approval.agent_id
     if approval.session_id is not None:
         yield "in session", approval.session_id
-    if names := (approval.binding or {}).get("session_env"):
-        yield "with variables", ", ".join(names)
+    yield from _place(approval)
     yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
     if approval.quorum > 1 or approval.approvers:
         who = f" from {', '.join(approval.approvers)}" if approval.approvers else ""
@@ -606,6 +610,16 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "changed", ", ".join(approval.changed)
     yield "version", str(approval.version)
     yield "call", approval.call_id
+
+
+def _place(approval: Approval) -> Iterator[tuple[str, str]]:
+    binding = approval.binding or {}
+    if place := place_in_words(approval):
+        yield "runs", place
+    if network := binding.get("network"):
+        yield "network", network
+    if names := binding.get("session_env"):
+        yield "with variables", ", ".join(names)
 
 
 def _field(name: str, value: str, columns: int) -> Line:

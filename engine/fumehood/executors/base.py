@@ -167,6 +167,24 @@ class Executor(ABC):
         """
         return None
 
+    def sends(
+        self,
+        tool: RegisteredTool,
+        arguments: JsonObject,
+        upstreams: Upstreams,
+        cursors: Cursors,
+        principal_id: str,
+    ) -> JsonObject | None:
+        """Return what a call would send to another service, as approvers see it. Sends nothing.
+
+        It has the names of secrets, never their values. Return None if this kind of tool is no
+        request of the engine's own.
+
+        Raises:
+            EngineError: the call would fail with this error.
+        """
+        return None
+
     @abstractmethod
     def run(self, run: ToolRun) -> Awaitable[Outcome]:
         """Run the tool once.

@@ -25,10 +25,12 @@ from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import Read, is_json, perform
-from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
+from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest, Upstreams
 from fumehood.protocol import strict_json
+from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
+from fumehood.registry.index import RegisteredTool
 
 HTML = frozenset({"text/html", "application/xhtml+xml"})
 HEADERS = (
@@ -60,6 +62,16 @@ class FetchExecutor(Executor):
         "the executor 'http:fetch' sends the request from the engine's own process, to public "
         "addresses and to the hosts that web.allowed_hosts names",
     )
+
+    def sends(
+        self,
+        tool: RegisteredTool,
+        arguments: JsonObject,
+        upstreams: Upstreams,
+        cursors: Cursors,
+        principal_id: str,
+    ) -> JsonObject | None:
+        return fetch_request(arguments).shown
 
     async def run(self, run: ToolRun) -> Outcome:
         """Fetch the URL in the call's arguments, and return its content as the outcome's data."""

@@ -56,11 +56,12 @@ from fumehood.executors.mcp_wire import (
 )
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import MAX_BODY_SHOWN, concluded
-from fumehood.executors.upstreams import BodyTooLarge, Upstreams
+from fumehood.executors.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.gateway.door import Door, NetworkUse, Send
 from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
+from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.files import one_line
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
@@ -98,21 +99,34 @@ class McpExecutor(Executor):
             return _HTTP
         return _CONTAINER if tool.sandboxed else _HOST
 
+    def sends(
+        self,
+        tool: RegisteredTool,
+        arguments: JsonObject,
+        upstreams: Upstreams,
+        cursors: Cursors,
+        principal_id: str,
+    ) -> JsonObject | None:
+        return server_of(tool, upstreams).shown(tool.definition.name)
+
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        name = run.tool.definition.name
-        servers = run.upstreams.mcp
-        # Only tools that this engine registered for an MCP server: the definition of any other
-        # tool could declare itself harmless.
-        server = None
-        if servers is not None and run.tool.source is Source.MCP:
-            server = servers.of_tool(name)
-        if server is None:
-            raise SandboxUnavailable(
-                f"No MCP server of the configuration (mcp_servers) has the tool {name}. Do not "
-                "retry.",
-                retryable=False,
-            )
-        return call_tool(run, server)
+        return call_tool(run, server_of(run.tool, run.upstreams))
+
+
+def server_of(tool: RegisteredTool, upstreams: Upstreams) -> McpServer:
+    """Return the server of a tool. Raises SandboxUnavailable."""
+    name, servers = tool.definition.name, upstreams.mcp
+    # Only tools that this engine registered for an MCP server: the definition of any other
+    # tool could declare itself harmless.
+    server = None
+    if servers is not None and tool.source is Source.MCP:
+        server = servers.of_tool(name)
+    if server is None:
+        raise SandboxUnavailable(
+            f"No MCP server of the configuration (mcp_servers) has the tool {name}. Do not retry.",
+            retryable=False,
+        )
+    return server
 
 
 async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
@@ -361,6 +375,22 @@ class McpServer:
         for key, value in settings.env.items():
             if is_credential_name(key):
                 redactor.learn(value.get_secret_value())
+
+    def shown(self, tool: str) -> JsonObject:
+        """Return the server and its own name of a tool, as approvers see them.
+
+        It includes the names of environment variables and secrets, never the values.
+        """
+        given = self._settings
+        called: JsonObject = {"server": self.name, "tool": self._own_names.get(tool, tool)}
+        if given.url is not None:
+            headers = tuple(given.headers.items())
+            return {**called, **UpstreamRequest("POST", given.url, (), headers).shown}
+        called |= {"command": list(given.command), "variables": sorted(given.env)}
+        if given.place == "host":
+            return {**called, "place": "host"}
+        return {**called, "place": "container", "image": given.image,
+                "network": list(given.network)}  # fmt: skip
 
     async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
         """Call one of its tools and return the result.

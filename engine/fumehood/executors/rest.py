@@ -65,6 +65,7 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
 from fumehood.registry.definitions import QUERY_METHODS
+from fumehood.registry.index import RegisteredTool
 
 MAX_BODY_SHOWN = 4096
 """Maximum number of characters of a service's error that are shown to the caller."""
@@ -93,6 +94,18 @@ class RestExecutor(Executor):
         "the executor 'http' sends the request from the engine's own process, to public addresses "
         "and to the hosts that rest.allowed_hosts names",
     )
+
+    def sends(
+        self,
+        tool: RegisteredTool,
+        arguments: JsonObject,
+        upstreams: Upstreams,
+        cursors: Cursors,
+        principal_id: str,
+    ) -> JsonObject | None:
+        definition = tool.definition
+        sent = ListCursors(cursors, principal_id).with_position(definition, arguments)
+        return make_request(definition, sent).shown
 
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
         if run.tool.definition.streaming:
@@ -339,8 +352,12 @@ async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
 # -- the request ---------------------------------------------------------------------------
 
 
-def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) -> UpstreamRequest:
+def make_request(
+    tool: ToolDefinition, arguments: JsonObject, traceparent: str | None = None
+) -> UpstreamRequest:
     """Build the request of one call, with references to secrets instead of their values.
+
+    Without `traceparent`, the header of that name is left out unless the definition sets it.
 
     Raises:
         ArgumentsRefused: an argument does not fit into the path, the query or a header, or the URL
@@ -356,7 +373,8 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     others = {name: value for name, value in arguments.items() if name not in placed}
     headers.setdefault("accept", "application/json, */*;q=0.5")
     headers.setdefault("user-agent", "fumehood")
-    headers.setdefault("traceparent", traceparent)
+    if traceparent is not None:
+        headers.setdefault("traceparent", traceparent)
     body = None
     if method in QUERY_METHODS:
         query = "&".join(filter(None, (query, _query(others, query))))

@@ -12,7 +12,14 @@ from __future__ import annotations
 
 import ssl
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -31,7 +38,9 @@ from fumehood.core.errors import (
     NetworkError,
     PermissionDenied,
 )
+from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
+from fumehood.gateway.door import shown_body
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
@@ -79,6 +88,24 @@ class UpstreamRequest:
     secret_headers: Headers = ()
     body: bytes | None = None
 
+    @property
+    def shown(self) -> JsonObject:
+        """The request as an approver sees it, before `fill_secrets`: names of secrets, no values.
+
+        `secrets` has the names that will be filled in. A header may hold the text of a reference
+        that is not one, because an argument can have any text.
+        """
+        headers = (*self.headers, *self.secret_headers)
+        filled = (self.url, *(value for _, value in self.secret_headers))
+        return {
+            "method": self.method,
+            "url": self.url,
+            "host": Origin.of(self.url).shown,
+            "headers": dict(headers),
+            **(shown_body(self.body) if self.body else {}),
+            "secrets": secrets_in(filled),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAnswer:
@@ -103,6 +130,11 @@ class UpstreamAnswer:
     def retry_after_ms(self) -> int | None:
         """The delay that the service requests, or None if it is missing or invalid."""
         return read_retry_after(self.headers.get("retry-after", ""), datetime.now(UTC))
+
+
+def secrets_in(texts: Iterable[str]) -> list[str]:
+    """Return the names of the secrets to which texts refer, sorted."""
+    return sorted({name for text in texts for name in SECRET_REFERENCE.findall(text)})
 
 
 class BodyTooLarge(Exception):

@@ -344,10 +344,11 @@ def shown_request(request: ProgramRequest, body: bytes) -> JsonObject:
     for name, value in request.headers:  # a repeated one with all its values
         before, text = headers.get(name.decode("latin-1")), value.decode("latin-1")
         headers[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
-    return {**request.facts(), "headers": headers, **(_shown(body) if body else {})}
+    return {**request.facts(), "headers": headers, **(shown_body(body) if body else {})}
 
 
-def _shown(body: bytes) -> JsonObject:
+def shown_body(body: bytes) -> JsonObject:
+    """Return a body as an approver sees it: as text, or as its hash and size."""
     if len(body) <= MAX_SHOWN_BYTES:
         try:
             return {"body": body.decode()}

@@ -18,6 +18,7 @@ from fumehood.approvals.preview import (
     definition_digest,
     preview,
     reason_with_budget,
+    sends_of,
 )
 from fumehood.approvals.refusals import denial
 from fumehood.approvals.requests import ApprovalRequests, run_to_completion
@@ -212,14 +213,15 @@ async def new_approval(
     """Return the approval record that a call would get now, and the call's effect.
 
     Raises:
-        EngineError: its effect cannot be computed.
+        EngineError: its effect cannot be computed, or its request cannot be made.
     """
     place = await place_of(plan, services.sessions)
     held = services.trials.get(permitted.request.call_id)
     if held is None and permitted.request.is_decision_on_trial:
         raise ApprovalExpired("The effect of this trial is not kept any more. Try it again.")
     effect = await preview(permitted, plan, services.sessions) if held is None else held.effect
-    action = action_of(permitted, plan, place, effect)
+    sends = sends_of(permitted, plan, services)
+    action = action_of(permitted, plan, place, effect, sends)
     approvals, now = services.approvals, services.approvals.now()
     request, decision = permitted.request, permitted.decision
     exceeded = services.exceeded(permitted.validated) if decision.may_exceed_budget else None
@@ -237,6 +239,7 @@ async def new_approval(
         agent_id=options.agent_id,
         session_id=options.session_id,
         arguments=permitted.arguments,
+        sends=sends,
         preview=effect.shown if effect is not None else context_of(request) or None,
         previewed_at=now if effect is not None else None,
         rule=decision.rule,

@@ -41,6 +41,8 @@ from fumehood.approvals.wording import (
     is_shown,
     preview_in_words,
     rest_of,
+    sends_heading,
+    sends_in_words,
 )
 from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
@@ -112,6 +114,8 @@ def make_environment() -> Environment:
         hidden=hidden_in,
         coloured=coloured,
         language_of=language_of,
+        sends_heading=sends_heading,
+        sends_words=sends_in_words,
         outside=lambda approval: f"{OUTSIDE}." if is_outside(approval) else "",
     )
     environment.filters.update(FILTERS)

@@ -11,6 +11,7 @@ import pytest
 from fumehood.approvals.preview import Action, action_of, changed_fields, definition_digest
 from fumehood.core.call import FunctionAddress
 from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.effects import Effect
 from fumehood.identity.model import Binding
 from fumehood.pipeline.authorize import PermittedCall
@@ -47,9 +48,9 @@ def _plan(permitted: PermittedCall) -> Plan:
     return make_plan(permitted, Walls(host=Host()))
 
 
-def _action(effect: Effect | None = None, **fields: Any) -> Action:
+def _action(effect: Effect | None = None, sends: JsonObject | None = None, **fields: Any) -> Action:
     permitted = _permitted(**fields)
-    return action_of(permitted, _plan(permitted), None, effect)
+    return action_of(permitted, _plan(permitted), None, effect, sends)
 
 
 BASE = _action()
@@ -66,6 +67,7 @@ BASE = _action()
         (lambda: _action(principal=Principal("uid:2", frozenset({Scope.CALL}))), "principal"),
         (lambda: _action(timeout_seconds=1.0), "limits"),
         (lambda: _action(Effect({}, "base", "effect")), "workspace"),
+        (lambda: _action(sends={"server": "files", "command": ["a"]}), "sends"),
     ],
 )
 def test_change_that_affects_execution_changes_the_action_digest(
@@ -76,9 +78,24 @@ def test_change_that_affects_execution_changes_the_action_digest(
     assert changed_fields(BASE.document, other.document) == (field,)
 
 
+def test_what_a_call_sends_its_secrets_and_its_hosts_are_part_of_the_action() -> None:
+    sends: JsonObject = {"server": "files", "command": ["a"], "secrets": ["key"]}
+    first, other = _action(sends=sends), _action(sends={**sends, "command": ["b"]})
+    assert first.document["secrets"] == ["key"]
+    assert changed_fields(first.document, other.document) == ("sends",)
+    assert _action(sends=dict(sends)).digest == first.digest
+    reaching = _action(sends={**sends, "network": ["a.example"]}).document["network"]
+    assert reaching == "by the gateway: a.example"
+    permitted = _permitted()
+    plan = replace(_plan(permitted), network=("b.example",))
+    assert action_of(permitted, plan, None, None, None).document["network"] == (
+        "by the gateway: b.example"
+    )
+
+
 def test_names_of_session_variables_are_part_of_the_action_and_values_are_not() -> None:
     permitted = replace(_permitted(), session_env={"PATH": "hidden", "A": "hidden"})
-    other = action_of(permitted, _plan(permitted), None, None)
+    other = action_of(permitted, _plan(permitted), None, None, None)
     assert other.digest != BASE.digest
     assert other.document["session_env"] == ["A", "PATH"]
     assert "hidden" not in str(other.document)

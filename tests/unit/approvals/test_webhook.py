@@ -82,7 +82,8 @@ def make_channel(database: Database, secret_file: Path, **config: Any) -> Webhoo
 
 
 async def show(approval_id: str) -> Approval:
-    return approval(int(approval_id.removeprefix("apr_"), 16))
+    sends = {"method": "POST", "url": "https://a.example/"}
+    return approval(int(approval_id.removeprefix("apr_"), 16), sends=sends)
 
 
 def make(database: Database, secret_file: Path, **config: Any) -> WebhookChannel:
@@ -114,6 +115,7 @@ async def test_message_is_signed_and_omits_the_binding(
     assert message["delivery"] == 1
     assert message["approval"]["id"] == approval().id
     assert "binding" not in message["approval"]
+    assert message["approval"]["sends"] == {"method": "POST", "url": "https://a.example/"}
     Callbacks(SECRET, window_s=300).check([headers[HEADER]], body, NOW)
     with pytest.raises(Unauthorized):
         Callbacks(SECRET, window_s=300).check([headers[HEADER]], body + b" ", NOW)

@@ -23,7 +23,7 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.approvals.wording import context_in, is_outside
+from fumehood.approvals.wording import context_in, place_in_words
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
@@ -199,6 +199,7 @@ async def raw(view: View) -> Response:
         "preview": approval.preview,
         "context": context_in(approval.preview),
         "asked": approval.asked_arguments,
+        "sends": approval.sends,
     }
     part = parts.get(view.query.get("part"), approval.arguments)
     if name and isinstance(part, dict):
@@ -320,13 +321,9 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     binding = approval.binding
     if not binding:
         return []
-    place = binding.get("place") or {}
-    kind = None if is_outside(approval) else binding.get("placement")
-    where = " · ".join(
-        str(part) for part in (kind, place.get("image"), place.get("runtime")) if part
-    )
     facts = [
-        ("Runs in", where), ("Limits", limits_in_words(binding.get("limits") or {})),
+        ("Runs", place_in_words(approval)),
+        ("Limits", limits_in_words(binding.get("limits") or {})),
         ("Network", binding.get("network")),
         ("Variables of its session", ", ".join(binding.get("session_env") or ())),
         ("Costs up to", money(binding.get("cost_ceiling") or "0")),
