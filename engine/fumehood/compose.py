@@ -466,6 +466,8 @@ class EngineLife:
         for saved in made.saved:
             self._stack.push_async_callback(anyio.to_thread.run_sync, saved.close)
         await enter(made.walls)
+        # Before any of them can end because it was not used while no engine ran.
+        made.services.sessions.keep_for_calls(await made.approvals.requests.awaited_sessions())
         await enter(made.services.sessions)
         await made.policy.start()
         await self._follow_files()

@@ -102,6 +102,10 @@ class Asking:
                 await anyio.sleep(0.01)
         return found
 
+    async def looked_round(self) -> None:
+        """Look at all waiting calls once, as the scheduler does every few seconds."""
+        await self.engine.approvals.scheduler.catch_up()
+
     async def ended(self, approval_id: str) -> Envelope:
         """Wait for the answer of a call that needed approval."""
         approval = await self.state(approval_id)
@@ -122,6 +126,7 @@ async def asking(
     database: Database | None = None,
     approver: bool = True,
     prepare: Callable[[Engine], None] = lambda engine: None,
+    container: FakeWall | None = None,
     **config: Any,
 ) -> AsyncIterator[Asking]:
     """An engine on the database in `state`, or on a new one."""
@@ -141,7 +146,7 @@ async def asking(
         database = open_database(state / "state.db")
     try:
         engine = Engine(
-            tools=[declared], clock=clock, interpreter=FakeWall(), container=FakeWall(),
+            tools=[declared], clock=clock, interpreter=FakeWall(), container=container or FakeWall(),
             config=Config(approvals=rules, **config), database=database,
         )  # fmt: skip
         prepare(engine)

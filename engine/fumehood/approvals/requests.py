@@ -30,7 +30,7 @@ from fumehood.approvals.model import (
     StoredApproval,
 )
 from fumehood.approvals.remembered import RememberedRules
-from fumehood.approvals.store import ApprovalTable, Step, size_of
+from fumehood.approvals.store import ApprovalTable, Step, Waiting, size_of
 from fumehood.approvals.webhook import WebhookChannel
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -131,6 +131,11 @@ class ApprovalRequests:
         """Count the calls that wait in the database against the quota. Called at the start."""
         for pending in await self.table.pending():
             self._quota.add(*pending)
+
+    async def awaited_sessions(self) -> frozenset[str]:
+        """Return the ids of the sessions whose calls wait."""
+        waiting, _ = await self.table.waiting(self.now())
+        return sessions_of(waiting)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
         """Return the id of the approval of the call that a new call repeats, or None.
@@ -411,6 +416,11 @@ class PendingQuota:
             principal_id, size = self._held.pop(approval_id)
             self._places.give_back(principal_id)
             self._bytes.give_back(principal_id, size)
+
+
+def sessions_of(waiting: Sequence[Waiting]) -> frozenset[str]:
+    """Return the ids of the engine's sessions that waiting calls need."""
+    return frozenset(one.own_session for one in waiting if one.own_session is not None)
 
 
 def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:

@@ -33,7 +33,7 @@ from fumehood.approvals.preview import (
     sends_of,
     with_action,
 )
-from fumehood.approvals.requests import RETRY_S, ApprovedRun
+from fumehood.approvals.requests import RETRY_S, ApprovedRun, sessions_of
 from fumehood.approvals.store import Waiting
 from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.core.errors import (
@@ -102,6 +102,7 @@ class ApprovalScheduler:
         """Do the work that is due. Returns whether any calls wait."""
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
+        self._services.sessions.keep_for_calls(sessions_of(waiting))
         for one in waiting:
             try:
                 await self._attend(one, now)

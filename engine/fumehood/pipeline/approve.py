@@ -111,6 +111,8 @@ async def approve(
     denied = await approvals.denied_before(stored.approval)
     if denied is not None:
         raise denial(denied, again=True)
+    if plan.session is not None:
+        services.sessions.note_use(plan.session.id)
     approval_id = await run_to_completion(_park(stored, claimed, approvals, call))
     return await wait_for(approval_id, call, approvals)
 
@@ -223,6 +225,8 @@ async def new_approval(
     sends = sends_of(permitted, plan, services)
     action = action_of(permitted, plan, place, effect, sends)
     approvals, now = services.approvals, services.approvals.now()
+    last_end = services.sessions.last_end(plan.session.id) if plan.session is not None else None
+    expires_at = min(filter(None, (approvals.expiry(), last_end)))
     request, decision = permitted.request, permitted.decision
     exceeded = services.exceeded(permitted.validated) if decision.may_exceed_budget else None
     binding = permitted.validated.binding
@@ -254,7 +258,7 @@ async def new_approval(
         action_digest=action.digest,
         binding=action.document,
         created_at=now,
-        expires_at=approvals.expiry(),
+        expires_at=expires_at,
     )
     kept = StoredRequest(
         arguments=request.arguments,

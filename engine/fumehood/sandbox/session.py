@@ -139,6 +139,8 @@ class Session:
     """Requests of its processes and to its ports, beside its calls."""
     users: int = 0
     """Calls that use the session or wait for it."""
+    is_awaited: bool = False
+    """Whether a call of it waits for a human. Until then it does not end because it is unused."""
     is_pausing: bool = False
     """Whether it was to be paused since its last use. If that failed, it is not tried again."""
     stop_again: float = 0.0
@@ -166,7 +168,7 @@ class Session:
         """Return why the session has expired, or None."""
         if now >= self.created + self.spec.lifetime_s:
             return "its lifetime is over"
-        if self.spec.disk_mb is None and self.is_unused(now):
+        if self.spec.disk_mb is None and not self.is_awaited and self.is_unused(now):
             return f"it was not used for {self.spec.idle_s:g} s"
         return None
 
@@ -224,8 +226,8 @@ class Session:
         """Return its current record, with its owner."""
         if self.finished is not None:
             return self.finished
-        last_end = self.created_at + timedelta(seconds=self.spec.lifetime_s)
         idle_end = self.last_used_at + timedelta(seconds=self.spec.idle_s)
+        is_needed = self.users or self.visits or self.is_awaited or self.spec.disk_mb
         record = SessionRecord(
             id=self.id,
             name=self.spec.name,
@@ -241,7 +243,7 @@ class Session:
             network=self.spec.network,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
-            expires_at=last_end if self.users or self.spec.disk_mb else min(idle_end, last_end),
+            expires_at=self.last_end if is_needed else min(idle_end, self.last_end),
             calls=self.calls,
             is_busy=self.users > 0,
             snapshots=self.snapshots,
@@ -259,6 +261,11 @@ class Session:
             self.in_trial, self.project, self.kept_processes, self.spec.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
+
+    @property
+    def last_end(self) -> datetime:
+        """The end of its lifetime."""
+        return self.created_at + timedelta(seconds=self.spec.lifetime_s)
 
     @property
     def saved_at(self) -> datetime | None:

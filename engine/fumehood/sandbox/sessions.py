@@ -159,6 +159,8 @@ class SessionKeeper:
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._places = SessionPlaces(settings)
+        self._awaited: frozenset[str] = frozenset()
+        """Ids of the sessions whose calls wait for a human."""
         self._names: list[tuple[str, str | None]] = []
         """Owners and names of the sessions that are being created."""
         self._leaving = 0
@@ -631,6 +633,27 @@ class SessionKeeper:
         """Whether an active session with this id exists, whoever owns it."""
         return session_id in self._live
 
+    def last_end(self, session_id: str) -> datetime | None:
+        """Return the end of a session's lifetime, or None if it is not active."""
+        session = self._live.get(session_id)
+        return None if session is None else session.last_end
+
+    def note_use(self, session_id: str) -> None:
+        """Note that an active session was used until now."""
+        if (session := self._live.get(session_id)) is not None:
+            session.note_use(self._clock.monotonic(), self._clock.now())
+
+    def keep_for_calls(self, session_ids: frozenset[str]) -> None:
+        """Keep the sessions whose calls wait for a human, and no others, from ending unused.
+
+        The idle time of a session begins again when its last call no longer waits.
+        """
+        before, self._awaited = self._awaited, session_ids
+        for session in self._live.values():
+            session.is_awaited = session.id in session_ids
+        for session_id in before - session_ids:
+            self.note_use(session_id)
+
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of sessions by state, for the operator."""
@@ -701,6 +724,7 @@ class SessionKeeper:
             created=now - since(record.created_at),
             last_used=now - since(record.last_used_at),
             epoch=home.epoch,
+            is_awaited=record.id in self._awaited,
             calls=record.calls,
             is_pausing=record.state in (SessionStatus.PAUSED, SessionStatus.STOPPED),
             stopped_why=record.why,

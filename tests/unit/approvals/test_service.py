@@ -35,7 +35,9 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, Scope
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.protocol import strict_json
+from fumehood.sandbox.settings import SessionSettings
 from fumehood.storage.schema import AUDIT
+from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 from support.asking import (
     ALICE,
     BOB,
@@ -534,3 +536,69 @@ def _ask_two(engine: Any) -> None:
     """A policy that requires approval by two named approvers."""
     two = Decision(Verdict.ASK, "two", approvers=("alice", "bob"), quorum=2)
     engine.policy.gate.decide = lambda facts: two
+
+
+@pytest.mark.row("A2", "S11")
+async def test_session_does_not_end_unused_while_its_call_waits() -> None:
+    async with asking(sessions=SessionSettings(idle_seconds=60)) as desk:
+        keeper = desk.engine.sessions
+        waits, unused = await keeper.create(CALLER), await keeper.create(CALLER)
+        desk.clock.advance(59)
+        approval_id = await desk.parked(session_id=waits.id)
+        desk.clock.advance(59)
+        keeper.tidy()
+        assert not keeper.is_active(unused.id)  # the twin
+        await desk.looked_round()
+        desk.clock.advance(3000)
+        keeper.tidy()
+        record = keeper.find(CALLER, waits.id)
+        assert record.expires_at == record.created_at + timedelta(hours=4)
+        await desk.decide(approval_id)
+        assert (await desk.ended(approval_id)).success
+        await desk.looked_round()
+        # Its idle time begins again when nothing waits any more.
+        record = keeper.find(CALLER, waits.id)
+        assert record.expires_at == record.last_used_at + timedelta(seconds=60)
+        desk.clock.advance(59)
+        keeper.tidy()
+        assert keeper.is_active(waits.id)
+        desk.clock.advance(1)
+        keeper.tidy()
+        assert not keeper.is_active(waits.id)
+
+
+@pytest.mark.row("A2", "S11")
+async def test_approval_expires_with_its_session_if_that_ends_first() -> None:
+    async with asking(sessions=SessionSettings(lifetime_seconds=600)) as desk:
+        session = await desk.engine.sessions.create(CALLER)
+        desk.clock.advance(100)
+        answer = await desk.ask(session_id=session.id)
+        last_end = session.created_at + timedelta(seconds=600)
+        approval = await desk.engine.approvals.show(str(answer.error.approval_id))
+        assert approval.expires_at == last_end
+        assert answer.error.details["expires_at"] == last_end.isoformat()
+        desk.clock.advance(499)
+        assert (await desk.engine.approvals.show(approval.id)).state is ApprovalState.PENDING
+        desk.clock.advance(1)
+        await desk.parked("another call")  # the desk looks round
+        assert (await desk.state(approval.id)).state is ApprovalState.EXPIRED
+        # The twin: a call without a session has the whole time.
+        other = await desk.engine.approvals.show(await desk.parked("b"))
+        assert other.expires_at == other.created_at + timedelta(seconds=3600)
+
+
+@pytest.mark.row("A2", "S11")
+async def test_session_whose_call_waits_is_there_after_a_long_time_without_an_engine(
+    tmp_path: Path,
+) -> None:
+    clock, rules = ManualClock(), SessionSettings(idle_seconds=60)
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with asking(tmp_path, clock=clock, sessions=rules, container=wall) as desk:
+        waits = await desk.engine.sessions.create(CALLER)
+        unused = await desk.engine.sessions.create(CALLER)
+        approval_id = await desk.parked(session_id=waits.id)
+    clock.advance(1000)
+    async with asking(tmp_path, clock=clock, sessions=rules, container=wall) as again:
+        assert not again.engine.sessions.is_active(unused.id)  # the twin
+        await again.decide(approval_id)
+        assert (await again.ended(approval_id)).success
