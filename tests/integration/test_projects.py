@@ -232,6 +232,64 @@ async def test_large_changes_are_cut_where_they_are_shown_and_applied_as_a_whole
     assert (project / "binary").read_bytes() == bytes(3_000_000)
 
 
+KEEPS_A_MAP = """
+import ctypes, mmap, sys
+kernel = ctypes.CDLL(None)
+maps = []
+for name in ("docs/notes.txt", "docs/deep/er.txt"):
+    file = open(name, "r+b")
+    maps.append(mmap.mmap(file.fileno(), 0))
+    maps[-1][0:1] = maps[-1][0:1]  # the time of the first write
+at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(maps[0])))
+assert kernel.mprotect(at, 4096, mmap.PROT_READ) == 0
+assert kernel.prctl(4, int(sys.argv[1] != "hidden"), 0, 0, 0) == 0
+print("ready", flush=True)
+for line in sys.stdin:
+    assert kernel.mprotect(at, 4096, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    for one in maps:
+        one[0:1] = b"X"
+    assert kernel.mprotect(at, 4096, mmap.PROT_READ) == 0
+    print("written", flush=True)
+"""
+
+
+async def until_it_says(engine: Engine, session: str, word: str) -> None:
+    with anyio.fail_after(30):
+        while True:
+            answer = await engine.call("read_process", {"name": "keeper"}, session_id=session)
+            assert answer.success, answer.error
+            if word in str(answer.data):
+                return
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["hidden", "read-only"])
+@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+async def test_attack_process_that_keeps_a_map_hides_no_change_on_a_disk(
+    tmp_path: Path, project: Path, runtime: str | None, how: str
+) -> None:
+    """Of the second write to a page the file's times tell nothing. Twin: nothing but the first."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    async with running(home, runtime=runtime) as engine:
+        await add_approvers(engine)
+        session = await session_from(engine, project, disk_mb=64)
+        argv = ["python3", "-c", KEEPS_A_MAP, how]
+        start = {"name": "keeper", "argv": argv}
+        assert (await engine.call("start_process", start, session_id=session)).success
+        await until_it_says(engine, session, "ready")
+        for _ in range(2):  # the second time, what the first one has read is known
+            assert await changed(engine, session) == {}
+        write = {"name": "keeper", "text": "go\n"}
+        answer = await engine.call("write_process", write, session_id=session)
+        assert answer.success, answer.error
+        await until_it_says(engine, session, "written")
+        assert await changed(engine, session) == {
+            "docs/deep/er.txt": "modified", "docs/notes.txt": "modified"
+        }  # fmt: skip
+        await engine.sessions.end(engine.owner, session)
+
+
 # -- what cannot come back -----------------------------------------------------------------
 
 

@@ -259,6 +259,64 @@ print(send('/read'), send('/one', b'1'), send('/two', b'2'))
     assert [request.body for request in upstream.requests[2:]] == [b"1", b"2"]
 
 
+MAP = """
+import mmap, os
+file = open('a', 'r+b')
+memory = mmap.mmap(file.fileno(), 0)
+"""
+UNSEEN = {
+    "written through a map after a read": f"{MAP}memory[0]; memory[0:1] = b'B'",
+    "written through a map by a system call": f"""{MAP}
+open('/tmp/b', 'wb').write(b'B')
+open('/tmp/b', 'rb', buffering=0).readinto(memoryview(memory)[:1])
+""",
+    "time put back": """
+import os
+old = os.stat('a')
+open('a', 'r+b').write(b'B')
+os.utime('a', ns=(old.st_atime_ns, old.st_mtime_ns))
+""",
+    "replaced by a file of the same size and time": """
+import os
+old = os.stat('a')
+open('new', 'wb').write(b'B' + open('a', 'rb').read()[1:])
+os.utime('new', ns=(old.st_atime_ns, old.st_mtime_ns))
+os.rename('new', 'a')
+""",
+}
+"""Changes of a file that leave its size, and most of them its times."""
+
+TWIN = f"{MAP}print(memory[0]); open('b', 'w').close(); os.remove('b')"
+
+
+@pytest.mark.parametrize("disk_mb", [None, 64], ids=["memory", "disk"])
+@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+async def test_attack_change_without_a_trace_is_asked_about(
+    home: Path, runtime: str | None, disk_mb: int | None
+) -> None:
+    """Twin: a program that maps the file and only reads it changes nothing, so nobody is asked."""
+    images = LanguageImages(python="python", shell="python")
+    settings = ContainerSettings(pool_min=0, runtime=runtime, images=images)
+    async with running(Config(home=home, container=settings)) as engine:
+        made = await engine.sessions.create(
+            engine.owner, image="python", durable=True, disk_mb=disk_mb
+        )
+        await value(engine, made.id, "open('a', 'w').write('A' * 5000)")
+        options = {"session_id": made.id, "preview": True}
+        for how, code in UNSEEN.items():
+            await tree(engine, made.id)  # by now, nothing has changed just before
+            command = {"command": f'python3 - <<"END"\n{code}\nEND'}
+            async with Trial(engine, "run_shell", command, options) as tried:
+                assert tried.approval.preview is not None
+                assert [one["path"] for one in tried.approval.preview["changed"]] == ["a"], how
+                assert (await tried.decide(NO)).error is not None
+            assert (await tree(engine, made.id)).startswith(".\n./a:AAAA"), how
+        command = {"command": f'python3 - <<"END"\n{TWIN}\nEND'}
+        answer = await engine.call("run_shell", command, **options)
+        assert answer.success, answer.error
+        assert answer.data["stdout"] == f"{ord('A')}\n"
+
+
 CANNOT_BE_UNDONE = (
     "import os; os.symlink('/etc/passwd', 'link'); open('a', 'w').write('b')",
     "import os; os.mkfifo('pipe'); os.mkdir('d'); os.symlink('..', 'd/up')",

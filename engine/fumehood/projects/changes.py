@@ -271,7 +271,7 @@ def _is_same(row: Row, baseline: Baseline) -> bool | None:
     before = baseline.tree.get(path)
     if before is None or (size, can_run) != (before.size, before.can_run):
         return False
-    if size == LINK:
+    if size == LINK or version == before.digest:  # it can be the content's own
         return version == before.digest
     known = baseline.versions.get(path)
     return known[1] == before.digest if version and known and known[0] == version else None

@@ -18,7 +18,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fumehood.guest.container.request import fed_pieces, read_row
@@ -38,6 +38,8 @@ from fumehood.guest.container.walk import (
     parent_of,
     status_of,
 )
+from fumehood.guest.core.children import field
+from fumehood.guest.core.children import status as process_status
 from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH, MAX_REPORT_CHARACTERS, MAX_TIME_NS
 
@@ -57,7 +59,13 @@ RECENT_NS = 20_000_000
 """Nanoseconds in which a file can change twice with one change time. The kernel's clock of files
 ticks every 4 to 10 ms."""
 
+TIMED = frozenset({"ext4", "9p"})
+"""File systems that change a file's change time whenever a program begins to write through a memory
+map: those of disks, without gVisor and with it. tmpfs does not if the program has read there first.
+"""
+
 PROC = "/proc"
+MOUNTS = "/proc/self/mounts"
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -112,7 +120,8 @@ def _found(path: str, recursive: bool) -> list[Result]:
 def _scan(arguments: Result) -> Result:
     """List all plain files and directories as rows of path, size (-1 for a directory), whether it
     can be executed, and version, in at most `room` bytes. The version changes with the file,
-    whatever times a program sets; it is empty for a file that could still change in the same one.
+    whatever a program does: it is the SHA-256 of its content, or on a disk, where reading all takes
+    long, inode and change time. It is empty for a file that could still change in the same one.
     `others` are links, special files, and what cannot be named or looked into. With `links`, links
     are rows, too, of size -2 with their target as the version. Directories called as one of
     `skip` are left out, with all that is in them.
@@ -120,8 +129,6 @@ def _scan(arguments: Result) -> Result:
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
     has_links, skip = bool(arguments.get("links")), frozenset(arguments.get("skip") or ())
-    mapped = _mapped()
-    recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
     found: list[tuple[str, os.stat_result]] = []
     unseen: list[str] = []
     with directory_at("") as top:
@@ -131,25 +138,24 @@ def _scan(arguments: Result) -> Result:
             found.append((path, status))
     rows: list[list[Any]] = result["rows"]
     others = [ascii(name)[:MAX_REPORT_CHARACTERS] for name in unseen]
-    for path, status in sorted(found, key=lambda one: one[0]):
-        if path <= after:
-            continue
-        target = _target(path) if has_links and stat.S_ISLNK(status.st_mode) else None
-        is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if not is_plain and target is None:
-            others.append(path)
-            continue
-        row: list[Any] = [path, -1, True, ""] if target is None else [path, -2, False, target]
-        if stat.S_ISREG(status.st_mode):
-            version = f"{status.st_ino}:{status.st_ctime_ns}"
-            is_settled = status.st_ctime_ns < recent and status.st_ino not in mapped
-            can_run = bool(status.st_mode & stat.S_IXUSR)
-            row = [path, status.st_size, can_run, version if is_settled else ""]
-        room -= len(json.dumps(row)) + 2
-        if room < 0:
-            result["has_more"] = True
-            break
-        rows.append(row)
+    with _versions() as version_of:
+        for path, status in sorted(found, key=lambda one: one[0]):
+            if path <= after:
+                continue
+            target = _target(path) if has_links and stat.S_ISLNK(status.st_mode) else None
+            is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+            if not is_plain and target is None:
+                others.append(path)
+                continue
+            row: list[Any] = [path, -1, True, ""] if target is None else [path, -2, False, target]
+            if stat.S_ISREG(status.st_mode):
+                can_run = bool(status.st_mode & stat.S_IXUSR)
+                row = [path, status.st_size, can_run, version_of(path, status)]
+            room -= len(json.dumps(row)) + 2
+            if room < 0:
+                result["has_more"] = True
+                break
+            rows.append(row)
     spare = OTHERS_BYTES  # of their own: they must not take the room of rows
     for name in others:
         spare -= len(json.dumps(name)) + 2
@@ -166,22 +172,74 @@ def _target(path: str) -> str | None:
     return target if is_nameable(target) else None
 
 
-def _mapped() -> set[int]:
-    """Return the inodes of files that a process can write through its memory, which leaves no
-    trace in their times.
+@contextmanager
+def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
+    """Return what tells the version of a file by its path and status. For the files of one
+    directory after the other.
+    """
+    if _is_timed():
+        mapped = _mapped()
+        recent = time.clock_gettime_ns(time.CLOCK_REALTIME) - RECENT_NS
+
+        def by_times(path: str, status: os.stat_result) -> str:
+            inode, changed_ns = status.st_ino, status.st_ctime_ns
+            is_settled = changed_ns < recent and mapped is not None and inode not in mapped
+            return f"{inode}:{changed_ns}" if is_settled else ""
+
+        yield by_times
+        return
+    with directory_at("") as top:
+        room = os.fstatvfs(top)
+    left = room.f_blocks * room.f_frsize  # bytes that all files can have, but for their holes
+
+    with _LastDirectory(make=False) as parents:
+
+        def by_content(path: str, status: os.stat_result) -> str:
+            nonlocal left
+            left -= status.st_size
+            above, _, name = path.rpartition("/")
+            with suppress(Refused, OSError):
+                if left >= 0:
+                    return _digest_of(open_plain(name, parents.at(above), path))
+            return ""
+
+        yield by_content
+
+
+def _is_timed() -> bool:
+    """Whether the workspace is on a file system whose change times tell of every write."""
+    with open(MOUNTS, errors="replace") as file:
+        mounts = [line.split(" ") for line in file]
+    return any(mount[1] == WORKSPACE and mount[2] in TIMED for mount in mounts)
+
+
+def _mapped() -> set[int] | None:
+    """Return the inodes of files that a process shares its memory with: it can write them once more
+    without a trace in their times. None if a process hides its memory. Present rights do not count,
+    because a process can change them without a trace as well.
     """
     found = set()
     for process in filter(str.isdigit, os.listdir(PROC)):
         try:
             with open(f"{PROC}/{process}/maps", errors="replace") as file:
                 maps = file.read()
-        except OSError:  # it is not ours, or has ended
+        except PermissionError:
+            if _is_ours(process):
+                return None
+            continue
+        except OSError:  # it has ended
             continue
         for line in maps.splitlines():
             _, rights, _, _, inode = line.split(maxsplit=5)[:5]
-            if rights[1] == "w" and rights[3] == "s":
+            if rights[3] == "s":
                 found.add(int(inode))
     return found
+
+
+def _is_ours(process: str) -> bool:
+    """Whether a process has the user of the session's programs."""
+    users = (field(process_status(process), b"Uid") or b"").split()
+    return b"%d" % os.getuid() in users
 
 
 def _fill(arguments: Result) -> Result:
@@ -210,7 +268,7 @@ def _take(arguments: Result) -> Result:
     in which no program has run.
     """
     count = size = 0
-    with _LastDirectory() as parents:
+    with _LastDirectory(make=True) as parents:
         while (row := read_row()) is not None:
             path, length, can_run, modified_us, target = row
             count += 1
@@ -239,9 +297,12 @@ def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
 
 
 class _LastDirectory:
-    """Keeps the last directory open: files come directory by directory."""
+    """Keeps the last directory open: files come directory by directory. With `make`, those that
+    are missing are made.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, make: bool) -> None:
+        self._make = make
         self._path: str | None = None
         self._held = ExitStack()
 
@@ -254,7 +315,8 @@ class _LastDirectory:
     def at(self, path: str) -> int:
         if path != self._path:
             self._held.close()
-            self._descriptor = self._held.enter_context(directory_at(path, make=True))
+            self._path = None
+            self._descriptor = self._held.enter_context(directory_at(path, make=self._make))
             self._path = path
         return self._descriptor
 
@@ -263,18 +325,21 @@ def _digest(arguments: Result) -> Result:
     """Return the SHA-256 of files, in order; None for one that cannot be read."""
     digests: list[str | None] = []
     for path in arguments["paths"]:
-        digest = hashlib.sha256()
         try:
             with parent_of(path) as (directory, name):
-                descriptor = open_plain(name, directory, path)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                while chunk := file.read(CHUNK_BYTES):
-                    digest.update(chunk)
+                digests.append(_digest_of(open_plain(name, directory, path)))
         except (Refused, OSError):
             digests.append(None)
-        else:
-            digests.append(digest.hexdigest())
     return {"digests": digests}
+
+
+def _digest_of(descriptor: int) -> str:
+    """Return the SHA-256 of an open file, and close it."""
+    digest = hashlib.sha256()
+    with held(descriptor):
+        while chunk := os.read(descriptor, CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _below(

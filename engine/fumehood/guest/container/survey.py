@@ -247,7 +247,7 @@ class Survey:
             if digest is not None:
                 entry["sha256"] = digest.hexdigest()
             else:
-                # The kernel's own mark of a change, which no program sets.
+                # The kernel's own mark, which no program sets; in memory, it can miss a write.
                 entry["version"] = f"{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
         elif kind == "link":
             entry.update(_text(os.readlink(name, dir_fd=directory), "target"))

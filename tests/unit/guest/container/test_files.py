@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import mmap
 import os
+import subprocess
+import sys
 import tarfile
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +55,95 @@ def test_upload_in_pieces_is_visible_only_when_complete(do: Do, place: Path) -> 
     assert do("finish", token=TOKEN, path="d/whole", size=6, mode="create") == {"size": 6}
     assert listed(do) == ["d", "d/whole"]
     assert (place / "d/whole").read_bytes() == b"abcdef"
+
+
+# -- versions -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_memory(place: Path, tmp_path: Path) -> Iterator[Path]:
+    """The workspace on a tmpfs."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        place.rmdir()
+        place.symlink_to(directory)
+        yield Path(directory)
+
+
+def version(do: Do) -> str:
+    (row,) = do("scan", after="", most=10, room=1000)["rows"]
+    told: str = row[3]
+    return told
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The processes beside the guest; no file has changed just now."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    monkeypatch.setattr(files, "PROC", str(proc))
+    monkeypatch.setattr(files, "RECENT_NS", -(1 << 62))
+    return proc
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("by_times", [False, True], ids=["content", "control"])
+def test_attack_write_through_a_map_gives_a_file_in_memory_another_version(
+    do: Do, in_memory: Path, monkeypatch: pytest.MonkeyPatch, by_times: bool
+) -> None:
+    """Twin: without a write, the version stays. Control: by its times, the file stays the same."""
+    monkeypatch.setattr(files, "_is_timed", lambda: by_times)
+    (in_memory / "a").write_bytes(b"A" * 5000)
+    before = version(do)
+    with (in_memory / "a").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        assert memory[:1] == b"A"
+        assert version(do) == before
+        memory[:1] = b"B"
+    assert (version(do) == before) is by_times
+
+
+@pytest.mark.parametrize("how", ["plain", "read-only", "hidden"])
+def test_attack_map_that_a_process_keeps_leaves_no_file_with_a_version(
+    do: Do, place: Path, processes: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A page that was written once can be written again without a trace, also if the process hides
+    its maps, or has given up the right to write until then. Twin: once it has ended.
+    """
+    monkeypatch.setattr(files, "_is_timed", lambda: True)
+    (place / "a").write_bytes(b"A" * 5000)
+    code = f"""
+import ctypes, mmap
+file = open({str(place / "a")!r}, "r+b")
+memory = mmap.mmap(file.fileno(), 0)
+memory[0:1] = b"B"
+kernel = ctypes.CDLL(None)
+at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+if {how!r} == "read-only":
+    assert kernel.mprotect(at, 4096, mmap.PROT_READ) == 0
+if {how!r} == "hidden":
+    assert kernel.prctl(4, 0, 0, 0, 0) == 0
+print("ready", flush=True)
+input()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (processes / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        if how == "hidden" and os.geteuid() == 0:  # root would see its maps
+            monkeypatch.setattr("builtins.open", _closed_to(f"{processes}/{process.pid}/maps"))
+        assert version(do) == ""
+        process.communicate("\n")
+    assert version(do) != ""
+
+
+def _closed_to(path: str) -> Callable[..., Any]:
+    def opened(name: Any, *rest: Any, **more: Any) -> Any:
+        if name == path:
+            raise PermissionError(path)
+        return plain(name, *rest, **more)
+
+    plain = open
+    return opened
 
 
 # -- archives -----------------------------------------------------------------------------
