@@ -58,6 +58,19 @@ trees.Trees._is_below = lambda self, pid, keepers, kept: True
 """
 """Beside a registered process, every process counts as one below a keeper."""
 
+PATH_WITH_WORKSPACE = """
+from fumehood.guest.container import child
+honest_preload = child.python.preload
+def preload(modules):
+    sys.path.insert(0, '/workspace')
+    honest_preload(modules)
+child.python.preload = preload
+"""
+WITHOUT_REFUSAL = """
+from fumehood.guest.container import child
+assert child.refuse_writable_places
+child.refuse_writable_places = lambda: None
+"""
 WITHOUT_LANGUAGE_RULES = """
 from fumehood.guest.interpreter import restricted
 assert restricted.nodes.check and restricted.nodes.check_names

@@ -30,6 +30,7 @@ from fumehood.guest.container.request import (
     set_up,
 )
 from fumehood.guest.container.walk import WORKSPACE
+from fumehood.guest.container.workspace import MOUNTS
 from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.pipes import (
     MEMORY_REPLY,
@@ -63,8 +64,12 @@ NICENESS = 10
 to end it.
 """
 
+HOME = {"HOME": WORKSPACE}
+"""Not part of the zygotes' environment: libraries read settings from there, and programs write to
+it.
+"""
+
 ENVIRONMENT = {
-    "HOME": WORKSPACE,
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -84,8 +89,8 @@ class Image:
     site_paths: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     late_paths: tuple[str, ...] = ()
-    """Import paths of programs alone: callers chose what is there, and no code from it may run in
-    the zygote.
+    """Import paths of Python programs alone: callers chose what is there, and no code from it may
+    run in the zygote or in a child that answers for the engine.
     """
 
 
@@ -125,10 +130,13 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     os.environ.clear()
     os.environ.update(ENVIRONMENT | image.environment)
     sys.argv[:] = ["main.py"]
-    sys.path[:] = [WORKSPACE, *(path for path in sys.path if path not in config["import_paths"])]
+    guest_paths = tuple(config["import_paths"])
+    sys.path[:] = [path for path in sys.path if not path.startswith(guest_paths)]
     sys.path += image.site_paths
+    refuse_writable_places()
     memory_bytes = int(config["memory_bytes"])
     python.preload(() if thin else image.preload)
+    refuse_writable_places()
     if thin and image.preload:
         python.expect_late()
     programs: dict[str, Program] = {
@@ -138,7 +146,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
         "files": files.run,
         "probe": run_probe,
     }
-    _forget_the_guest(config["import_paths"])
+    _forget_the_guest()
     _open_streams()
     os.umask(0o022)
     for which, value in limits_of(config):
@@ -162,17 +170,28 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
         except BaseException as fault:  # sealed or dead: nothing may run in between
             tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
-        sys.path += image.late_paths
-        _serve(programs, memory_bytes)
+        _serve(programs, memory_bytes, image.late_paths)
 
     return prepare
 
 
-def _forget_the_guest(import_paths: list[str]) -> None:
+def refuse_writable_places() -> None:
+    """Check that this process, which is root's, imports nothing that a program may have written.
+
+    Raises:
+        ImportError: it has searched such a place or loaded a module from there, or would.
+    """
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    places = {os.path.dirname(path) for path in loaded if path}
+    for place in sorted({*sys.path, *sys.path_importer_cache, *places}):
+        if os.path.realpath(place).startswith(MOUNTS):
+            raise ImportError(f"modules are searched in {place}, which programs can write")
+
+
+def _forget_the_guest() -> None:
     """Hide the guest's modules from programs. Loaded modules stay where they are used."""
     for name in [name for name in sys.modules if name.split(".")[0] == "fumehood"]:
         del sys.modules[name]
-    sys.path[:] = [path for path in sys.path if path not in import_paths]
 
 
 def _take_places() -> None:
@@ -214,7 +233,6 @@ def _get_ready() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     python.warm_up()
     python.get_ready()
-    os.chdir(WORKSPACE)
 
 
 def _seal() -> None:
@@ -224,15 +242,19 @@ def _seal() -> None:
     become_user()
     # A change of user takes it away, and with it a program's view of its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    os.environ.update(HOME)
+    os.chdir(WORKSPACE)
 
 
-def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
+def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[str, ...]) -> None:
     """Run the program that the request names, send its claim, and exit with its code."""
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
     frame = b""
     try:
         request = read_request()
+        if request["program"] == "python":  # no other one runs a program's code in this process
+            sys.path[:] = [WORKSPACE, *sys.path, *late_paths]
         if request.get("keep") and request["program"] == "python":
             _serve_session(request, memory_bytes)
         os.close(link.ORDERS_FD)

@@ -124,9 +124,11 @@ class Cleaner:
             more -= sum(processes.is_dead_child(pid, spared) for pid in processes.all_pids())
         if relays is None:
             return more == 0
-        guests = [pid for pid in processes.all_pids() if not processes.is_stranger(pid)]
-        # Docker has begun the others.
-        return more == sum(processes.threads_of(pid) for pid in guests if pid not in own)
+        others = [pid for pid in processes.all_pids() if pid not in own]
+        begun = [pid for pid in others if processes.parent_of(pid) == 0]  # by Docker
+        return more == sum(
+            processes.threads_of(pid) for pid in begun if not processes.is_stranger(pid)
+        )
 
     def end_the_rest(self) -> bool:
         """Kill the program's processes until none is left. Returns False on failure."""
@@ -194,7 +196,11 @@ class Cleaner:
 
     def is_left_alone(self) -> bool:
         """Whether only the guest, a session's waiting processes and registered ones exist."""
-        if self.is_alone() or not self._trees.strangers(self._chain.pids):
+        if self.is_alone():
+            return True
+        if self._pools.is_settled and self._trees.intruders():
+            return False
+        if not self._trees.strangers(self._chain.pids):
             return True
         # Otherwise one that vanished during the look may be a registered one.
         return bool(self._registered.pids) and self._kill_beside()

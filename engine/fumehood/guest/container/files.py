@@ -15,7 +15,6 @@ import json
 import os
 import re
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -74,8 +73,6 @@ Result = dict[str, Any]
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Carry out one operation. Returns exit code and claim."""
-    # A program of the session may have left modules there, which nothing here may import.
-    sys.path[:] = [path for path in sys.path if not path.startswith(WORKSPACE)]
     try:
         result = _VERBS[arguments["do"]](arguments)
     except Refused as refusal:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from fumehood.guest.container import trees
-from fumehood.guest.container.child import ENVIRONMENT, NICENESS, read_image
+from fumehood.guest.container.child import ENVIRONMENT, HOME, NICENESS, read_image
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.processes import REQUEST_FAILED, USER_ID, become_user
 from fumehood.guest.container.request import SetUpFailed, surround
@@ -289,7 +289,7 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     os.umask(0o022)
     os.environ.clear()
-    os.environ.update(ENVIRONMENT | read_image().environment)
+    os.environ.update(HOME | ENVIRONMENT | read_image().environment)
     os.chdir(WORKSPACE)
     for which, value in config["limits"]:
         resource.setrlimit(which, (value, value))

@@ -95,6 +95,14 @@ def is_dead_child(pid: int, parents: Collection[int]) -> bool:
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
 
+def parent_of(pid: int) -> int | None:
+    """The parent of a process, or None if it is gone. It is 0 for one that Docker has started here:
+    nothing in a container can make another such process.
+    """
+    shown = field(status(pid), b"PPid")
+    return None if shown is None else int(shown)
+
+
 def waited_cpu_ns(pid: int) -> int:
     """CPU time of all descendants of a process that were reaped, in the kernel's ticks. *Source*:
     proc_pid_stat(5), cutime and cstime.

@@ -705,8 +705,9 @@ class Supervisor:
         if self._chain.are_asleep() and (run is not None or self._cleaner.is_left_alone()):
             return
         self._chain.end()
-        if run is None:  # else the rest goes with the run
-            self._cleaner.end_the_rest()
+        # Else the rest goes with the run.
+        if run is None and not self._cleaner.end_the_rest():
+            end()
 
     # -- time ----------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 Guest side. The next engine runs `relay` in the container (`docker exec`); it hands its own standard
 input and output to the supervisor, through a socket in the container's network namespace, and waits
 until the supervisor lets go. Programs reach that socket too, so the kernel's word counts: only a
-message of root is heard. It is the message's own word (SCM_CREDENTIALS), because gVisor gives for
-a peer (SO_PEERCRED) the asker's. Invariant: a host with a lower or equal epoch is refused.
+message of root counts, from a process that Docker started. The message names its sender
+(SCM_CREDENTIALS), because gVisor gives for a peer (SO_PEERCRED) the asker's. Invariant: a host with
+a lower or equal epoch is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import socket
 from typing import Any
 
+from fumehood.guest.container import processes
 from fumehood.guest.core.pipes import receive
 
 ADDRESS = "\0fumehood-takeover"
@@ -48,8 +50,9 @@ class Takeover:
         except OSError:
             return None
         is_higher = said.isdigit() and int(said) > epoch
-        is_root = sender is not None and sender[1] == 0
-        if not is_root or len(descriptors) != DESCRIPTORS or not is_higher:
+        # Root alone proves nothing: the guest's own processes are root's as well.
+        is_hosts = sender is not None and sender[1] == 0 and processes.parent_of(sender[0]) == 0
+        if not is_hosts or len(descriptors) != DESCRIPTORS or not is_higher:
             for descriptor in descriptors:
                 os.close(descriptor)
             return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from fumehood.guest.container import processes
 from fumehood.guest.core import kernel
-from fumehood.guest.core.children import field, status
+from fumehood.guest.core.children import status
 
 MAX_CLIMBS = 5
 """Tries to climb from a process to its keeper, if its ancestors end meanwhile."""
@@ -95,6 +95,18 @@ class Trees:
             return processes.strangers(spared)
         return self._look(spared)[0]
 
+    def intruders(self) -> list[int]:
+        """Process ids of root's processes that neither the guest nor Docker has started. Looked up
+        while no child of a zygote is on its way.
+        """
+        keepers = self._keepers()
+        found = [
+            pid
+            for pid in set(processes.all_pids()) - {*keepers, *self._own()}
+            if not processes.is_stranger(pid) and processes.parent_of(pid)
+        ]
+        return [pid for pid in found if not self._is_below(pid, keepers, ())] if keepers else found
+
     def kill_all(self, spared: Collection[int] = ()) -> int:
         """Send SIGKILL to each of them once. Returns their number."""
         return processes.kill(self.strangers(spared))
@@ -161,7 +173,7 @@ class Trees:
         for _ in range(MAX_CLIMBS):
             current: int | None = pid
             while current is not None and current > 1:
-                current = parent_of(current)
+                current = processes.parent_of(current)
                 if current in keepers or current in kept:
                     return True
             if current is not None:
@@ -170,17 +182,11 @@ class Trees:
         return False
 
 
-def parent_of(pid: int) -> int | None:
-    """The parent of a process, or None if it is gone."""
-    shown = field(status(pid), b"PPid")
-    return None if shown is None else int(shown)
-
-
 def below(root: int) -> set[int]:
     """All processes below one, without itself. One whose parent ends meanwhile may be missing."""
     children: dict[int, list[int]] = {}
     for pid in processes.all_pids():
-        parent = parent_of(pid)
+        parent = processes.parent_of(pid)
         if parent is not None:
             children.setdefault(parent, []).append(pid)
     found: set[int] = set()

@@ -74,7 +74,11 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if not thin and orders.recv(len(PRELOAD)) != PRELOAD:
         os._exit(0)
-    prepare_child = child.preload(config, thin=thin)
+    try:
+        prepare_child = child.preload(config, thin=thin)
+    except Exception as fault:
+        os.write(2, f"zygote: {type(fault).__name__}: {fault}\n".encode()[:400])
+        os._exit(1)
     readable, writable = (_out_of_the_way(end) for end in socket.socketpair())
     orders = _out_of_the_way(orders)
     os.closerange(PLACES[0], FIRST_OWN)

@@ -161,7 +161,8 @@ class Container(Channel):
         missing = required - self.enforced
         if missing or self.faults:
             said = [f"{limit.value} is not enforced" for limit in sorted(missing)]
-            raise LimitsNotEnforced((*self.faults, *said), self.enforced)
+            faults = map(self._in_words, self.faults)
+            raise LimitsNotEnforced((*faults, *said), self.enforced)
 
     def _in_words(self, fault: str) -> str:
         said = self.complaint.strip()
