@@ -277,6 +277,14 @@ routes
         is_quick=True,
     ),
     Attack(
+        "host-pressure", HOST, Harm.HOST_LEAK, "read how busy the host is (/proc/pressure)", PYTHON,
+        code="open('/proc/pressure/cpu').read()",
+        expected=raises("FileNotFoundError"),
+        twin="len(open('/proc/self/stat').read()) > 0",
+        twin_gives=True,
+        is_quick=True,
+    ),
+    Attack(
         "host-environment", HOST, Harm.HOST_LEAK,
         "find the host's environment in its own and in every process's", PYTHON,
         code="""

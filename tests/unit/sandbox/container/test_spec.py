@@ -62,6 +62,12 @@ WHOLE: dict[str, Any] = {
         "CapDrop": ["ALL"],
         "CapAdd": ["KILL", "SETGID", "SETPCAP", "SETUID"],
         "SecurityOpt": ["no-new-privileges:true"],
+        "MaskedPaths": [
+            "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+            "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
+            "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+            "/proc/pressure",
+        ],
         "Devices": [],
         "Memory": 544 * MB,
         "MemorySwap": 544 * MB,
