@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
@@ -55,6 +57,11 @@ LAUNCH_S = 25.0
 
 CONNECT_S = 2.0
 """Seconds to connect to the daemon's socket, to check that it is listening."""
+
+FREEZE_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Seconds before each further attempt to freeze a container. With cgroup version 1 the runtime
+gives up after a fifth of a second, which is too short for processes that get no processor time.
+"""
 
 OPEN_S = 10.0
 """Seconds that a blocking client waits for each answer, unless its caller chooses otherwise."""
@@ -211,8 +218,15 @@ class Docker:
         Raises:
             DockerNotFound: the container is gone.
         """
-        with suppress(DockerConflict):
-            await self.ask(lambda client: client.pause(container_id), QUICK_S)
+        for pause_s in (*FREEZE_PAUSES_S, None):
+            try:
+                with suppress(DockerConflict):
+                    await self.ask(lambda client: client.pause(container_id), QUICK_S)
+                return
+            except DockerError as error:
+                if pause_s is None or type(error) is not DockerError:
+                    raise
+                await anyio.sleep(pause_s)
 
     async def unpause(self, container_id: str) -> None:
         """Let the processes of a container continue; do nothing if they are not frozen.

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import UnixStreamServer
+from typing import ClassVar
 
 import anyio
 import pytest
 
 from fumehood.sandbox.bounded_threads import BoundedThreads
 from fumehood.sandbox.container.docker_api import (
+    FREEZE_PAUSES_S,
     Docker,
+    DockerError,
+    DockerNotFound,
     DockerNotSupported,
 )
 
@@ -107,6 +112,60 @@ class _Upgrading(BaseHTTPRequestHandler):
 
     def log_message(self, *said: object) -> None:
         """Print nothing."""
+
+
+class _Freezing(BaseHTTPRequestHandler):
+    """Docker, which refuses to freeze a container some times."""
+
+    refusals: ClassVar[list[int]] = []
+    """Statuses of the next answers."""
+    asked = 0
+
+    def do_GET(self) -> None:
+        body = b'{"ApiVersion": "1.41"}'
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    def do_POST(self) -> None:
+        assert self.path.endswith("/containers/name/pause")
+        type(self).asked += 1
+        status = self.refusals.pop(0) if self.refusals else 204
+        self.wfile.write(b"HTTP/1.1 %d Said\r\nContent-Length: 0\r\n\r\n" % status)
+
+    def address_string(self) -> str:
+        return "a Unix socket"
+
+    def log_message(self, *said: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize(
+    ("refusals", "fault", "asked"),
+    [
+        ([], None, 1),
+        ([500, 500], None, 3),
+        ([409], None, 1),
+        ([404], DockerNotFound, 1),
+        ([500] * 100, DockerError, 1 + len(FREEZE_PAUSES_S)),
+    ],
+    ids=["at once", "busy", "frozen already", "gone", "never"],
+)
+async def test_container_that_could_not_be_frozen_is_frozen_by_another_attempt(
+    refusals: list[int],
+    fault: type[DockerError] | None,
+    asked: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_Freezing, "refusals", refusals)
+    monkeypatch.setattr(_Freezing, "asked", 0)
+    path = tmp_path / "docker.sock"
+    with UnixStreamServer(str(path), _Freezing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        docker = Docker({"DOCKER_HOST": f"unix://{path}"})
+        with nullcontext() if fault is None else pytest.raises(fault):
+            await docker.pause("name")
+        server.shutdown()
+    assert _Freezing.asked == asked
 
 
 @pytest.mark.parametrize("said", [b"", b"ready"], ids=["nothing", "the first bytes"])
