@@ -9,11 +9,11 @@ that needed approval.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, BinaryIO
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
 
 import anyio
 
@@ -60,9 +60,9 @@ from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import AllCalls, CallGroup, FoundCall, Recorded
 from fumehood.storage.changes import recorded, stamp
 
+T = TypeVar("T")
+
 SHOWN_GROUPS = 20
-_HAS_CONDITIONS = re.compile(r"\b(?:when|any)\b")
-"""Finds rules whose conditions look at arguments, and maybe others."""
 
 NOTED_FOR_S = 300.0
 """Seconds in which looking at the same again is not noted again."""
@@ -424,30 +424,22 @@ class Overview:
             ReadFailed: the log cannot be read.
             WriteFailed: it could not be recorded that arguments are looked at.
         """
-        known = [tool.definition for tool in self._made.services.registry]
+        rules = await self._in_thread(partial(self._parsed, wish.rules))
         since = self._clock.now() - timedelta(days=wish.days)
         groups, is_partial = await self._calls.groups(since)
         tools = {group[:2]: self._tool(group) for group in groups}
         found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
         environment = self._made.config.environment
         given: list[tuple[CallGroup, JsonObject]] = []
-        if Scope.ADMIN in reader.scopes and _HAS_CONDITIONS.search(wish.rules):
+        if Scope.ADMIN in reader.scopes and any(rule.when or rule.any for rule in rules):
             await self._note_reading("calls.searched", reader, {"rules": wish.rules})
             given = await self._calls.given(since, {group.tool for group, _ in found})
 
         def tried() -> tuple[TriedRule, ...]:
-            policy = parse_policy("rules.toml", wish.rules.encode(), known)
             calls = [(one, tools[one[:2]], arguments) for one, arguments in given]
-            return tuple(_tried(rule, environment, found, calls) for rule in policy.rules)
+            return tuple(_tried(rule, environment, found, calls) for rule in rules)
 
-        try:  # thousands of rules take seconds, which must not be those of calls
-            items = await anyio.to_thread.run_sync(tried, limiter=self._trying)
-        except PolicyError as refused:
-            faults = list(refused.shown)
-            raise InvalidParams(
-                f"The rules cannot be used: {faults[0]}", fields=["rules"],
-                details={"faults": faults},
-            ) from None  # fmt: skip
+        items = await self._in_thread(tried)
         calls = sum(group.calls for group in groups)
         return TriedRules(
             items=items,
@@ -455,6 +447,22 @@ class Overview:
             skipped=calls - sum(group.calls for group, _ in found),
             is_partial=is_partial,
         )
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Do work on rules that takes seconds if there are thousands, which calls must not lose."""
+        return await anyio.to_thread.run_sync(work, limiter=self._trying)
+
+    def _parsed(self, rules: str) -> tuple[Rule, ...]:
+        """Return rules that are written as in a policy file. Raises InvalidParams."""
+        known = [tool.definition for tool in self._made.services.registry]
+        try:
+            return parse_policy("rules.toml", rules.encode(), known).rules
+        except PolicyError as refused:
+            faults = list(refused.shown)
+            raise InvalidParams(
+                f"The rules cannot be used: {faults[0]}", fields=["rules"],
+                details={"faults": faults},
+            ) from None  # fmt: skip
 
     def _tool(self, group: CallGroup) -> ToolDefinition | None:
         try:

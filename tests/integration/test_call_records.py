@@ -167,6 +167,24 @@ def test_rule_is_tried_on_what_calls_were_given(
     assert for_approver.unknown
 
 
+SHELL_RULE = """
+[[rules]]
+id = "no-removal"
+decision = "deny"
+tools = ["run_shell"]
+runs = ["rm"]
+"""
+
+
+def test_rule_about_programs_is_tried_on_the_commands_of_calls(
+    client: Client, control: ControlClient
+) -> None:
+    for command in ("cd x && rm -rf y", "ls", "echo rm"):
+        client.call("run_shell", {"command": command})
+    tried = control.policy.try_rules(SHELL_RULE).items[0]
+    assert (tried.calls, tried.at_least, tried.unknown) == (1, 1, ())
+
+
 # -- calls that run now --------------------------------------------------------------------
 
 PRINTS = """\
