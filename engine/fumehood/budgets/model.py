@@ -183,13 +183,16 @@ class AllUsageQuery(UsageQuery):
 
 
 class UsageRow(Value):
-    """The sums of one group of calls; `errors` counts calls that did not end with OK."""
+    """The sums of one group of calls."""
 
     group: dict[Group, str | None]
     """The group's value for each name in `by`."""
 
     calls: int
     errors: int
+    """Calls that did not end with OK."""
+    failed: int
+    """Calls that a program, the engine or a service failed; not refused, denied or invalid ones."""
     input_tokens: int
     output_tokens: int
     tokens_used: int

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from fumehood.budgets.model import MAX_ROWS, Group, Subject, UsageQuery, UsageRow, UsageTable
 from fumehood.budgets.settings import Period
-from fumehood.storage.calls import filters_of
+from fumehood.storage.calls import FAILED, filters_of
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.schema import CALLS, COUNTERS, MAX_INTEGER
@@ -224,6 +224,7 @@ _GROUP_COLUMNS: dict[Group, ColumnElement[Any]] = {
 _ADDED: dict[str, ColumnElement[Any]] = {
     "calls": func.count(),
     "errors": func.sum(case((CALLS.c.code != "OK", 1), else_=0)),
+    "failed": func.sum(FAILED),
 }
 
 _LARGE: dict[str, ColumnElement[Any]] = {
@@ -304,6 +305,7 @@ def _usage_row(group: dict[Group, str | None], rows: Sequence[RowMapping]) -> Us
         group=group,
         calls=sum(row["calls"] for row in rows),
         errors=sum(row["errors"] for row in rows),
+        failed=sum(row["failed"] for row in rows),
         input_tokens=sum(_whole(row, "input_tokens") for row in rows),
         output_tokens=sum(_whole(row, "output_tokens") for row in rows),
         tokens_used=sum(_whole(row, "tokens_used") for row in rows),

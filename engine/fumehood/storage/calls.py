@@ -577,7 +577,7 @@ def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Sele
         in_order.step,
         func.count().label("calls"),
         func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
-        func.sum(case((in_order.code.in_(NO_FAULT), 0), else_=1)).label("failed"),
+        func.sum(_failed(in_order.code)).label("failed"),
         func.avg(in_order.own_ms).label("mean_ms"),
         not_faster_than(0.5).label("p50_ms"),
         not_faster_than(0.95).label("p95_ms"),
@@ -585,6 +585,13 @@ def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Sele
         func.sum(in_order.cost).label("cost"),
     ).group_by(in_order.step)
 
+
+def _failed(code: ColumnElement[Any]) -> ColumnElement[int]:
+    return case((code.in_(NO_FAULT), 0), else_=1)
+
+
+FAILED = _failed(CALLS.c.code)
+"""1 for a call that a program, the engine or a service failed, otherwise 0."""
 
 _WAS_JUDGED = CALLS.c.code != InvalidParams.code
 """The condition that the rules were asked about a call: its arguments fitted the tool."""

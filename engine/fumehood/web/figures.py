@@ -157,6 +157,9 @@ _PLACES = {
         "container", "It works on the files of a session, which are in its container.",
     ),
     "http": ("remote service", "The engine sends a request; nothing of it runs here."),
+    "process": (
+        "container", "It works on the processes of a session, which run in its container.",
+    ),
     "mcp": ("MCP server", "A server of the Model Context Protocol runs it."),
 }  # fmt: skip
 """The kind of an executor → where it runs, and the reason."""
@@ -167,8 +170,10 @@ _HOST = ("host", "A function that the operator trusts. It is not sandboxed.")
 
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
     """Return where a tool runs, and the reason."""
-    of_functions = _JAIL if tool.sandboxed else _HOST
-    return _PLACES.get(tool.executor.partition(":")[0], of_functions)
+    kind = tool.executor.partition(":")[0]
+    if kind == "function":
+        return _JAIL if tool.sandboxed else _HOST
+    return _PLACES.get(kind, ("unknown", "This console does not know its executor."))
 
 
 def limits_in_words(limits: Mapping[str, Any]) -> str:

@@ -42,6 +42,21 @@ async def test_ended_calls_are_summed_by_tool_at_once(database: Database) -> Non
     assert (found.by, found.has_more) == (("tool",), False)
 
 
+async def test_refused_and_invalid_calls_are_errors_and_did_not_fail(database: Database) -> None:
+    codes = (
+        "OK",
+        "PERMISSION_DENIED",
+        "INVALID_PARAMS",
+        "TIMEOUT",
+        "CITY_NOT_FOUND",
+        "NETWORK_ERROR",
+    )
+    for number, code in enumerate(codes):
+        post(database, number, code=code)
+    (row,) = (await table(database)).items
+    assert (row.calls, row.errors, row.failed) == (6, 5, 3)
+
+
 async def test_usage_groups_combine_in_the_requested_order(database: Database) -> None:
     post(database, 1, agent_id="a", session_id="s", at="2026-01-01T23:59:59.999Z")
     post(database, 2, agent_id="a", session_id=None, at="2026-01-02T00:00:00.000Z")

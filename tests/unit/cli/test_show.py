@@ -284,7 +284,7 @@ def test_table_cell_cannot_control_the_terminal(capsys: pytest.CaptureFixture[st
 
 def row(tool: str | None = "calculator", **fields: Any) -> UsageRow:
     return UsageRow(**{
-        "group": {"tool": tool}, "calls": 2, "errors": 1, "input_tokens": 3, "output_tokens": 4,
+        "group": {"tool": tool}, "calls": 2, "errors": 1, "failed": 1, "input_tokens": 3, "output_tokens": 4,
         "tokens_used": 5, "cost": {"USD": "0.250000"}, **fields,
     })  # fmt: skip
 

@@ -52,10 +52,12 @@ from fumehood.core.status import (
     Readiness,
     StateReadiness,
 )
+from fumehood.executors.kinds import EXECUTORS
 from fumehood.identity.model import Agent, Binding, Change
 from fumehood.policy.model import Explanation, PolicyStatus, PolicyText, RuleStatus, Verdict
 from fumehood.protocol.messages import decode_envelope
 from fumehood.web import ports
+from fumehood.web.figures import place_of
 from fumehood.web.guard import CONTENT_POLICY, SANDBOX
 from fumehood.web.logins import Login
 from fumehood.web.pages import PAGES, health
@@ -284,7 +286,7 @@ class Watched(FakeControl):
     async def usage(self, by: list[str], **query: Any) -> UsageTable:
         def row(**group: str | None) -> UsageRow:
             return UsageRow(
-                group=group, calls=4, errors=1, input_tokens=10, output_tokens=5, tokens_used=0,  # type: ignore[arg-type]
+                group=group, calls=4, errors=3, failed=1, input_tokens=10, output_tokens=5, tokens_used=0,  # type: ignore[arg-type]
                 cost={"USD": "0.500000"},
             )  # fmt: skip
 
@@ -828,6 +830,23 @@ def test_usage_page_has_a_plot_for_each_amount_and_bars_for_budgets(browser: Bro
     text = browser.get("/usage").text
     assert re.findall(r'aria-label="(\w+) over time', text) == ["Calls", "Tokens", "Money"]
     assert '<rect class="over" width="90.0"' in text
+
+
+def test_failed_means_the_same_on_usage_as_on_charts(browser: Browser) -> None:
+    usage, charts = browser.get("/usage").text, browser.get("/charts").text
+    assert "<dt>Failed</dt><dd>1</dd>" in usage  # 3 ended with an error, 2 of them were refused
+    words = "Calls that were denied, refused or had wrong arguments did not fail."
+    assert words in usage
+    assert words in charts
+
+
+@pytest.mark.parametrize("executor", sorted(set(EXECUTORS) - {"decision", "net"}))
+@pytest.mark.parametrize("sandboxed", [True, False])
+def test_tool_is_said_to_run_where_its_executor_places_it(executor: str, sandboxed: bool) -> None:
+    tool = function_definition(sandboxed=sandboxed).model_copy(update={"executor": executor})
+    kind = EXECUTORS[executor].placement(tool, in_session=True).kind
+    elsewhere = {"http": "remote service", "http:fetch": "remote service", "mcp": "MCP server"}
+    assert place_of(tool)[0] == elsewhere.get(executor, kind)
 
 
 def test_policy_shows_what_shadow_rules_would_have_done(browser: Browser) -> None:
