@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
-from psutil import STATUS_STOPPED, Process
 
 from conftest import CLEAN_ENVIRONMENT, Daemon, StartDaemon
+from support.held_call import start_held_call
 from support.http import Answer
 from support.processes import (
     children_of_guest,
-    computing_child,
     descendants,
     guest_of,
-    is_computing,
     is_gone,
 )
 from support.terminal import Person
 from support.wait import wait_until
-
-SLOW = "pow(7, 10**2500, 10**2500 + 7)"
 
 
 @pytest.mark.row("D6")
@@ -42,25 +37,6 @@ def test_graceful_stop_exits_zero_and_leaves_no_socket_or_process(
     client.close()
 
 
-def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.Thread, Process]:
-    """Start a call whose guest process is suspended until the test resumes it."""
-    client = daemon.client()
-    assert client.calculate("1 + 1").body["success"]
-
-    def call() -> None:
-        answers.append(client.calculate(SLOW, timeout_seconds=30))
-        client.close()
-
-    caller = threading.Thread(target=call)
-    caller.start()
-    guest = guest_of(daemon.process.pid)
-    wait_until(lambda: is_computing(guest))
-    held = computing_child(guest)
-    held.suspend()
-    wait_until(lambda: held.status() == STATUS_STOPPED)
-    return caller, held
-
-
 @pytest.mark.row("D6", "E1")
 def test_draining_daemon_refuses_new_calls_with_retry_after_on_all_connections(
     start_daemon: StartDaemon,
@@ -68,7 +44,7 @@ def test_draining_daemon_refuses_new_calls_with_retry_after_on_all_connections(
     daemon = start_daemon(drain_seconds="60")
     open_before, answers = daemon.client(), list[Answer]()
     assert open_before.calculate("1 + 1").body["success"]
-    caller, held = _start_held_call(daemon, answers)
+    caller, held = start_held_call(daemon, answers)
     daemon.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "daemon.stopping" in daemon.log)
     for client in (open_before, daemon.client()):
@@ -93,7 +69,7 @@ def test_draining_daemon_refuses_new_calls_with_retry_after_on_all_connections(
 def test_second_sigterm_stops_without_draining(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_seconds="600")
     family = descendants(daemon.process.pid)
-    caller, held = _start_held_call(daemon, [])
+    caller, held = start_held_call(daemon, [])
     daemon.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "daemon.stopping" in daemon.log)
     assert daemon.process.poll() is None
@@ -109,7 +85,7 @@ def test_interrupted_serve_on_a_terminal_reports_the_calls_it_waits_for(home: Pa
     settings = {"FUMEHOOD_HOME": str(home), "FUMEHOOD_DRAIN_SECONDS": "1"}
     person = Person({**CLEAN_ENVIRONMENT, **settings}, "serve")
     person.reads("fumehood listens on")
-    caller, _ = _start_held_call(Daemon(person.process, home, {}), [])
+    caller, _ = start_held_call(Daemon(person.process, home, {}), [])
     assert person.interrupts() == 0
     told = "Waiting for 1 call to end (at most 1 s); Ctrl-C again stops at once."
     assert person.seen.count(told) == 1
@@ -124,7 +100,7 @@ def test_daemon_with_zero_drain_answers_running_calls_with_shutting_down(
 ) -> None:
     daemon = start_daemon(drain_seconds="0")
     answers = list[Answer]()
-    caller, _ = _start_held_call(daemon, answers)
+    caller, _ = start_held_call(daemon, answers)
     assert daemon.stop() == 0
     caller.join(timeout=30)
     assert (answers[0].status, answers[0].code) == (503, "SHUTTING_DOWN")

@@ -20,6 +20,7 @@ import pytest
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, make_first_approver
 from fumehood.web.server import MAX_CONNECTIONS, protect
 from support.browser import running_console
+from support.held_call import start_held_call
 from support.preloaded import PYTHON
 from support.wait import wait_until
 
@@ -183,6 +184,24 @@ def test_daemon_restarts_its_killed_console_which_ends_with_the_daemon(web_daemo
     web_daemon.process.kill()
     web_daemon.process.wait(timeout=30)
     wait_until(lambda: is_gone(address))
+
+
+def test_stopping_daemon_does_not_start_its_console_again(web_daemon: Daemon) -> None:
+    """Ctrl-C and service managers end both, and the daemon still waits for a call."""
+    _, child = console_of(web_daemon)
+    caller, held = start_held_call(web_daemon, [])
+    (keeper,) = [
+        thread for thread in Path(f"/proc/{web_daemon.process.pid}/task").iterdir()
+        if str(child) in (thread / "children").read_text().split()
+    ]  # fmt: skip
+    web_daemon.process.send_signal(signal.SIGTERM)
+    os.kill(child, signal.SIGTERM)
+    wait_until(lambda: not keeper.exists())
+    assert web_daemon.process.poll() is None
+    held.resume()
+    caller.join(timeout=30)
+    assert web_daemon.process.wait(timeout=30) == 0
+    assert "started again" not in web_daemon.log
 
 
 def test_idle_connections_do_not_exhaust_the_console(administered_daemon: Daemon) -> None:

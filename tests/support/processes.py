@@ -21,7 +21,8 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def guest_of(pid: int) -> psutil.Process:
     """The supervisor below a daemon."""
-    (guest,) = psutil.Process(pid).children()
+    children = psutil.Process(pid).children()
+    (guest,) = [child for child in children if "fumehood.web.server" not in child.cmdline()]
     return guest
 
 

@@ -101,18 +101,25 @@ def serve(
     log = make_logger(level, config.log_format)
 
     console: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+    is_stopping = threading.Event()
     if web:
-        console = console_of(read_socket_path(config, control=True), path, web_port)
+        control = read_socket_path(config, control=True)
+        console = console_of(control, path, web_port, is_stopping)
 
     def say_ready() -> None:
         start_console()
         with suppress(OSError):  # stderr has no reader any more, as with the log
             print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
 
+    def on_draining(count: int) -> None:
+        is_stopping.set()
+        if count:
+            _say_what_it_waits_for(count, config.drain_seconds)
+
     async def main() -> None:
         await run(
             config, log, show_credential=_way_to_show(), on_ready=say_ready,
-            on_draining=lambda count: _say_what_it_waits_for(count, config.drain_seconds),
+            on_draining=on_draining,
         )  # fmt: skip
 
     try:
@@ -251,13 +258,15 @@ def listening(port: int, option: str = "--port") -> sockets.socket:
 
 
 @contextmanager
-def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[], None]]:
+def console_of(
+    control: Path, callers: Path, port: int, is_stopping: threading.Event
+) -> Iterator[Callable[[], None]]:
     """Run a console beside a daemon; the function starts it. It ends with this context.
 
-    Nobody is logged in there: each browser needs a credential. If it ends it is started again.
+    Nobody is logged in there: each browser needs a credential. If it ends it is started again,
+    unless the daemon is stopping: Ctrl-C and a service manager end both.
     """
     children: list[subprocess.Popen[bytes]] = []
-    is_over = threading.Event()
     with listening(port, "--web-port") as listener:
         given = [str(one) for one in (listener.fileno(), control, callers)]
         # The console must not see the daemon's variables.
@@ -272,7 +281,7 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
                 )  # fmt: skip
                 children[:] = [child]
                 status = child.wait()
-                if is_over.wait(RESTART_S):
+                if is_stopping.wait(RESTART_S):
                     return
                 words = f"The console ended ({status}); it is started again."
                 print(words, file=sys.stderr, flush=True)
@@ -288,7 +297,7 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
         try:
             yield start
         finally:
-            is_over.set()
+            is_stopping.set()
             while keeper.is_alive():
                 for child in children:
                     child.terminate()

@@ -369,7 +369,7 @@ async def serve(
     """Serve until SIGTERM or SIGINT.
 
     `on_ready` is called once clients can connect. `on_draining` receives the number of running
-    calls for which a stop waits, if there are any. If `show_credential` is given and no approver
+    calls for which a stop waits. If `show_credential` is given and no approver
     ever existed, the first approver is created, and `show_credential` receives its credential.
 
     Raises:
@@ -656,8 +656,7 @@ async def _stop_on_signal(
                 continue
             tell_manager(manager, STOPPING)
             engine.drain()
-            if engine.running_calls:
-                on_draining(engine.running_calls)
+            on_draining(engine.running_calls)
             group.start_soon(_exit_when_drained, server, engine)
 
 
