@@ -705,12 +705,16 @@ class Engine:
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """Return the usage of one principal, and the budgets that limit it."""
+        if query.session is not None:
+            session_id = self.sessions.id_of(principal, query.session)
+            query = query.model_copy(update={"session": session_id})
         table = await usage_table(self.database, query, principal.id)
         standings = self.budgets.standings(principal)
         return table.with_budgets(standings, self.config.prices.currency)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """Return the usage of all principals or of one, and all budgets."""
+        query = self.overview.by_session_id(query)
         table = await usage_table(self.database, query, query.principal)
         return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
 
@@ -746,9 +750,9 @@ class Engine:
 
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
         """Return the files of a session of this process's owner, or of another principal."""
-        return SessionFiles(
-            self.sessions, self._made.services.cursors, principal or self.owner, session_id
-        )
+        owner = principal or self.owner
+        own_id = self.sessions.id_of(owner, session_id)
+        return SessionFiles(self.sessions, self._made.services.cursors, owner, own_id)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """Make an envelope for a request that was refused before it became a call."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -19,6 +20,7 @@ import anyio
 
 from fumehood.answers import CallDetails
 from fumehood.audit.chain import chain_of
+from fumehood.budgets.model import AllUsageQuery
 from fumehood.compose import Composition
 from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions, CallRequest
 from fumehood.core.call_log import (
@@ -66,6 +68,8 @@ SHOWN_GROUPS = 20
 
 NOTED_FOR_S = 300.0
 """Seconds in which looking at the same again is not noted again."""
+
+Q = TypeVar("Q", AllCallsQuery, AllUsageQuery)
 
 NOT_RUNNING = "No such call is running. Do not retry."
 _FIELDS = {"agent": "agent_id", "principal": "principal_id", "session": "session_id",
@@ -119,6 +123,7 @@ class Overview:
             ResourceNotFound, ReadFailed: as `AllCalls.page`.
             WriteFailed: the search could not be recorded.
         """
+        query = self.by_session_id(query)
         if query.state is not None:
             page = self.running(query)
             items = tuple(_for_reader(record, reader) for record in page.items)
@@ -310,16 +315,26 @@ class Overview:
         """Return the sessions of all principals."""
         return tuple(map(_owned, self._made.services.sessions.every()))
 
-    def session(self, session_id: str) -> OwnedSession:
-        """Return one session. Raises ResourceNotFound."""
-        for one in self._made.services.sessions.every():
-            if one.record.id == session_id:
-                return _owned(one)
-        raise ResourceNotFound("There is no such session. Do not retry.")
+    def session(self, reference: str) -> OwnedSession:
+        """Return one session by its id or name. A name is that of the one in use, otherwise of the
+        one that ended last. Raises ResourceNotFound, also if several principals have one of it.
+        """
+        every = self._made.services.sessions.every()
+        found = [one for one in every if reference in (one.record.id, one.record.name)]
+        found = [one for one in found if not one.record.state.is_over] or found
+        if len({one.principal_id for one in found}) > 1:
+            words = "Several principals have a session of this name. Use the session's id."
+            raise ResourceNotFound(words, fields=["session_id"])
+        if not found:
+            raise ResourceNotFound("There is no such session. Do not retry.")
+        return _owned(found[0])
 
-    def owner_of(self, session_id: str) -> Principal:
-        """Return a session's owner as a principal without scopes. Raises ResourceNotFound."""
-        return Principal(self.session(session_id).principal_id)
+    def by_session_id(self, query: Q) -> Q:
+        """Return a query whose filter `session` is an id, if it was the name of a session."""
+        with suppress(ResourceNotFound):
+            if query.session is not None:
+                return query.model_copy(update={"session": self.session(query.session).id})
+        return query
 
     async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
         """End any session with everything that runs in it, and record that as a change.
@@ -331,10 +346,10 @@ class Overview:
         found = self.session(session_id)
         if not found.state.is_over:
             details = {"principal_id": found.principal_id}
-            await self._record(by, "session.end", session_id, details)
+            await self._record(by, "session.end", found.id, details)
             why = "an administrator ended it"
-            await self._made.services.sessions.end(Principal(found.principal_id), session_id, why)
-        return self.session(session_id)
+            await self._made.services.sessions.end(Principal(found.principal_id), found.id, why)
+        return self.session(found.id)
 
     def processes(self, session_id: str) -> SessionProcesses:
         """Return the processes of any session, for looking at them: that is not a use of it.
@@ -342,8 +357,9 @@ class Overview:
         Raises:
             ResourceNotFound: there is no such session, or it is over.
         """
+        found = self.session(session_id)
         return self._made.services.sessions.processes(
-            self.owner_of(session_id), session_id, is_use=False
+            Principal(found.principal_id), found.id, is_use=False
         )
 
     async def stop_process(
@@ -356,7 +372,8 @@ class Overview:
             SandboxUnavailable: the session cannot run now.
             WriteFailed: the change could not be recorded, and the process continues.
         """
-        processes = self.processes(session_id)
+        session = self.session(session_id)
+        processes = self.processes(session.id)
         for one in (await processes.ask({"do": "list"}))["processes"]:
             if one["name"] == name and one["state"] == "ended":
                 return dict(one)
@@ -364,8 +381,8 @@ class Overview:
                 break
         else:
             raise ResourceNotFound("This session has no such process.", fields=["process"])
-        details = {"principal_id": self.owner_of(session_id).id, "process": name}
-        await self._record(by, "process.stop", session_id, details)
+        details = {"principal_id": session.principal_id, "process": name}
+        await self._record(by, "process.stop", session.id, details)
         answer = await processes.ask({"do": "stop", "name": name, "grace_s": grace_s})
         return dict(answer["process"])
 

@@ -13,12 +13,13 @@ from fumehood import Config, Engine
 from fumehood.core.envelope import Envelope
 from fumehood.core.session import SessionRecord
 from fumehood.sandbox.container import channel
+from fumehood.sandbox.container import wall as wall_module
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.storage.database import open_database
 from fumehood.storage.directory import owner_id
 from support.answers import code_of, error_of
-from support.containers import containers_of, kill_container
+from support.containers import containers_of, kill_container, kill_init_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
 
@@ -108,6 +109,43 @@ async def test_session_with_killed_container_is_lost_and_refuses_calls(engine: E
     assert "files and variables are gone" in error_of(after).message
     assert await value(engine, other, "1") == 1
     await until(lambda: name not in running(engine))
+
+
+@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+async def test_container_killed_while_it_is_frozen_is_noticed(
+    home: Path, python_image: Image, monkeypatch: pytest.MonkeyPatch, runtime: str | None
+) -> None:
+    """Its init is killed: on version 1 of cgroups it stays until it goes on. Twin: one that is
+    only frozen.
+    """
+    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.1)
+    chosen = config(home)
+    container = chosen.container.model_copy(update={"runtime": runtime})
+    async with Engine(config=chosen.model_copy(update={"container": container})) as engine:
+        killed, frozen = await create(engine), await create(engine)
+        assert await value(engine, frozen, "x = 1\nx") == 1
+        for session in (killed, frozen):
+            await engine.sessions.pause(engine.owner, session.id)
+        kill_init_of(place_of(engine, killed))
+        await until(lambda: engine.sessions.find(engine.owner, killed.id).state == "lost")
+        assert engine.sessions.find(engine.owner, frozen.id).state == "paused"
+        assert await value(engine, frozen, "x") == 1
+
+
+async def test_frozen_container_that_the_next_engine_has_not_taken_over_and_dies_is_noticed(
+    home: Path, python_image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.1)
+    database = open_database(home / "state.db")
+    async with Engine(config=config(home), database=database) as engine:
+        session = await create(engine, name="build")
+        await engine.sessions.pause(engine.owner, session.id)
+        name = place_of(engine, session)
+    async with Engine(config=config(home), database=database) as engine:
+        assert engine.sessions.find(engine.owner, "build").state == "paused"
+        kill_container(name)
+        await until(lambda: engine.sessions.find(engine.owner, "build").state == "lost")
+    database.close()
 
 
 @pytest.mark.needs("disks")

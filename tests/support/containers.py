@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,3 +45,9 @@ def remove_containers_of(home: Path) -> None:
 def kill_container(container_id: str) -> None:
     with closing(open_docker(timeout_s=30)) as client:
         client.kill(container_id, "SIGKILL")
+
+
+def kill_init_of(container_id: str) -> None:
+    """Kill a container's first process, as another program of the host would."""
+    with closing(open_docker(timeout_s=30)) as client:
+        os.kill(client.inspect_container(container_id)["State"]["Pid"], signal.SIGKILL)

@@ -26,7 +26,7 @@ from fumehood.cli.options import (
     read_bytes,
     require_seconds,
 )
-from fumehood.cli.reach import call_once, calling, session_id_of
+from fumehood.cli.reach import call_once, calling
 from fumehood.cli.show import show_envelope, wants_json
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.escaping import json_line, visible
@@ -175,7 +175,7 @@ def call(
         max_length=max_length,
         debug=debug or None,
         agent_id=agent,
-        session_id=session_id_of(session, socket, as_json=as_json, token_file=token_file),
+        session_id=session,
         idempotency_key=idempotency_key,
         new_call=new_call or None,
         wait_for_approval=None if wait is None else _waiting(wait),

@@ -75,17 +75,6 @@ def calling(
             yield client
 
 
-def session_id_of(
-    reference: str | None, socket: Path | None, *, as_json: bool = False,
-    token_file: Path | None = None,
-) -> str | None:  # fmt: skip
-    """Return the id of the session that `--session` names. Calls take no names."""
-    if reference is None or "_" in reference:
-        return reference
-    with calling(socket, as_json=as_json, is_call=True, token_file=token_file) as client:
-        return client.session(reference).id
-
-
 def call_once(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
     as_json: bool = False, token_file: Path | None = None,

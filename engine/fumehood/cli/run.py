@@ -30,7 +30,7 @@ from fumehood.cli.options import (
     read_text,
     require_seconds,
 )
-from fumehood.cli.reach import call_once, calling, session_id_of
+from fumehood.cli.reach import call_once, calling
 from fumehood.cli.show import (
     file_line,
     for_people,
@@ -186,8 +186,6 @@ def run(
     if session == NEW:
         session = _new_session(socket, image, agent, memory, package, as_json=as_json)
         package = None
-    else:
-        session = session_id_of(session, socket, as_json=as_json)
     options = options_of(
         timeout_seconds=timeout,
         memory_limit_mb=memory,

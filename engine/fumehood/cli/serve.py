@@ -264,7 +264,7 @@ def console_of(
     """Run a console beside a daemon; the function starts it. It ends with this context.
 
     Nobody is logged in there: each browser needs a credential. If it ends it is started again,
-    unless the daemon is stopping: Ctrl-C and a service manager end both.
+    unless the daemon is stopping: Ctrl-C and service managers end both.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:

@@ -47,7 +47,7 @@ from fumehood.client import Client
 from fumehood.client.files import SaveFailed, Saving, plain_file
 from fumehood.core.escaping import printable, visible
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import SessionRecord, Snapshot
+from fumehood.core.session import SessionRecord, SessionStatus, Snapshot
 
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
@@ -66,8 +66,9 @@ SNAPSHOT = SESSION | {
 
 
 def _reference(session: SessionRecord) -> str:
-    """Its name, while that can be used, or its id."""
-    return session.id if session.state.is_over else session.name or session.id
+    """Its name, unless it has ended and so made the name free, or its id."""
+    has_ended = session.state is SessionStatus.ENDED
+    return session.id if has_ended else session.name or session.id
 
 
 def _age(session: SessionRecord | Snapshot) -> str:
@@ -89,7 +90,7 @@ plain(
         Column("age", _age, drop=1),
         Column(
             "ends",
-            lambda one: "" if one.state.is_over else ago(one.expires_at, datetime.now(UTC)),
+            lambda one: ago(one.expires_at, datetime.now(UTC)),
             drop=2,
         ),
     ),

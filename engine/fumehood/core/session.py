@@ -103,7 +103,9 @@ class SessionRecord(_Record):
 
     id: str
     name: str | None = None
-    """A name that its owner gave it, unique among the owner's sessions that are not over."""
+    """A name that its owner gave it, unique among the owner's sessions that are not over. One that
+    is over keeps it until another session has it.
+    """
     state: SessionStatus
     why: str | None
     image: str
@@ -119,7 +121,9 @@ class SessionRecord(_Record):
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
-    """When it ends if it stays unused; never after its absolute end."""
+    """When it ends if it stays unused; never after its absolute end. Of one that is over: when it
+    ended or was lost.
+    """
     calls: int
     is_busy: bool
     """Whether a call is in it now, or waits for it."""
@@ -249,7 +253,7 @@ class NewSession(SessionFields):
     name: str | None = Field(
         default=None,
         pattern=SESSION_NAME,
-        description="A name for it, which can stand for its id in paths.",
+        description="A name for it, which can stand for its id everywhere.",
     )
     project: Id | None = Field(
         default=None,

@@ -89,11 +89,11 @@ class SessionFiles:
         self._sessions = sessions
         self._cursors = cursors
         self._principal = principal
-        self._session_id = session_id
+        self.session_id = session_id
 
     @property
     def _record(self) -> SessionRecord:
-        return self._sessions.find(self._principal, self._session_id)
+        return self._sessions.find(self._principal, self.session_id)
 
     @property
     def most_bytes(self) -> int:
@@ -111,8 +111,8 @@ class SessionFiles:
         """Return a page of a directory's entries. An empty path means the workspace itself."""
         if path:
             _require_plain(path)
-        query = ListingQuery(self._session_id, self._principal.id, path, recursive, limit, cursor)
-        turn = await self._sessions.files(self._principal, self._session_id)
+        query = ListingQuery(self.session_id, self._principal.id, path, recursive, limit, cursor)
+        turn = await self._sessions.files(self._principal, self.session_id)
         async with turn as lease:
             said = await list_page(lease, query, REQUEST_LIMITS, self._cursors)
         return said.required
@@ -264,7 +264,7 @@ class SessionFiles:
 
         The container is free for calls between two requests.
         """
-        turn = await self._sessions.files(self._principal, self._session_id)
+        turn = await self._sessions.files(self._principal, self.session_id)
         async with turn as lease:
             limits = replace(REQUEST_LIMITS, disk_mb=self._record.disk_mb)
             said = await ask(lease, request, limits, model)

@@ -136,6 +136,8 @@ class McpEndpoint:
         sender, session_id = _sender(request, message), query.session_id
         if session_id == NEW:
             sender, session_id = await self._with_own_session(sender, message, principal, query)
+        elif session_id is not None:
+            session_id = self.engine.sessions.id_of(principal, session_id)
         client = Client(principal, *sender, query.agent_id, session_id, query.wait)
         exchange.watch()
         if method == "GET":

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions, CallRequest
+from fumehood.core.call import (
+    MAX_TOOL_CHARACTERS,
+    CallBody,
+    CallOptions,
+    CallRequest,
+    replaced,
+)
 from fumehood.core.call_log import RUNNING, CallRecord, RunningCall
 from fumehood.core.decision import ExternalCall
 from fumehood.core.envelope import Envelope, UsageReport
@@ -225,7 +231,15 @@ class Calls:
         await asyncio.gather(*self.streamed, return_exceptions=True)
 
     def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
-        """Build a new call. Its trace is that of the option `trace_id`, or of the HTTP request."""
+        """Build a new call. Its trace is that of the option `trace_id`, or of the HTTP request.
+
+        A session's name becomes its id here: an approval or a key must not pass to the next session
+        of that name.
+        """
+        options = body.options
+        if options.session_id is not None and principal is not None:
+            session_id = self._services.sessions.id_of(principal, options.session_id)
+            options = replaced(options, session_id=session_id)
         given, incoming = body.options.trace_id, INCOMING.get()
         own = read_traceparent(given) if given is not None else None
         parent = own or (read_traceparent(incoming) if incoming is not None else None)
@@ -234,7 +248,7 @@ class Calls:
         return CallRequest(
             tool,
             body.arguments,
-            body.options,
+            options,
             principal,
             self._ids.call_id(),
             given or self._ids.trace_id(self._clock.now()),

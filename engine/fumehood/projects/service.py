@@ -457,7 +457,7 @@ class Projects:
         `SessionKeeper.fork`, and StateUnavailable: what was copied in is not known.
         """
         source, home = self._sessions.project_home(principal, session_id)
-        forks = await self._sessions.fork(principal, session_id, **wishes)
+        forks = await self._sessions.fork(principal, source, **wishes)
         if home is None:
             return forks
         try:

@@ -655,12 +655,14 @@ class SessionHistory:
     def __init__(self, rows: SessionRows) -> None:
         self._rows = rows
         self._over: dict[str, KeptSession] = {}
+        self._named: dict[tuple[str, str | None], str] = {}
+        """Principal and name → id of the one that ended last."""
         self._unwritten: dict[str, KeptSession] = {}
         self._undeleted: set[str] = set()
 
-    def find(self, principal_id: str, session_id: str) -> KeptSession | None:
-        """Return this principal's ended session with an id, or None."""
-        found = self._over.get(session_id)
+    def find(self, principal_id: str, reference: str) -> KeptSession | None:
+        """Return this principal's ended session with an id, the last one with a name, or None."""
+        found = self._over.get(self._named.get((principal_id, reference), reference))
         return found if found is not None and found.principal_id == principal_id else None
 
     def every(self) -> list[KeptSession]:
@@ -706,12 +708,17 @@ class SessionHistory:
     def keep(self, one: KeptSession) -> None:
         """Add a session that has ended and whose row exists."""
         self._over[one.record.id] = one
+        if one.record.name is not None:
+            self._named[one.principal_id, one.record.name] = one.record.id
         mine = self.of(one.principal_id)
         self.forget([old.record.id for old in mine[MAX_OF_PRINCIPAL:]])
 
     def forget(self, session_ids: Iterable[str]) -> None:
         """Forget sessions. The next `write` deletes their rows, if any."""
         for session_id in session_ids:
-            self._over.pop(session_id, None)
+            gone = self._over.pop(session_id, None)
+            own_name = (gone.principal_id, gone.record.name) if gone is not None else ("", None)
+            if self._named.get(own_name) == session_id:
+                del self._named[own_name]
             self._unwritten.pop(session_id, None)
             self._undeleted.add(session_id)

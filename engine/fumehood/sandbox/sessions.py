@@ -302,16 +302,17 @@ class SessionKeeper:
         live = [KeptSession(one.principal_id, self._record(one)) for one in newest]
         return [*live, *self._history.every()]
 
-    def find(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Return one of a principal's own sessions by its id, also an ended one, or by its name.
+    def find(self, principal: Principal, reference: str) -> SessionRecord:
+        """Return one of a principal's own sessions by its id or name, also one that is over. A name
+        is that of the one in use, otherwise of the one that ended last.
 
         Raises:
             ResourceNotFound: there is none.
         """
-        session = self._live_one(principal.id, session_id)
+        session = self._live_one(principal.id, reference)
         if session is not None:
             return self._record(session)
-        over = self._history.find(principal.id, session_id)
+        over = self._history.find(principal.id, reference)
         if over is None:
             raise _unknown()
         return over.record
@@ -360,9 +361,10 @@ class SessionKeeper:
         """Let a principal's paused or stopped session continue, which counts as a use. Raises as
         `pause`.
         """
-        async with await self.files(principal, session_id):
+        session = self._usable(principal.id, session_id)
+        async with self._lease(principal.id, session.id, is_call=False):
             pass
-        return self.find(principal, session_id)
+        return self.find(principal, session.id)
 
     # -- copies ------------------------------------------------------------------------
 
@@ -394,7 +396,7 @@ class SessionKeeper:
         self, principal: Principal, session_id: str, snapshot_id: str
     ) -> Snapshot:
         """Delete a snapshot of a principal's session. Raises as `snapshot`."""
-        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        session = self._usable(principal.id, session_id)
         found = _snapshot_of(self._record(session), snapshot_id)
         left = tuple(one for one in session.snapshots if one != found)
         await self._set(session, "snapshots", left)
@@ -444,7 +446,7 @@ class SessionKeeper:
             copy = _snapshot_of(record, snapshot_id).id
             return await self._fork(principal.id, copy, record, names)
         async with AsyncExitStack() as stack:
-            async with self._turn(principal, session_id) as session:
+            async with self._turn(principal, record.id) as session:
                 _require_disk(session, NO_COPIES)
                 copy = f"snap_{secrets.token_hex(ID_BYTES)}"
                 await stack.enter_async_context(session.container.copy_disk(copy))
@@ -521,6 +523,16 @@ class SessionKeeper:
         return [copy.id for record in records for copy in record.snapshots]
 
     # -- for calls -----------------------------------------------------------------
+
+    def id_of(self, principal: Principal, reference: str) -> str:
+        """Return the id of a principal's session, also of one that is over, by its id or name. What
+        is neither is returned as it is: tools that need no session accept any text.
+        """
+        session = self._live_one(principal.id, reference)
+        if session is not None:
+            return session.id
+        over = self._history.find(principal.id, reference)
+        return over.record.id if over is not None else reference
 
     def examine(
         self,
@@ -608,7 +620,7 @@ class SessionKeeper:
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a session for file operations outside of calls. Raises as `lease` does."""
-        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        session = self._usable(principal.id, session_id)
         return self._lease(principal.id, session.id, is_call=False)
 
     # -- for the engine -----------------------------------------------------------
@@ -841,21 +853,23 @@ class SessionKeeper:
             "later."
         )
 
-    def _usable(self, principal_id: str, session_id: str) -> Session:
-        """Return an active session; end it if it has expired. Raises ResourceNotFound."""
-        session = self._live.get(session_id)
-        if session is not None and session.principal_id == principal_id:
+    def _usable(self, principal_id: str, reference: str) -> Session:
+        """Return an active session by its id or name; end it if it has expired. Raises
+        ResourceNotFound.
+        """
+        session = self._live_one(principal_id, reference)
+        if session is not None:
             why = session.why_over(self._clock.monotonic())
             if why is None:
                 return session
-            if not session.users:
-                self._finish(session, SessionStatus.ENDED, why)
-            else:
-                raise _over(session.id, SessionStatus.ENDED, why)
-        over = self._history.find(principal_id, session_id)
+            if session.users:
+                raise _over(SessionStatus.ENDED, why, self._clock.now())
+            self._finish(session, SessionStatus.ENDED, why)
+            reference = session.id
+        over = self._history.find(principal_id, reference)
         if over is None:
             raise _unknown()
-        raise _over(session_id, over.record.state, over.record.why or "")
+        raise _over(over.record.state, over.record.why or "", over.record.expires_at)
 
     async def _until_ready(self, session: Session) -> None:
         """Wait until a session's container can run something; start it again if it was stopped.
@@ -1008,7 +1022,7 @@ class SessionKeeper:
             if session.finished is None:
                 await self._until_ready(session)
             if session.finished is not None:
-                self._usable(principal_id, session_id)
+                self._usable(principal_id, session.id)
 
         asked = time.monotonic()
         async with self._entered(session):
@@ -1041,7 +1055,7 @@ class SessionKeeper:
         Raises:
             ResourceNotFound: this principal has no such session, or it is over.
         """
-        session = self._usable(principal.id, self._id_of(principal.id, session_id))
+        session = self._usable(principal.id, session_id)
         return self._processes_of(session, is_use=is_use)
 
     def _processes_of(self, session: Session, *, is_use: bool = True) -> SessionProcesses:
@@ -1098,17 +1112,13 @@ class SessionKeeper:
         live = self._live.get(session_id)
         return live.kept() if live else self._history.find(principal_id, session_id)
 
-    def _id_of(self, principal_id: str, reference: str) -> str:
-        session = self._live_one(principal_id, reference)
-        return session.id if session is not None else reference
-
     @asynccontextmanager
     async def _turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
         """Wait for a turn in a session and hold it during the block, without starting anything.
 
         Raises as `pause`.
         """
-        session = self._usable(principal.id, self._id_of(principal.id, reference))
+        session = self._usable(principal.id, reference)
         async with self._entered(session):
             yield session
         self._history.note(session.kept())  # a state that was told holds after a crash, too
@@ -1249,8 +1259,8 @@ def _unknown() -> ResourceNotFound:
     return ResourceNotFound(words, fields=["session_id"])
 
 
-def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
-    said = f"{why[:1].lower()}{why[1:]}".rstrip(".")
+def _over(status: SessionStatus, why: str, at: datetime) -> ResourceNotFound:
+    said = f"{why[:1].lower()}{why[1:]}".rstrip(".") + f" ({at:%Y-%m-%d %H:%M:%S} UTC)"
     if status is SessionStatus.LOST:
         words = f"The session is lost: {said}. Its files and variables are gone."
     else:

@@ -198,9 +198,9 @@ async def test_variables_of_an_ended_session_are_not_stored() -> None:
 
 async def test_session_of_another_principal_is_not_found() -> None:
     async with bench() as made:
-        record = await made.keeper.create(ALICE)
+        record = await made.keeper.create(ALICE, name="build")
         said = []
-        for session_id in (record.id, "sess_" + "0" * 32):
+        for session_id in (record.id, "build", "other", "sess_" + "0" * 32):
             for ask in (
                 lambda one: made.keeper.find(BOB, one),
                 lambda one: made.keeper.examine(BOB, None, one),
@@ -502,10 +502,63 @@ async def test_name_stands_for_the_id_of_its_owners_session() -> None:
                 await made.keeper.create(ALICE, name=name)
             assert caught.value.fields == ("name",)
         assert (await made.keeper.end(ALICE, "build")).state is SessionStatus.ENDED
-        with pytest.raises(ResourceNotFound):
-            made.keeper.find(ALICE, "build")
+        assert made.keeper.find(ALICE, "build").id == record.id
         again = await made.keeper.create(ALICE, name="build")
         assert made.keeper.find(ALICE, "build").id == again.id
+        assert made.keeper.id_of(ALICE, "build") == again.id
+
+
+async def test_lost_session_keeps_its_name_and_says_when_and_why_it_was_lost() -> None:
+    rows = SessionRows()
+    async with bench(rows) as made:
+        for _ in range(2):  # a name means the last one
+            record = await made.keeper.create(ALICE, name="build")
+            made.clock.advance(60)
+            made.wall.held[-1].lose("its container is gone")
+        lost_at = made.clock.now()
+        wanted = f"its container is gone ({lost_at:%Y-%m-%d %H:%M:%S} UTC)"
+        for reference in ("build", record.id):
+            found = made.keeper.find(ALICE, reference)
+            assert (found.id, found.name, found.state.value) == (record.id, "build", "lost")
+            assert (found.why, found.expires_at) == ("Its container is gone.", lost_at)
+            with pytest.raises(ResourceNotFound, match="The session is lost: ") as caught:
+                made.keeper.examine(ALICE, None, reference)
+            assert wanted in caught.value.message
+            with pytest.raises(ResourceNotFound, match="no such session"):
+                made.keeper.find(BOB, reference)
+        assert made.keeper.id_of(BOB, "build") == "build"
+    async with bench(rows) as again:  # also after a restart
+        assert again.keeper.find(ALICE, "build").id == record.id
+
+
+async def test_forgotten_session_gives_its_name_up() -> None:
+    async with bench() as made:
+        await made.keeper.create(ALICE, name="build")
+        await made.keeper.end(ALICE, "build")
+        made.clock.advance(86_401)
+        made.keeper.tidy()
+        with pytest.raises(ResourceNotFound, match="no such session"):
+            made.keeper.find(ALICE, "build")
+
+
+async def test_call_that_waited_for_an_ended_session_does_not_run_in_the_next_of_its_name() -> None:
+    async with bench() as made:
+        session, running, *_ = await made.busy(name="build")
+        lease = made.keeper.lease(ALICE, None, "build", language=None, memory_mb=None)
+
+        async def wait() -> None:
+            async with lease as place:
+                await place.run("python", {}, LIMITS)
+
+        waiting = asyncio.ensure_future(wait())
+        await settle()
+        await made.keeper.end(ALICE, "build")
+        await made.keeper.create(ALICE, name="build")
+        made.wall.held[0].may_run.set()
+        with pytest.raises(ResourceNotFound, match="its owner ended it"):
+            await waiting
+        await running
+        assert all(run.domain.session_id == session.id for run in made.wall.runs)
 
 
 async def test_name_is_taken_while_its_session_is_created() -> None:

@@ -70,8 +70,9 @@ CallId = Annotated[str, "The `call_id` of an envelope."]
 
 
 def _files(request: Request, _: Principal) -> SessionFiles:
-    engine, session_id = engine_of(request), request.path_params["session_id"]
-    return engine.session_files(session_id, engine.overview.owner_of(session_id))
+    engine = engine_of(request)
+    session = engine.overview.session(request.path_params["session_id"])
+    return engine.session_files(session.id, Principal(session.principal_id))
 
 
 OwnedSessionAnswer = Annotated[
@@ -347,7 +348,7 @@ async def get_file_of_session(
 ) -> Response:
     """Download a file of anybody's session, as its owner could. The log says who did."""
     response = await sent_file(request, engine, files, path)
-    engine.log.info("session.file_read", session_id=request.path_params["session_id"], by=caller.id)
+    engine.log.info("session.file_read", session_id=files.session_id, by=caller.id)
     return response
 
 
@@ -365,9 +366,9 @@ async def show_diff_of_session(
     """Show what has changed in anybody's session since its project was copied in. The log says who
     has looked.
     """
-    owner = engine.overview.owner_of(session_id)
-    found = await engine.projects.difference(owner, session_id)
-    engine.log.info("session.diff_read", session_id=session_id, by=caller.id)
+    session = engine.overview.session(session_id)
+    found = await engine.projects.difference(Principal(session.principal_id), session.id)
+    engine.log.info("session.diff_read", session_id=session.id, by=caller.id)
     return ProjectDiff.model_validate(found)
 
 

@@ -172,7 +172,10 @@ def file_path(request: Request, _: Principal) -> str:
     return path
 
 
-SESSION = "The session's id, `sess_…`, or the name of one that is not over."
+SESSION = (
+    "The session's id, `sess_…`, or its name. A name means the session that has it, otherwise the "
+    "last one that had it."
+)
 SessionId = Annotated[str, SESSION]
 SessionAnswer = Annotated[SessionRecord, As("session", "SessionAnswer", "A session as it is now.")]
 SnapshotAnswer = Annotated[

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -437,6 +438,18 @@ class ContainerSupply:
             return bool((await self._docker.state(name)).get("Paused"))
         return False
 
+    async def is_dead(self, name: str) -> bool:
+        """Whether a container is gone, has ended, or ends as soon as it is not frozen any more.
+
+        Raises:
+            DockerError: Docker cannot tell now.
+        """
+        try:
+            state = await self._docker.state(name)
+        except DockerNotFound:
+            return True
+        return not state.get("Running") or is_killed(int(state.get("Pid") or 0))
+
     async def pause(self, name: str) -> None:
         """Freeze a container. Raises SandboxUnavailable."""
         with for_callers():
@@ -558,6 +571,18 @@ class ContainerSupply:
         if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
             return False
         return int(deadline) + PAST_DEADLINE_S < time.time()
+
+
+def is_killed(pid: int) -> bool:
+    """Whether a process of this machine has a SIGKILL that it has not got yet: with version 1 of
+    cgroups, a frozen process gets it when it is thawed. False for one that is not found here.
+    """
+    with suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)
+        return bool(pending & 1 << (signal.SIGKILL - 1))
+    return False
 
 
 @contextmanager

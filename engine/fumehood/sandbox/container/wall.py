@@ -576,13 +576,24 @@ class ContainerWall(HasImages):
                 next_look = time.monotonic() + LOOK_AGAIN_S
                 await self._supply.look()
                 if self._supply.down is None:
-                    for sweep in (self._supply.sweep, self._layers.sweep, self._sweep_disks):
+                    sweeps = (
+                        self._find_dead,
+                        self._supply.sweep,
+                        self._layers.sweep,
+                        self._sweep_disks,
+                    )
+                    for sweep in sweeps:
                         with suppress(DockerError):
                             await sweep()
                     # While a limit is missing, no call is admitted, so only a warm container can
                     # show that the limit is enforced again.
                     self._pool.tidy(least_warm=1 if self._supply.lacking is not None else 0)
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
+
+    async def _find_dead(self) -> None:
+        """Find the containers of sessions that have died unnoticed. Raises DockerError."""
+        for held in list(self._held.values()):
+            await held.look()
 
     async def _find(self, image: str) -> Image:
         """Return an image, as `ContainerSupply.find`. Raises SandboxUnavailable."""
@@ -790,6 +801,23 @@ class HeldContainer:
                 await anyio.sleep(LOOK_WHILE_AWAY_S)
             else:
                 return
+
+    async def look(self) -> None:
+        """Find out whether it has died while no stream tells: frozen, or not taken over yet.
+
+        Raises:
+            DockerError: Docker cannot tell now.
+        """
+        if self._changing.locked():  # its user finds out
+            return
+        async with self._changing:
+            is_watched = self.container is not None and not self.is_paused
+            if is_watched or self.is_stopped or self.lost is not None:
+                return
+            if await self._supply.is_dead(self.name):
+                if self.container is not None:
+                    self.container.end(STREAM_ENDED)  # calls `on_end`
+                self.on_end(STREAM_ENDED)
 
     async def until_free(self) -> None:
         """Wait for the cleanup after the last run, which the channel limits in time. If it is

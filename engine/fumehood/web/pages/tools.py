@@ -84,10 +84,6 @@ async def try_tool(view: View) -> Response:
         return view.render("tool_tried.html", errors=errors, **values)
     caller = await _caller(view)
     try:
-        session = options.get("session_id", "_")
-        if "_" not in session:  # a name, which calls do not take
-            options["session_id"] = (await caller.session(session)).id
-            values["copies"] = _copies(view.console.callers, tool.name, arguments, options)
         if caller is view.caller:  # the log says who tried it
             by = view.login.principal_id
             options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"
