@@ -19,8 +19,9 @@ from conftest import (
     make_first_approver,
     ready_image,
 )
-from fumehood import load_config
+from fumehood import Client, load_config
 from fumehood.observe.metrics import node_figures
+from fumehood.protocol.messages import encode_envelope
 from support.definition_files import DefinitionDirectory
 from support.pages import (
     JSON,
@@ -38,6 +39,8 @@ from support.wheels import only_from, write_wheel
 from upstream import Reply, Upstream
 
 EXTRAS = re.compile(r"(?:fumehood|CHECKOUT)\[([\w,-]+)\]|[Nn]eeds the extra `([\w-]+)`")
+OPEN = frozenset({"data", "details"})
+"""Fields of an envelope that have other content for each tool."""
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -246,6 +249,27 @@ def test_how_to_survive_a_bad_upstream_prints_documented_output(tmp_path: Path) 
     assert len(shown) == 3
     for document in shown:
         assert any(is_part_of(document, whole) for whole in printed), document
+
+
+@pytest.mark.row("E1", "D1")
+def test_whole_envelopes_on_pages_have_the_fields_of_real_ones(shared_daemon: Daemon) -> None:
+    def fields(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return None
+        return {name: None if name in OPEN else fields(one) for name, one in value.items()}
+
+    with Client(shared_daemon.socket) as client:
+        success = client.call("calculator", {"expression": "5! + 2**10"})
+        endless = {"code": "while True:\n    pass"}
+        error = client.call("run_restricted_python", endless, timeout_seconds=0.3)
+    real = [json.loads(encode_envelope(one)) for one in (success, error)]
+    texts = [*JSON.findall(read("README.md")), *JSON.findall(read("docs/reference/envelope.md"))]
+    whole = [json.loads(text) for text in texts if '"metadata"' in text]
+    results = [one for one in json_of("docs/howto/use-it-from-an-mcp-client.md") if "_meta" in one]
+    whole += [{**one["_meta"]["fumehood/envelope"], "data": {}} for one in results]
+    assert [one["success"] for one in whole] == [True, True, False, True]
+    for one in whole:
+        assert fields(one) == fields(real[0 if one["success"] else 1])
 
 
 def documents_in(text: str) -> list[Any]:
