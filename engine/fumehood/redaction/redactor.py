@@ -303,10 +303,18 @@ def begun(text: str, secret: str) -> int:
 
     Without one, return the length of the text.
     """
-    start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
-    while start >= 0 and not secret.startswith(text[start:]):
-        start = text.find(secret[0], start + 1)
-    return len(text) if start < 0 else start
+    end, head = len(text), secret[:MIN_SECRET_CHARACTERS]
+    start = text.find(head, max(0, end - len(secret) + 1))
+    while start >= 0:
+        # Most of what only begins like it ends differently, and is not compared as a whole.
+        tail = text[max(start, end - len(head)) :]
+        if secret.startswith(tail, end - start - len(tail)) and secret.startswith(text[start:]):
+            return start
+        start = text.find(head, start + 1)
+    for length in range(min(len(head), len(secret), end + 1) - 1, 0, -1):
+        if text.endswith(secret[:length]):
+            return end - length
+    return end
 
 
 def _begun_key(text: str) -> int:

@@ -11,60 +11,117 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 from fumehood.redaction.redactor import NUMERIC, REDACTED, begun, free_name
 
 _PERCENT = re.compile("%[0-9A-F]{2}")
+_PACKERS = (base64.b64encode, base64.urlsafe_b64encode)
+_BASE64 = frozenset(f"{string.ascii_letters}{string.digits}+/-_")
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One form of a value, as it is searched for."""
+
+    text: str
+    shares_first: bool = False
+    """Whether the base64 character before it also holds bits of the value."""
+    shares_last: bool = False
+    """Whether the one after it does."""
 
 
 class SecretValues:
-    """Replaces the given values, in the forms that services commonly echo."""
+    """Replaces the given values, in the forms that services commonly echo.
+
+    Takes time in proportion to the text, whatever it contains: each form is searched for as a plain
+    text, by an algorithm that is linear.
+    """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.count = 0
         """How many values were replaced so far."""
-        self._forms: list[str] = []
+        self._forms: list[_Form] = []
         self._in_numbers: list[str] = []
         """The forms that can occur in a number. Searching for all forms in a long list of numbers
         would take seconds."""
+        self._shortest = 0
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
         """Replace these values as well."""
         forms = {form for value in values for form in _forms(value)}
-        self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
-        self._in_numbers = [form for form in self._forms if NUMERIC.fullmatch(form)]
+        self._forms = sorted({*self._forms, *forms}, key=lambda form: len(form.text), reverse=True)
+        self._in_numbers = [one.text for one in self._forms if NUMERIC.fullmatch(one.text)]
+        self._shortest = len(self._forms[-1].text) if self._forms else 0
 
     @property
     def longest(self) -> int:
         """The length of the longest form, or 0 if there is nothing to replace."""
-        return len(self._forms[0]) if self._forms else 0
+        return len(self._forms[0].text) if self._forms else 0
 
     def finds(self, text: str) -> bool:
         """Whether a text contains one of the values."""
-        return any(form in text for form in self._forms)
+        return any(form.text in text for form in self._forms)
 
     def text(self, text: str) -> str:
         """Return a text with each value replaced."""
-        for form in self._forms:
-            if form in text:
-                self.count += text.count(form)
-                text = text.replace(form, REDACTED)
-        return text
+        if len(text) < self._shortest or not self._forms:
+            return text
+        return self.replaced(text, len(text), is_all=True)[0]
 
     def data(self, data: bytes) -> bytes:
         """Return bytes with each value replaced."""
-        for form in self._forms:
-            self.count += data.count(form.encode())
-            data = data.replace(form.encode(), REDACTED.encode())
-        return data
+        return self.text(data.decode("latin-1")).encode("latin-1")
 
     def stream(self) -> SecretStream:
         """Return a replacer for a text that arrives in pieces. All values must be known by now."""
-        return SecretStream(self, self._forms)
+        return SecretStream(self)
+
+    def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
+        """Return the text before `cut` with each value replaced, and where the rest begins.
+
+        A value that begins before `cut` is replaced as a whole. If it shares the character after
+        it, that one must be before `cut`, too, unless the text is all there is.
+        """
+        parts, at = list[str](), 0
+        for start, end, form in self._found(text):
+            first = start - (form.shares_first and start > at and text[start - 1] in _BASE64)
+            if first >= cut:
+                break
+            if form.shares_last and end >= cut and not is_all:
+                return "".join([*parts, text[at:first]]), first
+            parts += [text[at:first], REDACTED]
+            at = end + (form.shares_last and text[end : end + 1] in _BASE64)
+            self.count += 1
+        cut = max(cut, at)
+        return "".join([*parts, text[at:cut]]), cut
+
+    def begun(self, text: str) -> int:
+        """Return where the part of a text begins that has to wait for the next piece."""
+        cut = len(text)
+        for form in self._forms:
+            start = begun(text, form.text)
+            if form.shares_first and start > 0 and text[start - 1] in _BASE64:
+                start -= 1
+            cut = min(cut, start)
+        return cut
+
+    def _found(self, text: str) -> Iterator[tuple[int, int, _Form]]:
+        """Yield start, end and form of each value, from the left; of several the longest."""
+        coming = [(at, form) for form in self._forms if (at := text.find(form.text)) >= 0]
+        while coming:
+            start, form = min(coming, key=lambda one: one[0])  # the first of equals: the longest
+            end = start + len(form.text)
+            yield start, end, form
+            moved = [
+                (at if at >= end else text.find(other.text, end), other) for at, other in coming
+            ]
+            coming = [one for one in moved if one[0] >= 0]
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with each of the secrets' values replaced, also in keys."""
@@ -92,43 +149,42 @@ class SecretValues:
 class SecretStream:
     """Replaces the values in a text that arrives in pieces: `feed` them, then `finish`."""
 
-    def __init__(self, values: SecretValues, forms: list[str]) -> None:
+    def __init__(self, values: SecretValues) -> None:
         self._values = values
-        self._forms = forms
-        self._pattern = re.compile("|".join(map(re.escape, forms)))
         self._held = ""
 
     def feed(self, piece: str) -> str:
         """Add a piece, and return the text that can be passed on now."""
         text = self._held + piece
-        return self._pass_on(text, min((begun(text, f) for f in self._forms), default=len(text)))
+        return self._pass_on(text, self._values.begun(text))
 
     def finish(self) -> str:
         """Return the rest of the text."""
-        return self._pass_on(self._held, len(self._held))
+        return self._pass_on(self._held, len(self._held), is_all=True)
 
-    def _pass_on(self, text: str, cut: int) -> str:
-        """Pass on the text up to `cut`. All matches that begin before it are complete."""
-        parts, at = [], 0
-        for match in self._pattern.finditer(text) if self._forms else ():
-            if match.start() >= cut:
-                break
-            parts += [text[at : match.start()], REDACTED]
-            at = match.end()
-            self._values.count += 1
-        cut = max(cut, at)
-        self._held = text[cut:]
-        return "".join([*parts, text[at:cut]])
+    def _pass_on(self, text: str, cut: int, *, is_all: bool = False) -> str:
+        passed, at = self._values.replaced(text, cut, is_all=is_all)
+        self._held = text[at:]
+        return passed
 
 
-def _forms(value: str) -> set[str]:
+def _forms(value: str) -> set[_Form]:
     """Return the forms in which a value may be echoed: as it is, and encoded for URLs, HTML forms,
-    JSON, HTML and base64."""
+    JSON, HTML and base64, also within longer base64, such as credentials of the scheme Basic."""
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
     in_json = json.dumps(value)[1:-1]
     # Some encoders of JSON escape slashes, and serve it as text, so nothing unescapes it here.
     texts = {value, in_json, in_json.replace("/", r"\/"), html.escape(value)}
-    packed = {base64.b64encode(value.encode()), base64.urlsafe_b64encode(value.encode())}
-    encoded = {text.decode() for text in packed}
-    return urls | lower | texts | encoded | {text.rstrip("=") for text in encoded}
+    packed = {pack(value.encode()).decode() for pack in _PACKERS}
+    whole = urls | lower | texts | packed | {text.rstrip("=") for text in packed}
+    within = (_packed_within(value, pack, before) for pack in _PACKERS for before in range(3))
+    return {*map(_Form, whole), *within}
+
+
+def _packed_within(value: str, pack: Callable[[bytes], bytes], before: int) -> _Form:
+    """Return the characters of base64 that are the value's alone, after `before` other bytes."""
+    bits = 8 * (before + len(value))
+    first = -(-8 * before // 6)
+    text = pack(bytes(before) + value.encode())[first : bits // 6].decode()
+    return _Form(text, shares_first=before > 0, shares_last=bits % 6 > 0)
