@@ -370,7 +370,7 @@ def _find_tools(
 ) -> tuple[ToolIndex, list[LoadFault]]:
     """Load the installed and the given tools. Also return the faults of those that were left
     out."""
-    secrets = SecretBindings(config.secrets, config.rest)
+    secrets = SecretBindings(config.secrets, config.rest, log=log)
     registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)

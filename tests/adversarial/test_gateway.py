@@ -18,7 +18,7 @@ import pytest
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
 from fumehood.attack.targets import Standing, find_image, gateway_target
-from fumehood.gateway import addresses, door, service
+from fumehood.gateway import addresses, door, proxy, request, service
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
 from fumehood.policy.model import Decision
@@ -97,6 +97,22 @@ def _no_redaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SecretValues, "add", lambda self, values: None)
 
 
+def _only_what_was_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Placeholders, "_of_host",
+        lambda self, request: [self._bound[p][0] for _, v in request.headers for p in self._of(v)],
+    )  # fmt: skip
+
+
+def _parts_pass(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placeholders, "require_searchable", lambda self, request: None)
+    patch.setattr(proxy, "_unsearchable", lambda status, headers: None)
+
+
+def _names_as_they_are(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(request, "_as_servers_read", lambda name: name)
+
+
 def _placeholders_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Placeholders, "misused", lambda self, request: None)
 
@@ -106,10 +122,25 @@ def _placeholders_anywhere(patch: pytest.MonkeyPatch) -> None:
     [
         (_all_hosts, {"other-host", "private-name", "redirect"}),
         (_own_addresses, {"private-name"}),
-        (_no_gate, {"write", "delete", "write-as-read", "overridden-method"}),
-        (_bodies_are_reads, {"write-as-read", "overridden-method"}),
-        (_no_redaction, {"echoed-secret"}),
-        (_placeholders_anywhere, {"secret-elsewhere"}),
+        (
+            _no_gate,
+            {
+                "write",
+                "delete",
+                "write-as-read",
+                "overridden-method",
+                "overridden-method-with-underscores",
+            },
+        ),
+        (
+            _bodies_are_reads,
+            {"write-as-read", "overridden-method", "overridden-method-with-underscores"},
+        ),
+        (_names_as_they_are, {"overridden-method-with-underscores"}),
+        (_no_redaction, {"echoed-secret", "stored-secret"}),
+        (_only_what_was_sent, {"stored-secret", "secret-in-parts"}),
+        (_parts_pass, {"secret-in-parts", "secret-in-parts-of-the-hosts-choice"}),
+        (_placeholders_anywhere, {"secret-elsewhere", "secret-in-another-header"}),
     ],
 )
 async def test_control_without_a_defence_its_attacks_succeed(

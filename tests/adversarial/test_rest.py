@@ -11,9 +11,10 @@ from fumehood import Config, Engine, Envelope
 from fumehood.executors import upstreams
 from fumehood.gateway import addresses
 from fumehood.registry.secrets import RestSettings, SecretSettings
+from fumehood.registry.settings import WebSettings
 from fumehood.testing import FakeWall
 from support.attacks import LOCAL_HOSTS
-from upstream import Upstream, redirect, running_upstream
+from upstream import Reply, Upstream, redirect, running_upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5", "S1")]
 
@@ -41,6 +42,43 @@ def tool(name: str, endpoint: str, headers: dict[str, str] | None = None) -> dic
         "name": name, "type": "REST", "description": "Ask.", "method": "GET",
         "endpoint": endpoint, "headers": headers or {},
     }  # fmt: skip
+
+
+async def test_attack_secret_that_a_host_stored_is_in_no_later_answer(
+    upstream: Upstream, home: Path
+) -> None:
+    """The tools that ask have no secret, and none was read before. Twin: of another host, the
+    answers are as they are.
+    """
+    upstream.script("/kept", Reply(body=f'{{"kept": "{SECRET}"}}'.encode()))
+    upstream.script("/part", Reply(206, body=SECRET[:9].encode(), content_type="text/plain"))
+    (home / "secret").write_text(SECRET)
+    (home / "secret").chmod(0o600)
+    key = SecretSettings(file=home / "secret", tools=("other",), hosts=("127.0.0.1:443",))
+    here = ("127.0.0.1", "localhost")
+    config = Config(
+        home=home, rest=RestSettings(allowed_hosts=here), secrets={"key": key},
+        web=WebSettings(fetch_url=True, allowed_hosts=here),
+    )  # fmt: skip
+    tools = [
+        tool(f"{name}_{path}", f"http://{host}:{upstream.port}/{path}", {"range": "bytes=0-8"})
+        for name, host in (("ask", "127.0.0.1"), ("twin", "localhost"))
+        for path in ("kept", "part")
+    ]
+    url = f"http://127.0.0.1:{upstream.port}"
+    async with Engine(tools=tools, config=config, interpreter=FakeWall()) as engine:
+        kept = [
+            (await engine.call("ask_kept")).data["kept"],
+            (await engine.call("twin_kept")).data["kept"],
+            (await engine.call("fetch_url", {"url": f"{url}/kept"})).data["json"]["kept"],
+            (await engine.call("fetch_url", {"url": f"{url.replace('127.0.0.1', 'localhost')}/kept"}))
+            .data["json"]["kept"],
+        ]  # fmt: skip
+        part, whole = await engine.call("ask_part"), await engine.call("twin_part")
+    assert kept == ["[redacted]", SECRET, "[redacted]", SECRET]
+    assert part.error is not None
+    assert "a part of its answer" in part.error.message
+    assert whole.data["text"] == SECRET[:9]
 
 
 async def test_rest_call_to_local_host_is_refused_in_any_spelling(

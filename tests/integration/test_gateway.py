@@ -12,6 +12,7 @@ import ssl
 import tarfile
 import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +47,7 @@ INDEX = "index.example.test"
 NAMES = (HOST, OTHER, INDEX)
 NPM_ITSELF = NPM.parent / "npm"
 SECRET = "s3cret-of-the-api/1"
+OF_A_TOOL = "an0ther-of-the-api/2"
 FETCHING = (Path(__file__).parents[1] / "support/mcp_upstream/fetching.py").read_text()
 FETCHER = {
     "command": ["/usr/bin/python3", "-c", FETCHING], "network": [HOST], "harmless": ["fetch"],
@@ -80,7 +82,7 @@ async def engine(
     config = Config(
         home=directory,
         gateway=GatewaySettings(
-            hosts=(HOST, OTHER),
+            hosts=(HOST, OTHER, "unasked.test"),
             indexes={"own": (INDEX,), "npm": (INDEX,)},
             packages={
                 "own": ListedPackages(python=("hello",)),
@@ -90,15 +92,19 @@ async def engine(
             max_mb=20,
         ),
         secrets={
-            "api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY"),
+            "api": SecretSettings(
+                env="API_KEY", hosts=(HOST,), inside="API_KEY", headers=("X_Key",)
+            ),
             "lax": SecretSettings(env="API_KEY", hosts=(HOST,), inside="LAX", misuse="pass"),
             "strict": SecretSettings(env="API_KEY", hosts=(HOST,), inside="STRICT", misuse="end"),
             "other": SecretSettings(env="API_KEY", hosts=("unasked.test",), inside="OTHER"),
+            "rest": SecretSettings(env="REST_KEY", hosts=(f"{HOST}:443",), tools=("a_tool",)),
         },
         container=ContainerSettings(pool_min=0, images=LanguageImages(python="python")),
         mcp_servers={"fetcher": FETCHER},
     )
     monkeypatch_module.setenv("API_KEY", SECRET)
+    monkeypatch_module.setenv("REST_KEY", OF_A_TOOL)
     reads = ToolDefinition(
         name="read_it", description="Run a program that reads.", executor="code:python",
         parameters={"properties": {"code": {"type": "string"}}}, network=(HOST,),
@@ -134,6 +140,15 @@ def used(answer: Envelope) -> Any:
     assert answer.metadata.sandbox is not None
     assert answer.metadata.sandbox.network is not None
     return answer.metadata.sandbox.network
+
+
+@contextmanager
+def _allowed(engine: Engine, host: str) -> Iterator[None]:
+    """Let a host have an address that is not public."""
+    backend = engine._made.services.upstreams.gateway._backend
+    backend._allowed_hosts |= {host}
+    yield
+    backend._allowed_hosts -= {host}
 
 
 async def waiting(engine: Engine) -> Approval:
@@ -439,7 +454,7 @@ async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_
     """Twin: the right header. An alert fires, and a session goes on with its next call."""
     session = await engine.sessions.create(engine.owner, image="python")
     code = f"import os, time\nkey, url = os.environ['STRICT'], {url(upstream, '/')!r}\n"
-    fine = await run(engine, code + "fetch(url, X_Key=key)[0]", session_id=session.id)
+    fine = await run(engine, code + "fetch(url, Authorization=key)[0]", session_id=session.id)
     assert fine.data["value"] == 200
     answer = await run(
         engine,
@@ -464,7 +479,6 @@ async def test_attack_placeholder_that_may_pass_goes_on_as_harmless_text(
 ) -> None:
     """Also in a header to another host. Twin: the right host gets the value."""
     with running_upstream() as other:
-        engine._made.services.upstreams.gateway._backend._allowed_hosts |= {OTHER}
         code = f"""
 import os
 key = os.environ["LAX"]
@@ -475,8 +489,8 @@ statuses = [
 ]
 statuses
 """
-        answer = await run(engine, code, network=[HOST, OTHER])
-        engine._made.services.upstreams.gateway._backend._allowed_hosts -= {OTHER}
+        with _allowed(engine, OTHER):
+            answer = await run(engine, code, network=[HOST, OTHER])
         assert answer.data["value"] == [200, 200, 200]
         assert upstream.requests[0].query.startswith("fhs_")
         assert upstream.requests[1].headers["authorization"] == f"Bearer {SECRET}"
@@ -490,7 +504,90 @@ async def test_packed_answer_to_a_request_with_a_secret_is_refused(
     code = f"import os\nfetch({url(upstream, '/')!r}, X_Key=os.environ['API_KEY'])"
     answer = await run(engine, code)
     assert answer.data["value"][0] == 502
-    assert "packed its answer" in answer.data["value"][1]
+    assert "compressed its answer" in answer.data["value"][1]
+
+
+async def test_attack_later_answer_has_no_value_of_any_secret_of_its_host(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Also of one that only a REST tool may use, on another port, and for other tools. Twin: a host
+    without secrets is not searched, and its answers can come in parts.
+    """
+    for path, body in (("/kept", SECRET), ("/of-a-tool", OF_A_TOOL), ("/none", "hello")):
+        upstream.script(path, Reply(body=body.encode(), headers={"x-kept": body}))
+    code = f"""
+url = {url(upstream)!r}
+[fetch(url + path) for path in ("kept", "of-a-tool", "none")] + [
+    fetch(url + "none", **{{name: "bytes=0-1"}})[0]
+    for name in ("Range", "Request-Range", "REQUEST_RANGE", "If-Range", "x-ms-range")
+]
+"""
+    answer = await run(engine, code)
+    assert answer.data["value"] == [
+        [200, "[redacted]"], [200, "[redacted]"], [200, "hello"], *[403] * 5
+    ]  # fmt: skip
+    assert upstream.requests[-1].headers["accept-encoding"] == "identity"
+    assert used(answer).denied == 5
+    upstream.script("/part", Reply(206, body=b"hell", headers={"content-range": "bytes 0-3/5"}))
+    answer = await run(engine, f"fetch({url(upstream, '/part')!r})")
+    assert answer.data["value"][0] == 502
+    assert "sent a part of its answer" in answer.data["value"][1]
+    with _allowed(engine, OTHER):
+        code = f"fetch({url(upstream, '/part', OTHER)!r}, Range='bytes=0-3')"
+        answer = await run(engine, code, network=[OTHER])
+    assert answer.data["value"] == [206, "hell"]
+    assert upstream.requests[-1].headers["range"] == "bytes=0-3"
+
+
+async def test_attack_websocket_to_a_host_with_a_secret_is_refused_before_anybody_is_asked(
+    engine: Engine, upstream: Upstream
+) -> None:
+    code = f"""
+fetch({url(upstream)!r}, Connection="upgrade", Upgrade="websocket",
+    **{{"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}})
+"""
+    answer = await run(engine, code)
+    assert answer.data["value"][0] == 403
+    assert "no WebSocket is opened" in answer.data["value"][1]
+    assert upstream.requests == []
+
+
+async def test_refused_secret_names_what_would_allow_it(engine: Engine, upstream: Upstream) -> None:
+    """Twin: the same requests with the header, and to the host, that are allowed, above."""
+    code = f"""
+import os
+key, url = os.environ["API_KEY"], {url(upstream)!r}
+[fetch(url, X_Note=key)[1], fetch("http://unasked.test", Authorization=os.environ["OTHER"])[1]]
+"""
+    answer = await run(engine, code, network=[HOST, "unasked.test"])
+    header, plain = answer.data["value"]
+    assert "authorization, x_key (secrets.api.headers)" in header
+    assert "gateway.allowed_hosts" in plain
+    assert upstream.requests == []
+
+
+async def test_answer_that_its_service_cut_is_not_counted_as_refused(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """Nor a host that cannot be reached. Control: what the gateway refuses is counted."""
+    before = len(await engine.audit.page(0, 10_000))
+    upstream.script("/cut", Reply(body=b"x" * 90_000, reset_after=10_000))
+    code = f"""
+try: fetch({url(upstream, "/cut")!r})
+except OSError as error: print(type(error).__name__)
+except Exception as error: print(type(error).__name__)
+fetch("http://{HOST}:1/")[0]
+"""
+    answer = await run(engine, code)
+    assert answer.data["value"] == 502
+    assert answer.data["stdout"] == "IncompleteRead\n"
+    assert used(answer).denied == 0
+    assert [one.split(" of the")[0] for one in answer.metadata.warnings] == ["1", "1"]
+    assert all("requests failed: " in one for one in answer.metadata.warnings)
+    rows = await engine.audit.page(before, 100)
+    assert not any("net.refused" in row.body for row in rows)
+    refused = await run(engine, f"fetch({url(upstream)!r}, b'1')[0]", wait_for_approval=False)
+    assert (refused.data["value"], used(refused).denied) == (403, 1)
 
 
 async def test_approver_sees_every_value_of_a_repeated_header(

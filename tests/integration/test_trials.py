@@ -14,6 +14,7 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
 from support.asking import ALICE, NO, YES, add_approvers
@@ -25,6 +26,7 @@ pytestmark = [
 ]  # fmt: skip
 
 HOST = "api.example.test"
+SECRET = "s3cret-of-the-api/1"
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +53,13 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
     config = Config(
         home=tmp_path_factory.mktemp("home"),
         gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,), writes="allow"),
+        secrets={"api": SecretSettings(env="API_KEY", hosts=(HOST,), inside="API_KEY")},
         container=ContainerSettings(pool_min=0, images=LanguageImages(python="python")),
     )
-    async with running(config) as engine:
-        yield engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("API_KEY", SECRET)
+        async with running(config) as engine:
+            yield engine
 
 
 @pytest.fixture
@@ -315,6 +320,28 @@ async def test_attack_change_without_a_trace_is_asked_about(
         answer = await engine.call("run_shell", command, **options)
         assert answer.success, answer.error
         assert answer.data["stdout"] == f"{ord('A')}\n"
+
+
+async def test_request_of_a_trial_is_sent_with_the_secret_of_its_program(
+    engine: Engine, session: str, upstream: Upstream
+) -> None:
+    """The approver sees the placeholder, and the next call has another one."""
+    code = f"""
+import os, urllib.error, urllib.request
+login = {{"Authorization": "Bearer " + os.environ["API_KEY"]}}
+url = "http://{HOST}:{upstream.port}/one"
+try: urllib.request.urlopen(urllib.request.Request(url, b"1", login))
+except urllib.error.HTTPError as error: print(error.code)
+"""
+    async with trial(engine, session, code, network=[HOST]) as tried:
+        assert tried.approval.preview is not None
+        (held,) = tried.approval.preview["requests"]
+        assert held["headers"]["authorization"].startswith("Bearer fhs_")
+        assert upstream.requests == []
+        answer = await tried.decide(YES)
+    assert answer.success, answer.error
+    (sent,) = upstream.requests
+    assert (sent.body, sent.headers["authorization"]) == (b"1", f"Bearer {SECRET}")
 
 
 CANNOT_BE_UNDONE = (

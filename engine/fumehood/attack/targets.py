@@ -270,9 +270,14 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
 # -- the service of attacks on the gateway ------------------------------------------------
 
 
+FILL_BYTES = 64 * 1024
+PART_BYTES = 7
+
+
 class Service(ThreadingHTTPServer):
-    """A service on loopback that programs may read from. It tells back what it received; a request
-    that is no read is noted as a loss. `/?to=URL` is a redirect.
+    """A service on loopback that programs may read from. It answers with what it received, and
+    notes each write as a loss. `/?to=URL` redirects, `/?fill=TEXT` answers at length. After
+    `/?keep`, `/kept` answers with the login of that request, or with the part asked for.
     """
 
     daemon_threads = True
@@ -282,6 +287,7 @@ class Service(ThreadingHTTPServer):
         self.authority = f"127.0.0.1:{self.server_address[1]}"
         self.written: list[str] = []
         """The methods of requests that are no reads."""
+        self.kept = ""
 
     def losses(self) -> list[str]:
         """Describe the writes since the last call."""
@@ -297,11 +303,24 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if int(self.headers.get("content-length") or 0):
             self.server.written.append("GET with a body")
-        wanted = parse_qs(urlsplit(self.path).query).get("to", [])
+        address = urlsplit(self.path)
+        asked = parse_qs(address.query, keep_blank_values=True)
         body = json.dumps({"path": self.path, **self.headers}).encode()
-        self.send_response(302 if wanted else 200)
-        if wanted:
-            self.send_header("location", wanted[0])
+        status = 302 if "to" in asked else 200
+        if "keep" in asked:
+            self.server.kept = self.headers.get("authorization", "")
+        if "fill" in asked:
+            body = (asked["fill"][0] * FILL_BYTES).encode()[:FILL_BYTES]
+        if address.path == "/kept":
+            ranges = [value for name, value in self.headers.items() if "range" in name.lower()]
+            part = [*asked.get("part", []), *(one.partition("=")[2] for one in ranges)]
+            status, body = (206 if part else 200), self.server.kept.encode()
+            if part:
+                first = int(part[0].partition("-")[0])
+                body = body[first : first + PART_BYTES]
+        self.send_response(status)
+        if "to" in asked:
+            self.send_header("location", asked["to"][0])
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

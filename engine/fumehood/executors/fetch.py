@@ -77,7 +77,12 @@ class FetchExecutor(Executor):
         """Fetch the URL in the call's arguments, and return its content as the outcome's data."""
 
         async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
-            make = partial(page_data, answer, raw=raw, start=start)
+            def make() -> JsonObject:
+                headers = {name: values.text(text) for name, text in answer.headers.items()}
+                body, url = values.data(answer.body), values.text(answer.url)
+                clean = replace(answer, headers=headers, body=body, url=url)
+                return page_data(clean, raw=raw, start=start)
+
             return await anyio.to_thread.run_sync(make), frozenset()
 
         raw, start = bool(run.arguments.get("raw")), run.arguments.get("start") or 0

@@ -14,7 +14,7 @@ from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.executors.effects import Effect
-from fumehood.gateway.request import HeldRequest
+from fumehood.gateway.placeholders import HeldRequest
 from fumehood.sandbox.session_use import HeldFiles
 
 

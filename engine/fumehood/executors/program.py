@@ -56,7 +56,8 @@ from fumehood.executors.endings import (
 from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, HeldTrial, Outcome, Recorded
 from fumehood.gateway.cassette import Recorder
 from fumehood.gateway.door import Door, NetworkUse, shown_request
-from fumehood.gateway.request import HeldRequest, Refusal
+from fumehood.gateway.placeholders import HeldRequest
+from fumehood.gateway.request import Refusal
 from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
 from fumehood.observe.tracing import VARIABLE

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -193,10 +194,10 @@ class Upstreams:
 
     @cached_property
     def fetches(self) -> Upstreams:
-        """The connections of `fetch_url`. They have no secrets and cannot reach hosts that only
+        """The connections of `fetch_url`. They send no secrets and cannot reach hosts that only
         REST tools may reach, not even over connections that are already open."""
         return Upstreams(
-            RestSettings(allowed_hosts=self._web.allowed_hosts), tls=self._tls,
+            RestSettings(allowed_hosts=self._web.allowed_hosts), self.secrets, tls=self._tls,
             setting="web.allowed_hosts", only_hosts=self._web.only_hosts,
         )  # fmt: skip
 
@@ -235,17 +236,23 @@ class Upstreams:
         """Send a request, follow redirects of GET and HEAD, and return the answer.
 
         With `relay`, the body of a successful answer goes there, and the returned body is empty.
+        `values` gets those of all secrets of each host: one that got a secret in an earlier request
+        can give it back in the answer to any later one.
 
         Raises:
             BodyTooLarge: a successful answer exceeds `max_bytes`.
             PermissionDenied: an address is not allowed.
             NetworkError: there is no answer, or it is incomplete.
-            ExecutionError: the request cannot be sent as HTTP, a redirect is not allowed, or the
-                answer's Content-Encoding is not supported.
+            ExecutionError: the request cannot be sent as HTTP, a redirect is not allowed, the
+                answer's Content-Encoding is not supported, or a secret of a host has no usable
+                value.
         """
         for redirects in range(MAX_REDIRECTS + 1):
+            values.add(await self._values_of_host(request.url))
             try:
-                answer = await self._ask_once(request, max_bytes, attempt, relay)
+                answer = await self._ask_once(
+                    request, max_bytes, attempt, relay, must_be_whole=values.longest > 0
+                )
             except PermissionDenied as refused:
                 if redirects:
                     refused.message = f"{_REDIRECTED} {refused.message}"
@@ -260,8 +267,24 @@ class Upstreams:
             "retry."
         )
 
+    async def _values_of_host(self, url: str) -> list[str]:
+        host = Origin.of(url).shown_host
+        names = [name for name, one in self.secrets.settings.items() if one.is_of_host(host)]
+        if not names:
+            return []
+        return await anyio.to_thread.run_sync(
+            lambda: [self.secrets.value(name) for name in names],
+            abandon_on_cancel=True, limiter=self._reading,
+        )  # fmt: skip
+
     async def _ask_once(
-        self, request: UpstreamRequest, max_bytes: int, attempt: Attempt, relay: Relay | None
+        self,
+        request: UpstreamRequest,
+        max_bytes: int,
+        attempt: Attempt,
+        relay: Relay | None,
+        *,
+        must_be_whole: bool,
     ) -> UpstreamAnswer:
         import httpcore2  # not at the top: most engines have no REST tool and need no HTTP client
 
@@ -283,6 +306,11 @@ class Upstreams:
                 is_success = 200 <= answer.status < 300
                 most = max_bytes if is_success else min(max_bytes, MAX_ERROR_BYTES)
                 kind = headers.get("content-type", "")
+                if must_be_whole and answer.status == HTTPStatus.PARTIAL_CONTENT:
+                    raise ExecutionError(
+                        "The tool's service sent a part of its answer, which cannot be searched "
+                        "for the host's secrets. Do not retry."
+                    )
                 body, is_cut = bytearray(), False
                 async with aclosing(answer.aiter_stream()) as chunks:
                     pieces = _unpacked(chunks, headers.get("content-encoding", ""), most)

@@ -24,8 +24,8 @@ from fumehood.core.limits import MB
 from fumehood.core.names import MAX_NAMED
 from fumehood.core.receipt import Exchange
 from fumehood.gateway.cassette import Player, Recorder
-from fumehood.gateway.placeholders import Placeholders
-from fumehood.gateway.request import TUNNEL, HeldRequest, Place, ProgramRequest, Refusal
+from fumehood.gateway.placeholders import HeldRequest, Placeholders
+from fumehood.gateway.request import TUNNEL, HostFailure, Place, ProgramRequest, Refusal
 from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.framing import MAX_OPEN_CALLS
@@ -87,6 +87,8 @@ class NetworkUse:
     hosts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     """Why requests were refused → how often."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """How hosts failed → how often."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Within it the program runs."""
     ended_for: str | None = None
@@ -107,10 +109,13 @@ class NetworkUse:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each kind of refusal."""
+        """Return a sentence for each kind of refusal, and each kind of failure."""
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
             for why, count in self.refusals.most_common(MAX_NAMED)
+        ) + tuple(
+            f"{count} of the program's requests failed: {why}"
+            for why, count in self.failures.most_common(MAX_NAMED)
         )
 
 
@@ -198,8 +203,12 @@ class Door:
             )  # fmt: skip
         if not network_matches(place.host, place.port, self._settings.hosts):
             self._require_listed(request)
-        if (name := self.placeholders.misused(request)) is not None:
-            raise self.misused(name)
+        if (misuse := self.placeholders.misused(request)) is not None:
+            raise self.misused(*misuse)
+        try:
+            self.placeholders.require_searchable(request)
+        except Refusal as refusal:
+            raise self.refused(refusal.status, refusal.code, refusal.message) from None
         if not self._spend(requests=1):
             raise self.refused(429, "QUOTA_EXCEEDED", "A budget has no request left.")
         self.sent(request.head_bytes)
@@ -275,10 +284,10 @@ class Door:
                 429, "RATE_LIMITED", f"A trial holds back {MAX_HELD_BACK} requests at most."
             )
         self.use.held += 1
-        self.trial.append(HeldRequest(request, body))
+        self.trial.append(HeldRequest(request, body, self.placeholders))
         return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
 
-    def misused(self, name: str) -> Refusal:
+    def misused(self, name: str, why: str) -> Refusal:
         """Count a request with a placeholder where it must not be, and return its refusal. It may
         end the program.
         """
@@ -288,9 +297,16 @@ class Door:
             self.use.scope.cancel()
         return self.refused(
             403, "PERMISSION_DENIED",
-            f"The placeholder of the secret {name!r} may only be in headers of requests to the "
-            "hosts that the operator has bound it to.",
+            f"The placeholder of the secret {name!r} must not be in this request: {why}.",
         )  # fmt: skip
+
+    async def note_refusal(self, request: ProgramRequest, refusal: Refusal) -> None:
+        """Enter a refusal of the gateway's own into the audit log. Raises as `note`."""
+        if isinstance(refusal, HostFailure):
+            return
+        self._noted += 1
+        if self._noted <= MAX_NOTED:
+            await self.note(REFUSED, request, why=refusal.message)
 
     async def note(self, kind: str, request: ProgramRequest, **more: Any) -> None:
         """Enter a request into the audit log.
@@ -298,10 +314,6 @@ class Door:
         Raises:
             Refusal: that failed, so it must not be sent.
         """
-        if kind == REFUSED:
-            self._noted += 1
-            if self._noted > MAX_NOTED:
-                return
         place = request.place.authority
         try:
             await self._record(kind, {"method": request.method, "host": place, **more})
@@ -313,9 +325,13 @@ class Door:
     def refused(self, status: int, code: str, message: str) -> Refusal:
         """Count a refusal, and return it."""
         self.use.denied += 1
-        if len(self.use.refusals) < MAX_NOTED or message in self.use.refusals:
-            self.use.refusals[message] += 1
+        _count(self.use.refusals, message)
         return Refusal(status, code, message)
+
+    def failed(self, message: str) -> HostFailure:
+        """Count the failure of a host, and return it."""
+        _count(self.use.failures, message)
+        return HostFailure(502, "NETWORK_ERROR", message)
 
     def sent(self, count: int) -> None:
         """Count bytes on their way out. Raises Refusal if there may be no more."""
@@ -338,12 +354,17 @@ class Door:
             raise self.refused(429, "QUOTA_EXCEEDED", "A budget has too few bytes left.")
 
 
+def _count(messages: Counter[str], message: str) -> None:
+    if len(messages) < MAX_NOTED or message in messages:
+        messages[message] += 1
+
+
 def shown_request(request: ProgramRequest, body: bytes) -> JsonObject:
     """Return a request as an approver sees it."""
-    headers: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
     for name, value in request.headers:  # a repeated one with all its values
-        before, text = headers.get(name.decode("latin-1")), value.decode("latin-1")
-        headers[name.decode("latin-1")] = text if before is None else f"{before}, {text}"
+        values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    headers = {name: ", ".join(texts) for name, texts in values.items()}
     return {**request.facts(), "headers": headers, **(shown_body(body) if body else {})}
 
 

@@ -1,28 +1,36 @@
 """Secrets of programs: inside is a placeholder, and the gateway puts the value in on the way out.
 
 Host side. Each call has placeholders of its own, which nobody can guess. Invariants: a value goes
-only into headers of a request to a host that the operator has bound it to, over TLS or to a host
-that is allowed not to be public; it never enters a sandbox, also not in an answer that echoes it.
+only into the headers that the operator names, of a request to a host that the operator has bound it
+to, over TLS or to a host that is allowed not to be public; it never enters a sandbox, also not in
+an answer that echoes it, to this request or to any later one: a host can store what it received.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from fumehood.core.errors import ExecutionError
 from fumehood.core.hosts import network_matches
 from fumehood.gateway.request import Headers, ProgramRequest, Refusal
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.registry.secrets import Origin, SecretSettings
+from fumehood.registry.secrets import Origin, SecretSettings, host_and_port
 
 PREFIX = "fhs_"
 PLACEHOLDER_BYTES = 24
 PLACEHOLDER_CHARACTERS = len(PREFIX) + 2 * PLACEHOLDER_BYTES
 
 _BASIC = b"basic "
+
+_RANGES = frozenset({b"range", b"ranges"})
+"""Parts of the names of headers that ask for a part of an answer: `Range`, `Request-Range`,
+`x-ms-range` and their like, also with underscores."""
 
 
 class Placeholders:
@@ -33,12 +41,15 @@ class Placeholders:
         bound: Mapping[str, SecretSettings],
         plain_hosts: Iterable[str],
         read: Callable[[str], Awaitable[str]],
+        known: Mapping[str, SecretSettings] = MappingProxyType({}),
     ) -> None:
         """`bound` are its secrets by name, and `plain_hosts` those that may get one without TLS.
-        `read` returns the value of a secret. Raises ExecutionError if it has none.
+        `read` returns the value of a secret. Raises ExecutionError if it has none. `known` are all
+        secrets of the engine: a host's answers are searched for all of them that it may have got.
         """
         self._plain_hosts = tuple(plain_hosts)
         self._read = read
+        self._known = known
         self._bound = {
             f"{PREFIX}{secrets.token_hex(PLACEHOLDER_BYTES)}".encode(): (name, settings)
             for name, settings in bound.items()
@@ -59,16 +70,36 @@ class Placeholders:
             settings.misuse == "end" for one, settings in self._bound.values() if one == name
         )
 
-    def misused(self, request: ProgramRequest) -> str | None:
-        """Return the name of a secret whose placeholder is where it must not be, or None."""
+    def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
+        """Return the name of a secret whose placeholder is where it must not be, and the reason."""
         names = b"\n".join(name for name, _ in request.headers)
-        found = self.within(request.url.encode() + b"\n" + names)
-        for _, value in request.headers:
+        in_text = self.within(request.url.encode() + b"\n" + names)
+        if in_text is not None:
+            return in_text, "it may only be in a header"
+        for header, value in request.headers:
             for placeholder in self._of(value):
                 name, settings = self._bound[placeholder]
-                if settings.misuse != "pass" and not self._may_go(request, settings):
-                    found = found or name
-        return found
+                why = self._fault(request, header, placeholder)
+                if settings.misuse != "pass" and why is not None:
+                    return name, why
+        return None
+
+    def require_searchable(self, request: ProgramRequest) -> None:
+        """Raise Refusal if the answer could not be searched for the secrets of its host."""
+        if not self._of_host(request):
+            return
+        host = request.place.authority
+        if request.is_upgrade:
+            raise Refusal(
+                403, "PERMISSION_DENIED", f"A secret is bound to {host}, so no WebSocket is opened "
+                "to it: what the host sends could not be searched for the secret.",
+            )  # fmt: skip
+        for header, _ in request.headers:
+            if _RANGES & set(re.split(rb"[^a-z0-9]+", header)):
+                raise Refusal(
+                    403, "PERMISSION_DENIED", f"A secret is bound to {host}, so its answers must "
+                    f"be whole, to be searched for the secret. Leave out {header.decode()}.",
+                )  # fmt: skip
 
     def within(self, data: bytes) -> str | None:
         """Return the name of a secret whose placeholder is in these bytes, or None."""
@@ -78,36 +109,29 @@ class Placeholders:
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
-        """Return the headers with the values, and these, to take them out of the answer.
+        """Return the headers with the values, and all that the answer must be searched for.
 
         Raises:
-            Refusal: a secret has no usable value, or its answer could not be read for it.
+            Refusal: a secret of the host has no usable value.
         """
-        values = SecretValues()
-        used = {
-            placeholder
-            for _, value in request.headers
-            for placeholder in self._of(value)
-            if self._may_go(request, self._bound[placeholder][1])
-        }
-        if not used:
-            return request.headers, values
-        if request.is_upgrade:
-            raise Refusal(
-                403, "PERMISSION_DENIED", "A secret cannot be used for a WebSocket: what the host "
-                "sends could not be searched for it.",
-            )  # fmt: skip
-        secrets_by_placeholder = {one: await self._value(self._bound[one][0]) for one in used}
+        values = {name: await self._value(name) for name in self._of_host(request)}
+        if not values:
+            return request.headers, SecretValues()
         rows: list[tuple[bytes, bytes]] = []
-        for name, value in request.headers:
-            if name in (b"accept-encoding", b"range"):  # the whole answer is read for the values
+        for header, value in request.headers:
+            if header == b"accept-encoding":
                 continue
-            for placeholder, secret in secrets_by_placeholder.items():
-                if placeholder in _plain(value):
-                    value = _replaced(value, placeholder, secret.encode())
-                    values.add([secret, value.decode("latin-1").partition(" ")[2] or secret])
-            rows.append((name, value))
-        return (*rows, (b"accept-encoding", b"identity")), values
+            for placeholder in self._of(value):
+                name, _ = self._bound[placeholder]
+                if self._fault(request, header, placeholder) is None:
+                    value = _replaced(value, placeholder, values[name].encode())
+            rows.append((header, value))
+        return (*rows, (b"accept-encoding", b"identity")), SecretValues(values.values())
+
+    def _of_host(self, request: ProgramRequest) -> list[str]:
+        """Return the names of all secrets that a host may have got, by whichever port."""
+        known = {**self._known, **dict(self._bound.values())}
+        return [name for name, one in known.items() if one.is_of_host(request.place.host)]
 
     async def _value(self, name: str) -> str:
         try:
@@ -119,11 +143,31 @@ class Placeholders:
         plain = _plain(value) if self._bound else b""
         return [placeholder for placeholder in self._bound if placeholder in plain]
 
-    def _may_go(self, request: ProgramRequest, settings: SecretSettings) -> bool:
+    def _fault(self, request: ProgramRequest, header: bytes, placeholder: bytes) -> str | None:
+        """Return why a secret cannot go into a header of a request, or None if it can."""
+        name, settings = self._bound[placeholder]
         place = request.place
         origin = Origin(place.scheme, place.host.strip("[]"), place.port)
-        is_bound = origin.is_in(settings.hosts)
-        return is_bound and (place.scheme == "https" or origin.is_in(self._plain_hosts))
+        if not origin.is_in(settings.hosts):
+            return f"the operator has not bound it to {place.authority}"
+        if place.scheme != "https" and not origin.is_in(self._plain_hosts):
+            return (
+                "without TLS it only goes to hosts that gateway.allowed_hosts names, from the "
+                "engine's own machine"
+            )
+        if header.decode("latin-1") not in settings.headers_of_programs:
+            allowed = ", ".join(settings.headers_of_programs)
+            return f"its headers are {allowed} (secrets.{name}.headers)"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request of a trial, which is sent after a human's yes with the secrets of its program."""
+
+    request: ProgramRequest
+    body: bytes
+    placeholders: Placeholders
 
 
 class BodyWatch:
@@ -155,10 +199,8 @@ def secrets_for(
 
 
 def _is_asked_for(host: str, patterns: tuple[str, ...]) -> bool:
-    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-    if not name or not port.isdigit():
-        name, port = host, "443"
-    return network_matches(name, int(port), patterns)
+    name, port = host_and_port(host)
+    return network_matches(name, int(port or 443), patterns)
 
 
 def _plain(value: bytes) -> bytes:

@@ -13,6 +13,7 @@ import hashlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,11 +27,10 @@ from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
 from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
 from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.cassette import Player, Recording
-from fumehood.gateway.door import REFUSED, SENT, Door
-from fumehood.gateway.placeholders import BodyWatch
+from fumehood.gateway.door import SENT, Door
+from fumehood.gateway.placeholders import BodyWatch, HeldRequest
 from fumehood.gateway.request import (
     TUNNEL,
-    HeldRequest,
     Place,
     ProgramRequest,
     Refusal,
@@ -118,7 +118,7 @@ class _Peer:
                 if door.recorder is not None or door.player is not None:
                     self.digest.update(pieces)
                 if (name := watch.add(bytes(pieces))) is not None:
-                    raise door.misused(name)
+                    raise door.misused(name, "it may only be in a header")
                 yield bytes(pieces)
                 pieces.clear()
             if not isinstance(event, h11.Data) and event is not h11.NEED_DATA:
@@ -146,6 +146,15 @@ class _Peer:
 def _require_large(count: int, total: int, door: Door) -> None:
     if count > SMALL_CHUNKS and total < count * LEAST_BYTES:
         raise door.refused(400, "INVALID_REQUEST", "The body is in too many small chunks.")
+
+
+def _unsearchable(status: int, headers: list[tuple[bytes, bytes]]) -> str | None:
+    """Return why a value could not be found in an answer, or None."""
+    if status == HTTPStatus.PARTIAL_CONTENT or any(name == b"content-range" for name, _ in headers):
+        return "it sent a part of its answer"
+    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers):
+        return "it compressed its answer"
+    return None
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
@@ -194,7 +203,7 @@ class Proxy:
                 try:
                     await self._exchange(peer, request)
                 except Refusal as refusal:
-                    await self._door.note(REFUSED, request, why=refusal.message)
+                    await self._door.note_refusal(request, refusal)
                     raise
             except h11.RemoteProtocolError as error:
                 if peer.has_answered:
@@ -270,8 +279,10 @@ class Proxy:
                 )  # fmt: skip
             try:
                 upstream = await self._backend.connect_tcp(place.host, place.port, CONNECT_S)
-            except EngineError as error:
+            except PermissionDenied as error:
                 raise door.refused(502, error.code, error.message) from None
+            except EngineError as error:
+                raise door.failed(error.message) from None
             door.use.tunnels += 1
             try:
                 await self._relay(peer, upstream, bytes(begun))
@@ -279,7 +290,7 @@ class Proxy:
                 with anyio.CancelScope(shield=True):
                     await upstream.aclose()
         except Refusal as refusal:
-            await door.note(REFUSED, request, why=refusal.message)
+            await door.note_refusal(request, refusal)
             raise
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
@@ -371,6 +382,7 @@ class Proxy:
     async def deliver(self, held: HeldRequest) -> int:
         """Send a request of a trial, drop the answer, and return its status. Raises Refusal."""
         request, door = held.request, self._door
+        door.placeholders = held.placeholders  # those that its program got
         door.count()
         door.judge(request)
         await door.note(SENT, request)
@@ -418,15 +430,15 @@ class Proxy:
         except PermissionDenied as error:
             raise self._door.refused(403, error.code, error.message) from None
         except (EngineError, httpcore2.TimeoutException) as error:
-            raise self._door.refused(502, "NETWORK_ERROR", str(error)) from None
+            raise self._door.failed(str(error)) from None
         except httpcore2.ConnectError:
-            raise self._door.refused(
-                502, "NETWORK_ERROR", "No secure connection to the host could be made: is its "
-                "certificate valid for its name?",
-            ) from None  # fmt: skip
+            raise self._door.failed(
+                "No secure connection to the host could be made: is its certificate valid for its "
+                "name?"
+            ) from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError):
-            raise self._door.refused(
-                502, "NETWORK_ERROR", "The host broke off its answer, or gave none that is HTTP."
+            raise self._door.failed(
+                "The host broke off its answer, or gave none that is HTTP."
             ) from None
 
     async def _answer(
@@ -436,15 +448,13 @@ class Proxy:
         answer: httpcore2.Response,
         values: SecretValues,
     ) -> None:
-        """Pass an answer on, without the values of secrets that its request had."""
+        """Pass an answer on, without the values of secrets that its host may have got."""
         headers = passed_on(answer.headers)
         self._door.received(sum(len(name) + len(value) for name, value in headers))
-        if values.longest and any(
-            name == b"content-encoding" and value.lower() != b"identity" for name, value in headers
-        ):
+        if values.longest and (fault := _unsearchable(answer.status, headers)) is not None:
             raise self._door.refused(
-                502, "NETWORK_ERROR", "The host packed its answer, which could not be searched for "
-                "the secret in its request.",
+                502, "NETWORK_ERROR", f"A secret is bound to the host, and {fault}, so it could "
+                "not be searched for the secret.",
             )  # fmt: skip
         if values.longest:
             headers = [

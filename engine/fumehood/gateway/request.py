@@ -6,6 +6,7 @@ names the same; headers that belong to one connection are never passed on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ class Refusal(Exception):
         self.status = status
         self.code = code
         self.message = message
+
+
+class HostFailure(Refusal):
+    """The gateway answers for a host that failed. It refused nothing itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class ProgramRequest:
     @property
     def is_read(self) -> bool:
         """Whether it changes nothing, as far as servers keep to the methods' meaning."""
-        names = {name for name, _ in self.headers}
+        names = {_as_servers_read(name) for name, _ in self.headers}
         return (
             self.method in READS and self.length == 0 and not self.is_upgrade
             and not names & _OVERRIDES
@@ -122,14 +127,6 @@ class ProgramRequest:
             "path": path,
             "query": query,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRequest:
-    """A request of a trial, which is sent after a human's yes."""
-
-    request: ProgramRequest
-    body: bytes
 
 
 def read_request(
@@ -165,10 +162,13 @@ def read_request(
     if is_upgrade and (given[b"upgrade"].lower() != b"websocket" or name != "GET"):
         raise Refusal(501, "NOT_IMPLEMENTED", "Of upgrades, the gateway passes only WebSocket on.")
     named = {one.strip().lower() for one in given.get(b"connection", b"").split(b",")}
-    dropped = _OF_A_CONNECTION | named | {b"host", b"content-length"}
+    dropped = _OF_A_CONNECTION | {b"host", b"content-length"}
     return ProgramRequest(
         name, place, path,
-        tuple(row for row in rows if row[0] not in dropped),
+        tuple(
+            row for row in rows
+            if row[0] not in named and _as_servers_read(row[0]) not in dropped
+        ),
         None if b"transfer-encoding" in given else int(given.get(b"content-length", b"0")),
         is_upgrade,
     )  # fmt: skip
@@ -193,6 +193,12 @@ def _absolute(target: str) -> tuple[Place, str]:
     end = min((at for at in map(rest.find, "/?") if at >= 0), default=len(rest))
     path = rest[end:]
     return Place.of("http", rest[:end]), path if path.startswith("/") else f"/{path}"
+
+
+def _as_servers_read(name: bytes) -> bytes:
+    """Return a header's name as servers see it that do not tell `-` from `_` and other characters,
+    because they hand headers over as variables. *Source*: RFC 3875, section 4.1.18."""
+    return re.sub(rb"[^a-z0-9]", b"-", name)
 
 
 def _climbs(target: str) -> bool:

@@ -24,8 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.door import Ask, Door, Lists, Send, Spend, free
-from fumehood.gateway.placeholders import Placeholders, secrets_for
-from fumehood.gateway.request import HeldRequest
+from fumehood.gateway.placeholders import HeldRequest, Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings, ListedPackages, NetworkHosts
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.policy.model import CallFacts, Decision, Verdict
@@ -147,7 +146,7 @@ class Gateway:
         bound = secrets_for(self._secrets.settings, tool, patterns)
         # Who reads along on a node must get no secret.
         plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
-        placeholders = Placeholders(bound, plain_hosts, read)
+        placeholders = Placeholders(bound, plain_hosts, read, self._secrets.settings)
         player = Player(replay) if replay is not None else None
         door = Door(
             patterns, settings, decide, ask, placeholders, record, recorder, player, spend, trial,

@@ -29,6 +29,7 @@ from fumehood.core.tool import (
     is_header_value,
 )
 from fumehood.core.value import Value
+from fumehood.observe.log import Logger, quiet_logger
 from fumehood.protocol.strict_json import unmarked
 from fumehood.redaction.redactor import MIN_SECRET_CHARACTERS
 from fumehood.sandbox.trusted_files import Untrusted, read_private
@@ -50,6 +51,8 @@ def _lower_host(value: str) -> str:
 
 HostPattern = Annotated[str, AfterValidator(_lower_host)]
 """A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
+
+_HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(str.lower)]
 
 
 class Settings(Value):
@@ -87,9 +90,12 @@ class SecretSettings(Settings):
     hosts: tuple[HostPattern, ...] = Field(min_length=1)
     inside: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
     """The variable by which programs have its placeholder."""
+    headers: tuple[_HeaderName, ...] = ()
+    """Headers in which programs may send it, in addition to `Authorization`. A host may store
+    others, and give them back."""
     misuse: Literal["refuse", "end", "pass"] = "refuse"
-    """What happens to a request with the placeholder anywhere else than in a header to one of the
-    hosts: it is refused, with `end` its program is ended besides, or it is passed on as it is,
+    """What happens to a request with the placeholder anywhere else than in such a header to one of
+    the hosts: it is refused, with `end` its program is also ended, or it is passed on as it is,
     without the value."""
 
     @model_validator(mode="after")
@@ -102,16 +108,31 @@ class SecretSettings(Settings):
             raise ValueError("`file` must be an absolute path")
         return self
 
+    @property
+    def headers_of_programs(self) -> tuple[str, ...]:
+        """All headers in which programs may send it, in lower case."""
+        return tuple(dict.fromkeys(("authorization", *self.headers)))
+
+    def is_of_host(self, host: str) -> bool:
+        """Whether a host may have got it, by whichever port. IPv6 addresses are in brackets."""
+        return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
+
+
+def host_and_port(pattern: str) -> tuple[str, str]:
+    """Return the host of a pattern, and its port or ""."""
+    host, _, port = pattern.rpartition(":")
+    return (host, port) if host and port.isdigit() else (pattern, "")
+
 
 KEYRING_FAULTS = {
-    "KeyringLocked": "the keyring is locked; the operator must unlock it",
-    "NoKeyringError": "the engine's user has no keyring on this host; the operator must set one up",
+    "KeyringLocked": ("the keyring is locked", "Unlock it."),
+    "NoKeyringError": ("the engine's user has no keyring on this host", "Set one up."),
 }
-"""Name of an exception of the `keyring` package → the reason shown."""
+"""Name of an exception of the `keyring` package → the reason shown, and the remedy."""
 
 
 class KeyringFault(Exception):
-    """The keyring cannot be read. The message has the reason and the remedy."""
+    """The keyring cannot be read. `args` are the reason, and the operator's remedy."""
 
 
 AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
@@ -163,7 +184,9 @@ class SecretBindings:
         settings: Mapping[str, SecretSettings] = MappingProxyType({}),
         rest: RestSettings | None = None,
         environment: Mapping[str, str] = os.environ,
+        log: Logger | None = None,
     ) -> None:
+        self._log = log
         self.settings = settings
         """All secrets by name."""
         self._allowed_hosts = (rest or RestSettings()).allowed_hosts
@@ -181,20 +204,27 @@ class SecretBindings:
             value = self._read(secret)
         except (OSError, UnicodeDecodeError, Untrusted):
             value = None
-        except KeyringFault as why:
-            raise ExecutionError(
-                f"The secret {name!r} cannot be read, so nothing was sent: {why}. Do not retry."
-            ) from None
+        except KeyringFault as fault:
+            reason, remedy = fault.args
+            raise self._unusable(name, f"cannot be read ({reason})", remedy) from None
         if value is None or len(value) < MIN_SECRET_CHARACTERS or not is_header_value(value):
             variable = f"environment variable {secret.env}" if secret.env is not None else None
             source = variable or ("file" if secret.file is not None else "keyring's entry")
-            raise ExecutionError(
-                f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
-                f"set its {source} to a line of {MIN_SECRET_CHARACTERS} to {MAX_HEADER_VALUE} "
-                "printable ASCII characters; a file must be readable by the engine's user only. Do "
-                "not retry."
-            )
+            raise self._unusable(
+                name, "has no usable value",
+                f"Set its {source} to a line of {MIN_SECRET_CHARACTERS} to {MAX_HEADER_VALUE} "
+                "printable ASCII characters. A file must be readable by the engine's user only.",
+            )  # fmt: skip
         return value
+
+    def _unusable(self, name: str, reason: str, remedy: str) -> ExecutionError:
+        """Log the remedy, and return the error of the caller, who cannot apply it."""
+        log = self._log or quiet_logger()
+        log.warning("secret.unusable", secret=name, reason=reason, remedy=remedy)
+        return ExecutionError(
+            f"The secret {name!r} {reason}, so nothing was sent. The log tells the operator what "
+            "to do. Do not retry."
+        )
 
     def faults(self, definition: ToolDefinition) -> list[str]:
         """Return a fault for each secret that the definition refers to but may not use."""
@@ -259,23 +289,22 @@ class SecretBindings:
         """
         if find_spec("keyring") is None:
             raise KeyringFault(
-                "the operator must install the extra for keyrings: fumehood[keyring]"
+                "the extra for keyrings is not installed", "Install it: fumehood[keyring]."
             )
         if not self._keyring_lock.acquire(timeout=KEYRING_WAIT_S):
-            raise KeyringFault("the keyring does not answer; the operator may have to unlock it")
+            raise KeyringFault("the keyring does not answer", "Unlock it.")
         try:
             import keyring
 
             found = keyring.get_password(entry.service, entry.username)
         except Exception as fault:  # of whichever backend; its words could hold anything
             kind = type(fault).__name__
-            raise KeyringFault(
-                KEYRING_FAULTS.get(kind, f"the keyring's backend failed ({kind})")
-            ) from None
+            unknown = (f"the keyring's backend failed: {kind}", "Repair it, or choose another.")
+            raise KeyringFault(*KEYRING_FAULTS.get(kind, unknown)) from None
         finally:
             self._keyring_lock.release()
         if found is None:
-            raise KeyringFault("the keyring has no such entry; the operator must add it")
+            raise KeyringFault("the keyring has no such entry", "Add it.")
         return found
 
 

@@ -79,6 +79,7 @@ def test_headers_of_the_connection_are_not_passed_on() -> None:
     sent = [
         HOST, (b"Connection", b"close, X-Mine"), (b"X-Mine", b"1"), (b"TE", b"trailers"),
         (b"Proxy-Authorization", b"Basic x"), (b"Accept", b"*/*"), (b"Content-Length", b"3"),
+        (b"Transfer_Encoding", b"chunked"), (b"Content_Length", b"9"), (b"Proxy_Connection", b"x"),
     ]  # fmt: skip
     request = read_request(b"POST", b"/", sent, INSIDE)
     assert request.headers == ((b"accept", b"*/*"),)
@@ -134,6 +135,10 @@ def test_pattern_that_says_too_much_or_nothing_is_refused(pattern: str) -> None:
         (b"GET", [(b"upgrade", b"websocket"), (b"connection", b"upgrade")], False),
         (b"GET", [(b"X-HTTP-Method-Override", b"DELETE")], False),
         (b"GET", [(b"X-Original-URL", b"/admin")], False),
+        (b"GET", [(b"X_HTTP_Method_Override", b"DELETE")], False),
+        (b"GET", [(b"x-HTTP_method.override", b"DELETE")], False),
+        (b"GET", [(b"X_Rewrite_URL", b"/admin")], False),
+        (b"GET", [(b"X_Note", b"DELETE")], True),
         (b"POST", [], False),
     ],
 )

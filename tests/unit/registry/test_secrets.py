@@ -21,6 +21,7 @@ from fumehood.registry.index import Source, ToolIndex, tool_of_document
 from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
 from support.definitions import rest_document
 from support.file_keyring import FileKeyring
+from support.recording import RecordingLog
 
 pytestmark = pytest.mark.row("T5")
 
@@ -29,9 +30,12 @@ ENTRY = {"service": "weather.example", "username": "fumehood"}
 HEADERS = {"authorization": "Bearer ${secret:key}"}
 
 
-def bindings(value: str = "value-of-key", **changes: Any) -> SecretBindings:
+def bindings(
+    value: str = "value-of-key", log: RecordingLog | None = None, **changes: Any
+) -> SecretBindings:
     settings = {"key": KEY.model_copy(update=changes)}
-    return SecretBindings(settings, RestSettings(allowed_hosts=("api.internal",)), {"KEY": value})
+    rest = RestSettings(allowed_hosts=("api.internal",))
+    return SecretBindings(settings, rest, {"KEY": value}, log or RecordingLog())
 
 
 def faults(secrets: SecretBindings, **fields: Any) -> list[str]:
@@ -88,11 +92,15 @@ def test_secret_of_a_tool_without_an_endpoint_is_refused() -> None:
               "a" * 4097, "nul-\0-character"]
 )  # fmt: skip
 def test_unusable_secret_value_is_refused_without_revealing_it(value: str) -> None:
-    definition = parse_definition(rest_document(headers=HEADERS))
+    """The remedy is the operator's, so it is in the log, and the caller gets none."""
+    definition, log = parse_definition(rest_document(headers=HEADERS)), RecordingLog()
     with pytest.raises(ExecutionError) as caught:
-        bindings(value).values(definition)
-    assert "'key'" in caught.value.message
-    assert not value or value not in caught.value.message
+        bindings(value, log).values(definition)
+    assert "'key' has no usable value, so nothing was sent" in caught.value.message
+    assert "environment" not in caught.value.message
+    (event,) = log.named("secret.unusable")
+    assert "Set its environment variable KEY to a line" in event["remedy"]
+    assert not value or value not in caught.value.message + str(event)
 
 
 def test_secret_binding_is_checked_again_at_the_call() -> None:
@@ -130,8 +138,8 @@ def file_keyring(tmp_path: Path) -> Iterator[FileKeyring]:
     keyring.set_keyring(before)
 
 
-def from_keyring() -> dict[str, str]:
-    secrets = bindings(env=None, keyring=KeyringEntry.model_validate(ENTRY))
+def from_keyring(log: RecordingLog | None = None) -> dict[str, str]:
+    secrets = bindings(log=log, env=None, keyring=KeyringEntry.model_validate(ENTRY))
     return secrets.values(parse_definition(rest_document(headers=HEADERS)))
 
 
@@ -147,9 +155,12 @@ def test_missing_or_unusable_keyring_entry_has_a_clear_error(file_keyring: FileK
     with pytest.raises(ExecutionError, match=r"'key' cannot be read.*no such entry"):
         from_keyring()
     keyring.set_password("weather.example", "fumehood", "short")
-    with pytest.raises(ExecutionError, match="keyring's entry to a line") as caught:
-        from_keyring()
+    log = RecordingLog()
+    with pytest.raises(ExecutionError, match="'key' has no usable value") as caught:
+        from_keyring(log)
     assert "short" not in caught.value.message
+    (event,) = log.named("secret.unusable")
+    assert "Set its keyring's entry to a line" in event["remedy"]
 
 
 class Locked(FileKeyring):
@@ -167,7 +178,7 @@ class Broken(FileKeyring):
     [
         (keyring.backends.fail.Keyring, "no keyring on this host"),
         (Locked, "is locked"),
-        (Broken, r"backend failed \(ZeroDivisionError\)"),
+        (Broken, "backend failed: ZeroDivisionError"),
     ],
 )
 def test_unreadable_keyring_error_hides_its_details(
@@ -180,12 +191,15 @@ def test_unreadable_keyring_error_hides_its_details(
     assert caught.value.__cause__ is None
 
 
-def test_missing_keyring_package_error_names_the_extra(
+def test_missing_keyring_package_is_told_to_the_operator(
     file_keyring: FileKeyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.registry.secrets.find_spec", lambda name: None)
-    with pytest.raises(ExecutionError, match=r"fumehood\[keyring\]"):
-        from_keyring()
+    log = RecordingLog()
+    with pytest.raises(ExecutionError, match="the extra for keyrings is not installed"):
+        from_keyring(log)
+    (event,) = log.named("secret.unusable")
+    assert event["remedy"] == "Install it: fumehood[keyring]."
 
 
 def test_locked_keyring_blocks_only_one_call(

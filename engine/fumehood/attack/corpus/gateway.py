@@ -11,7 +11,8 @@ PYTHON, NETWORK = Language.PYTHON, Topic.NETWORK
 
 FETCH = """
 import json, os, socket, urllib.error, urllib.request
-OPEN, PROXY = os.environ['OPEN'], ('127.0.0.1', int(os.environ['HTTP_PROXY'].split(':')[2]))
+OPEN, KEY = os.environ['OPEN'], os.environ['SECRET']
+PROXY = ('127.0.0.1', int(os.environ['HTTP_PROXY'].split(':')[2]))
 for name in ('NO_PROXY', 'no_proxy'): del os.environ[name]  # all hosts here are on loopback
 def fetch(url, data=None, method=None, **headers):
     asked = urllib.request.Request(url, data, headers, method=method)
@@ -29,6 +30,14 @@ def raw(*pieces):
     return told.decode('latin-1')
 """
 GET = "GET http://OPEN/ HTTP/1.1\\r\\nHost: OPEN\\r\\n"
+KEEP = FETCH + "fetch(OPEN + '/?keep', Authorization='Bearer ' + KEY)\n"
+PARTS = """
+RANGES = ('Range', 'Request-Range', 'REQUEST_RANGE', 'x-ms-range')
+def parts(path, headers):
+    found = [fetch(OPEN + path.format(n=n), **headers(n)) for n in range(0, 70, 7)]
+    print(''.join(text for _, text in found))
+    return [status for status, _ in found]
+"""
 READ = FETCH + "fetch(OPEN)[0]"
 READ_RAW = FETCH + f"raw('{GET}Connection: close\\r\\n\\r\\n').count(' 200 ')"
 
@@ -99,7 +108,13 @@ ATTACKS = (
     ),
     _refused(
         "overridden-method", Harm.INTEGRITY, "let a header make a write of a read",
-        "fetch(OPEN, X_HTTP_Method_Override='DELETE', **{'X-HTTP-Method-Override': 'DELETE'})[0]",
+        "fetch(OPEN, **{'X-HTTP-Method-Override': 'DELETE'})[0]",
+    ),
+    _refused(
+        "overridden-method-with-underscores", Harm.INTEGRITY,
+        "let a header that servers read like another make a write of a read",
+        "fetch(OPEN, X_HTTP_Method_Override='DELETE')[0]", quick=True,
+        twin=FETCH + "fetch(OPEN, X_Note='DELETE')[0]",
     ),
     Attack(
         "smuggled-request", NETWORK, Harm.INTEGRITY, "hide a request behind two lengths", PYTHON,
@@ -109,14 +124,48 @@ ATTACKS = (
     ),
     Attack(
         "echoed-secret", NETWORK, Harm.HOST_LEAK, "let a host tell the value of a secret", PYTHON,
-        code=FETCH + "fetch(OPEN, X_Key=os.environ['SECRET'])[1]",
+        code=FETCH + "fetch(OPEN, Authorization=KEY)[1]",
         expected=ends("ok"),  # the word is looked for
-        twin=FETCH + "'[redacted]' in fetch(OPEN, X_Key=os.environ['SECRET'])[1]", twin_gives=True,
+        twin=FETCH + "'[redacted]' in fetch(OPEN, Authorization=KEY)[1]", twin_gives=True,
+        is_quick=True,
+    ),
+    Attack(
+        "stored-secret", NETWORK, Harm.HOST_LEAK, "let a host tell the value of a secret later",
+        PYTHON,
+        code=KEEP + "fetch(OPEN + '/kept')[1]",
+        expected=ends("ok", gives="Bearer [redacted]"),
+        twin=FETCH + "fetch(OPEN + '/?keep', Authorization='none')\nfetch(OPEN + '/kept')[1]",
+        twin_gives="none", is_quick=True,
+    ),
+    Attack(
+        "secret-in-parts", NETWORK, Harm.HOST_LEAK, "get a stored secret in parts", PYTHON,
+        code=KEEP + PARTS + "sorted({status for name in RANGES for status in parts(\n"
+        "    '/kept', lambda n: {name: f'bytes={n}-{n + 6}'})})",
+        expected=ends("ok", gives=[403]), twin=READ, twin_gives=200, is_quick=True,
+    ),
+    Attack(
+        "secret-in-parts-of-the-hosts-choice", NETWORK, Harm.HOST_LEAK,
+        "get a stored secret in parts that no header asks for", PYTHON,
+        code=KEEP + PARTS + "sorted(set(parts('/kept?part={n}', lambda n: {})))",
+        expected=ends("ok", gives=[502]), twin=READ, twin_gives=200,
+    ),
+    _refused(
+        "secret-in-another-header", Harm.HOST_LEAK,
+        "send a secret in a header that hosts store, which its operator did not name",
+        "fetch(OPEN, X_Note=KEY)[0]", twin=FETCH + "fetch(OPEN, Authorization=KEY)[0]",
+    ),
+    Attack(
+        "costly-search", NETWORK, Harm.HOST_DOS,
+        "let the engine search long answers for a long header", PYTHON,
+        code=FETCH + "long = 'Bearer ' + KEY + ' ' + 'a' * 16_000 + 'b'\n"
+        "[fetch(OPEN + '/?fill=a', Authorization=long)[0] for _ in range(3)]",
+        expected=ends("ok", gives=[200] * 3),
+        twin=FETCH + "fetch(OPEN + '/?fill=a', Authorization=KEY)[0]", twin_gives=200,
         is_quick=True,
     ),
     _refused(
         "secret-elsewhere", Harm.HOST_LEAK, "put the placeholder of a secret into an address",
-        "fetch(OPEN + '/' + os.environ['SECRET'])[0]",
+        "fetch(OPEN + '/' + KEY)[0]",
     ),
     Attack(
         "silent-connections", NETWORK, Harm.SELF_DOS, "hold 200 connections that say nothing",
