@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.policy.model import CallFacts, Verdict
+from fumehood.policy.runners import OPAQUE, WRAPPERS
 from fumehood.policy.shell import runs
 from support.attacks import Harm
 from support.policies import decide, facts, rule, tool, verdict
@@ -225,6 +226,78 @@ UNREADABLE = [
 """Commands that cannot be analysed, and therefore count as running one of the programs."""
 
 
+EVALUATED = {
+    # bash runs a text that is the value of a variable, or takes a word for another program
+    "BASH_CMDS[ls]=/bin/rm; ls x": "echo ${BASH_CMDS[ls]}",
+    "declare -A BASH_CMDS=([ls]=/bin/rm); ls x": "declare -A m=([ls]=/bin/rm); ls x",
+    'declare "BASH_CMDS[ls]=/bin/rm"; ls x': 'declare "m[ls]=/bin/rm"; ls x',
+    "read BASH_CMDS[ls] <<< /bin/rm; ls x": "read -r line <<< BASH_CMDS; ls x",
+    "read -ad BASH_CMDS[ls] <<< /bin/rm": "read -ra words <<< /bin/rm",
+    "printf -v BASH_CMDS[ls] /bin/rm; ls x": "printf %s BASH_CMDS[ls] /bin/rm",
+    'x=BASH_CMDS[ls]; read "$x" <<< /bin/rm': 'x=BASH_CMDS[ls]; read -p "$x" y',
+    ": ${BASH_CMDS[ls]:=/bin/rm}; ls x": ": ${BASH_CMDS[ls]:-/bin/rm}; ls x",
+    "x=BASH_CMDS; : ${!x:=/bin/rm}": "x=BASH_CMDS; echo ${!x}",
+    "declare -n r=BASH_CMDS; r[ls]=/bin/rm; ls": "declare -r r=BASH_CMDS; ls",
+    "shopt -s expand_aliases\nBASH_ALIASES[ls]='rm x'\nls": "shopt -s nullglob\nls *",
+    "BASH_ENV='$(rm x)' bash -c :": "BASH_ENV= bash -c :",
+    "export BASH_ENV='$(rm x)'; bash -c :": "export A='$(rm x)'; bash -c :",
+    "export BASH_ENV; for BASH_ENV in '$(rm x)'; do bash -c :; done": "for A in '$(rm x)'; do bash -c :; done",
+    "env -i BASH_ENV='$(rm x)' bash -c :": "env -i NODE_ENV='$(rm x)' bash -c :",
+    "env 'BASH_FUNC_ls%%=() { rm x; }' bash -c ls": "env 'FUNC_ls=() { rm x; }' bash -c ls",
+    "systemd-run -E BASH_ENV=x bash -c :": "systemd-run -E A=x bash -c :",
+    "ENV='$(rm x)' sh -ic :": "ENV=production sh -ic :",
+    "PS4='$(rm x)'; set -x; ls": "PS4='+ '; set -x; ls",
+    "PS4='\\044(rm x)'; set -x; ls": "PS4='> (rm x)'; set -x; ls",
+    "PROMPT_COMMAND='rm x'": "echo $PROMPT_COMMAND",
+    "set -k; git a=b push": "set -e; git a=b stash push",
+    "set -o keyword\nbash -c : BASH_ENV='$(rm x)'": "set -o pipefail\nbash -c : BASH_ENV='$(rm x)'",
+    "bash -kc 'git a=b push'": "bash -ec 'git a=b stash push'",
+    "shopt -so history histexpand\n: rm x\n!:1 x": "shopt -so pipefail errexit\n: rm x",
+    "set -o histexpand -o history\n: rm x\n!:1 x": "set +H\n: rm x",
+    "bash --rcfile /dev/stdin -ic : <<< 'rm x'": "bash --norc -ic : <<< 'rm x'",
+    "bash -rcfile /dev/stdin -ic : <<< 'rm x'": "bash -ic : <<< 'rm x'",
+    "bash -O expand_aliases -c ls": "bash -O nullglob -c ls",
+    "x='a[$(rm x)]'; echo $((x))": "x='a[$(rm x)]'; echo $x",
+    "x='a[`rm x`]'; ((x))": "x='a[`rm x`]'; (ls)",
+    'x="a[\\$(rm x)]"; [[ x -eq 1 ]]': 'x="a[\\$(rm x)]"; [[ $x == 1 ]]',
+    "x=$'a[\\x24(rm x)]'; echo ${!x}": "x=$'a[\\x24(rm x)]'; echo ${x}",
+    "x='a[$''(rm x)]'; let y=x": "x='a[$''(rm x)]'; ls",
+    "x='a[$(rm x)]'; echo ${PATH:x}": "x='a[$(rm x)]'; echo ${PATH:-x}",
+    "x='a[$(rm x)]'; b[x]=1": "x='a[$(rm x)]'; b=1",
+    "x='a[$(rm x)]'; y=([x]=1)": "x='a[$(rm x)]'; y=(x 1)",
+    "x='a[$(rm x)]'; RANDOM=x": "x='a[$(rm x)]'; OTHER=x",
+    "x='a[$(rm x)]'; declare -i y=x": "x='a[$(rm x)]'; declare -r y=x",
+    "x='a[$(rm x)]'; for ((i=x; i<0; i++)); do ls; done": "x='a[$(rm x)]'; for i in x; do ls; done",
+    "x='a[$(rm x)]'; ls & wait -n -p \"$x\"": "x='a[$(rm x)]'; ls & wait 1",
+    "read x <<'E'\na[$(rm x)]\nE\necho $((x))": "cat <<'E'\na[$(rm x)]\nE\necho $x",
+    "test -v 'a[$(rm x)]'": "test -n 'a[$(rm x)]'",
+    "[ -v 'a[$(rm x)]' ]": "[ -n 'a[$(rm x)]' ]",
+    "x='a[$(rm x)]'; [ -v \"$x\" ]": "x='a[$(rm x)]'; [ -f \"$y\" ]",
+    "[[ -v 'a[$(rm x)]' ]]": "[[ -n 'a[$(rm x)]' ]]",
+    "printf -v 'a[$(rm x)]' 1": "printf %s 'a[$(rm x)]' 1",
+    "bash -c 'echo $(($1))' - 'a[$(rm x)]'": "bash -c 'echo $(date) $((1))' - 'a[x]'",
+    "env x='a[$(rm x)]' bash -c 'echo $((x))'": "env x='a[$(rm x)]' bash -c 'echo $x'",
+    "[ a = b ]x || rm": "[ a = b ] || echo rm",
+}  # fmt: skip
+"""Commands that run one of the programs by a variable or an option of bash, each with the nearest
+command that does not. *Source*: each attack but those that need an option of a newer bash, or another
+user, ran `rm` in bash 5.2.
+"""
+
+UNREAD = {
+    "$((x))": "a[$(rm x)]",
+    "${!x}": "a[`rm x`]",
+    "${y:x}": "a[$(rm x)]",
+}
+
+HARMLESS = [
+    "echo ${NAME:-not set}", 'echo "${NAME:-not set}"', "x=${A:+b c d}", "echo ${A:?is not set}",
+    "ls a\u00a0b", "ls \u2003", "printf '%s\\n' a\u3000rm", "[ -f x ] && ls", "[ ! -d \"$X\" ] || ls",
+    "export PATH=$HOME/bin:$PATH; ls", "npm --prefix \"$DIR\" install", "npm install $PACKAGE",
+    "npx -y prettier . --check", "uv run -q pytest -k foo", "bash -euo pipefail -c 'echo $((1+1)) $(ls)'",
+]  # fmt: skip
+
+
 def shell_call(command: object, name: str = "command") -> CallFacts:
     return facts(SHELL, {name: command})
 
@@ -243,6 +316,114 @@ def test_shell_syntax_does_not_hide_a_program_from_runs_rule(attack: str, twin: 
 def test_unparsable_command_counts_as_running_the_denied_program(command: str) -> None:
     decision = decide(shell_call(command), RUNS)
     assert (decision.verdict, decision.reason and decision.reason[:9]) == (DENY, "In doubt:")
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(("attack", "twin"), EVALUATED.items())
+def test_variables_and_options_of_bash_do_not_hide_a_program(attack: str, twin: str) -> None:
+    assert verdict(shell_call(attack), RUNS) is DENY
+    assert verdict(shell_call(twin), RUNS) is ALLOW
+    assert verdict(shell_call(attack)) is ALLOW  # control: without the rule
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("as_list", [True, False])
+def test_variables_of_the_call_do_not_hide_a_program(as_list: bool) -> None:
+    def ruled(command: str, **env: str) -> Verdict:
+        given = [{"name": name, "value": value} for name, value in env.items()]
+        return verdict(facts(SHELL, {"command": command, "env": given if as_list else env}), RUNS)
+
+    assert ruled("bash -c :", BASH_ENV="$(rm x)") is DENY
+    assert ruled("ls", **{"BASH_FUNC_ls%%": "() { rm x; }"}) is DENY
+    assert ruled("ls", ENV="$(rm x)") is DENY
+    assert ruled("ls", ENV="production", PS4="+ ", NODE_ENV="$(rm x)") is ALLOW
+    for command, value in UNREAD.items():
+        assert ruled(f"echo {command}", x=value) is DENY
+        assert ruled("echo $x", x=value) is ALLOW
+        assert ruled(f"echo {command}", x="a[1]") is ALLOW
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("command", HARMLESS)
+def test_harmless_command_is_not_in_doubt(command: str) -> None:
+    assert runs([["rm"], ["git", "push"]], {"command": command}, for_every=False) is False
+
+
+def _prefix(wrapper: str) -> str:
+    """A command up to the program that the wrapper runs."""
+    return " ".join([wrapper, *["0"] * WRAPPERS[wrapper].operands])
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_program_behind_a_wrapper_is_found(wrapper: str) -> None:
+    prefix = _prefix(wrapper)
+    for attack in ("rm x", "-- rm x", "--long rm x", "--long v rm x", "nice -n 1 sh -c 'rm x'"):
+        assert verdict(shell_call(f"{prefix} {attack}"), RUNS) is DENY
+    operands = "0 " * WRAPPERS[wrapper].may_have
+    assert verdict(shell_call(f"{prefix} {operands}ls rm"), RUNS) is ALLOW
+    assert verdict(shell_call(f"echo {prefix} rm"), RUNS) is ALLOW
+    assert verdict(shell_call(f"{prefix} rm x"), rule("deny", runs=["mv"])) is ALLOW  # control
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("program", sorted(OPAQUE))
+def test_program_whose_arguments_are_not_read_is_in_doubt(program: str) -> None:
+    assert runs([["rm"]], {"command": f"{program} x"}, for_every=False) is None
+    assert runs([["rm"]], {"command": f"echo {program} rm"}, for_every=False) is False
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("unshare -r", DENY), ("unshare -w rm ls", ALLOW), ("nsenter -t 1 <<< 'rm x'", DENY),
+        ("setarch x86_64", DENY), ("setarch -R rm x", DENY), ("setarch x86_64 -R ls", ALLOW),
+        ("fakeroot", DENY), ("npx", DENY), ("npx -c 'rm x'", DENY), ("npx -p pkg cowsay", ALLOW),
+        ("systemd-run -S", DENY), ("systemd-run --user ls", ALLOW), ("uv pip install rm", ALLOW),
+        ("uv -q --directory run run rm", DENY), ("uv $X rm", DENY), ("ip n e blue rm", DENY),
+        ("ip addr show rm", ALLOW), ("poetry add rm", ALLOW), ("npm rm", ALLOW), ("npm x rm", DENY),
+        ("setpriv --reuid 0 --no-new-privs rm x", DENY), ("prlimit --nofile=9 -- rm x", DENY),
+    ],
+)  # fmt: skip
+def test_operands_and_options_of_wrappers_are_read(command: str, expected: Verdict) -> None:
+    assert verdict(shell_call(command), RUNS) is expected
+
+
+COMMANDS = st.sampled_from(
+    [*RUNNING, *RUNNING.values(), *EVALUATED, *EVALUATED.values(), *UNREADABLE[:70]]
+)
+OPTIONS = st.sampled_from(["", " -x", " --x", " --x=y", " --x y", " --"])
+
+
+@pytest.mark.row("A1")
+@given(
+    st.sampled_from(sorted(WRAPPERS)).filter(lambda name: name != "command"),
+    OPTIONS,
+    st.sampled_from(
+        ["rm x", "ls rm", "git push", "$X y", "sh -c 'rm x'", "sh x", "eval x", "set -k", "env rm"]
+    ),
+    st.sampled_from([[["rm"]], [["ls"]], [["git", "push"]], [["env"], ["sh"]]]),
+)
+def test_wrapper_around_a_program_can_only_make_the_verdict_stricter(
+    wrapper: str, option: str, command: str, programs: list[list[str]]
+) -> None:
+    prefix = _prefix(wrapper) + (" A=b" if WRAPPERS[wrapper].takes_variables else "")
+    bare, wrapped = {"command": command}, {"command": f"{prefix}{option} {command}"}
+    if runs(programs, bare, for_every=False) is not False:
+        assert runs(programs, wrapped, for_every=False) is not False
+    if runs(programs, bare, for_every=True) is not True:
+        assert runs(programs, wrapped, for_every=True) is not True
+
+
+@pytest.mark.row("A1")
+@given(COMMANDS, st.sampled_from(["bash -c ", "sh -c ", "env bash -euc ", "nice -n 1 bash -c "]))
+def test_shell_around_a_command_can_only_make_the_verdict_stricter(
+    command: str, shell: str
+) -> None:
+    quoted = shell + "'" + command.replace("'", "'\\''") + "'"
+    if verdict(shell_call(command), RUNS) is DENY:
+        assert verdict(shell_call(quoted), RUNS) is DENY
 
 
 @pytest.mark.row("A1")
@@ -302,6 +483,16 @@ def test_argv_without_shell_is_matched_by_its_words(argv: object, expected: Verd
         ({"command": "ls", "env": [{"name": "PATH", "value": "/tmp"}]}, ASK),
         ({"command": "ls", "argv": ["rm"]}, ASK),
         ({"command": "nice ls"}, ASK),
+        ({"command": "[ -f x ] && ls"}, ASK),
+        ({"command": "test -d x && ls"}, ALLOW),
+        ({"command": '[ -d "$X" ] && ls'}, ASK),
+        ({"command": "[ -d x ] && ls"}, ALLOW),
+        ({"argv": ["[", "-d", "x", "]"]}, ALLOW),
+        ({"command": "[ -d $((PATH=0)) ] && ls"}, ASK),
+        ({"command": "[ -d x ] > f && ls"}, ASK),
+        ({"command": "ls >\u00a0/dev/null"}, ASK),
+        ({"command": "ls >&\u0663"}, ASK),
+        ({"command": "uv run ls"}, ASK),
         ({"command": "$X"}, ASK),
         ({"command": "# ls"}, ASK),
         ({"command": ""}, ASK),
@@ -312,7 +503,7 @@ def test_allow_rule_for_programs_does_not_open_anything_else(
     arguments: dict[str, Any], expected: Verdict
 ) -> None:
     dangerous = tool("sh", dangerous=True)
-    opens = rule("allow", tools=["sh"], runs=["ls", "git status", "grep"])
+    opens = rule("allow", tools=["sh"], runs=["ls", "git status", "grep", "test -d x"])
     assert verdict(facts(dangerous, arguments), opens) is expected
 
 

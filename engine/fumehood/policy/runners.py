@@ -1,0 +1,219 @@
+"""Programs that run others, and what else turns a text into a command of bash.
+
+Host side, used by `policy/shell`. The tables are for GNU bash 5 and the programs of Linux
+distributions. Invariant: what may run a text that `policy/shell` does not read stands in one of
+these tables as a doubt; options of bash that are not known to be harmless are doubts as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """How the arguments of a wrapper (a program that runs another one, such as `nice`) are read."""
+
+    valued: str | None = ""
+    """Letters of the options that take a value, or None if any may, so that both ways are read."""
+    operands: int = 0
+    """Number of operands before the name of the program to run."""
+    opaque: tuple[str, ...] = ()
+    """Options (without dashes) with which it runs text or files that are not analysed."""
+    may_have: int = 0
+    """Number of further operands that may be there."""
+    is_shell: bool = False
+    """Whether it runs a shell if no program is given."""
+    takes_variables: bool = False
+    """Whether it takes assignments (`NAME=value`) for the program to run."""
+
+
+_ANY = Wrapper(None)
+_AFTER_ONE = Wrapper(None, operands=1)
+_ARCH = Wrapper("p", is_shell=True)
+_NPM = Wrapper(None, opaque=("c", "call"), is_shell=True)
+_PNPM = Wrapper(None, opaque=("c", "shell-mode"))
+
+WRAPPERS = {
+    "aa-exec": _ANY,
+    "aws-vault exec": Wrapper(None, operands=1, is_shell=True),
+    "builtin": Wrapper(),
+    "bun run": _ANY,
+    "bun x": _ANY,
+    "bundle exec": _ANY,
+    "bunx": _ANY,
+    "busybox": Wrapper(),
+    "cgexec": _ANY,
+    "choom": Wrapper("np"),
+    "chronic": _ANY,
+    "command": Wrapper(),
+    "conda run": _ANY,
+    "cpulimit": _ANY,
+    "cross-env": Wrapper(takes_variables=True),
+    "dbus-run-session": _ANY,
+    "direnv exec": _AFTER_ONE,
+    "doas": Wrapper("aCu", opaque=("s",)),
+    "doppler run": Wrapper(None, opaque=("command",)),
+    "dotenv": Wrapper(None, may_have=1),
+    "dumb-init": _ANY,
+    "eatmydata": Wrapper(is_shell=True),
+    "env": Wrapper("uCaP", opaque=("S", "split-string"), takes_variables=True),
+    "envdir": _AFTER_ONE,
+    "exec": Wrapper("a"),
+    "faketime": _AFTER_ONE,
+    "fakeroot": Wrapper("lfisb", is_shell=True),
+    "gosu": _AFTER_ONE,
+    "i386": _ARCH,
+    "i686": _ARCH,
+    "ionice": Wrapper("cnpPu"),
+    "ip netns exec": _AFTER_ONE,
+    "ip vrf exec": _AFTER_ONE,
+    "jobs": Wrapper(),
+    "linux32": _ARCH,
+    "linux64": _ARCH,
+    "mamba run": _ANY,
+    "micromamba run": _ANY,
+    "nice": Wrapper("n"),
+    "nohup": Wrapper(),
+    "npm exec": _NPM,
+    "npm x": _NPM,
+    "npx": _NPM,
+    "nsenter": Wrapper("tSGWN", is_shell=True),
+    "numactl": _ANY,
+    "op run": _ANY,
+    "pdm run": _ANY,
+    "pipenv run": _ANY,
+    "pipx run": _ANY,
+    "pkexec": Wrapper(None, is_shell=True),
+    "pnpm dlx": _PNPM,
+    "pnpm exec": _PNPM,
+    "pnpx": _PNPM,
+    "poetry run": _ANY,
+    "prlimit": Wrapper("po"),
+    "proxychains": _ANY,
+    "proxychains4": _ANY,
+    "runcon": Wrapper(None, may_have=1),
+    "rye run": _ANY,
+    "setarch": Wrapper("p", may_have=1, is_shell=True),
+    "setpriv": Wrapper(),
+    "setsid": Wrapper(),
+    "ssh-agent": _ANY,
+    "stdbuf": Wrapper("ioe"),
+    "su-exec": _AFTER_ONE,
+    "sudo": Wrapper("aCcDghpRrTtuU", opaque=("i", "s", "login", "shell"), takes_variables=True),
+    "systemd-cat": _ANY,
+    "systemd-inhibit": _ANY,
+    "systemd-run": Wrapper(None, opaque=("S", "shell"), takes_variables=True),
+    "taskset": Wrapper(operands=1),
+    "time": Wrapper("fo", takes_variables=True),
+    "timeout": Wrapper("ks", operands=1),
+    "tini": _ANY,
+    "torify": _ANY,
+    "torsocks": Wrapper(None, opaque=("shell",)),
+    "toybox": Wrapper(),
+    "uclampset": Wrapper("mMp"),
+    "unbuffer": _ANY,
+    "uname26": _ARCH,
+    "unshare": Wrapper("RwSGl", is_shell=True),
+    "uv run": _ANY,
+    "uv tool run": _ANY,
+    "uvx": _ANY,
+    "valgrind": _ANY,
+    "x86_64": _ARCH,
+    "xargs": Wrapper("adEIJLnPRsS"),
+    "xvfb-run": _ANY,
+    "yarn dlx": _ANY,
+}
+"""The wrappers. Words after the first are the operands with which the program is a wrapper."""
+
+OPAQUE = frozenset({
+    ".", "alias", "at", "batch", "bind", "bwrap", "capsh", "chpst", "chroot", "chrt", "compgen",
+    "complete", "concurrently", "coproc", "crontab", "cross-env-shell", "csh", "enable", "entr",
+    "eval", "expect", "fakechroot", "fc", "firejail", "fish", "flock", "gdb", "hash", "hyperfine",
+    "ksh", "ld-linux-aarch64.so.1", "ld-linux-x86-64.so.2", "ld-linux.so.2",
+    "ld-musl-aarch64.so.1", "ld-musl-x86_64.so.1", "ld.so", "ltrace", "machinectl", "mapfile",
+    "mksh", "newgrp", "nix-shell", "nodemon", "parallel", "pee", "proot", "pwsh", "readarray",
+    "rlwrap", "run-parts", "run0", "runuser", "schroot", "screen", "script", "sem", "sg",
+    "softlimit", "source", "start-stop-daemon", "strace", "su", "tcsh", "tmux", "trap", "watch",
+    "zsh", "asdf exec", "chamber exec", "devbox run", "guix shell", "hatch run", "infisical run",
+    "mise exec", "mise x", "nix develop", "nix run", "nix shell", "nodenv exec", "perf record",
+    "perf stat", "perf trace", "pyenv exec", "rbenv exec", "sops exec-env", "sops exec-file",
+    "yarn exec",
+})  # fmt: skip
+"""Programs that run text or files that are not analysed, or others in a way that is not."""
+
+
+def _by_name() -> Mapping[str, Sequence[tuple[tuple[str, ...], Wrapper | None]]]:
+    found = defaultdict[str, list[tuple[tuple[str, ...], Wrapper | None]]](list)
+    for written, wrapper in [*WRAPPERS.items(), *((one, None) for one in OPAQUE)]:
+        name, *after = written.split()
+        found[name].append((tuple(after), wrapper))
+    return dict(found)
+
+
+RUNNERS = _by_name()
+"""For the name of each program that runs others: the operands with which it does, and how the rest
+is read, or None if it is not.
+"""
+
+SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
+"""Shells whose `-c` text is analysed."""
+
+RESERVED = frozenset({
+    "!", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
+    "select", "then", "until", "while", "{", "}",
+})  # fmt: skip
+"""Reserved words of bash. If the grammar reads one as a program's name, it disagrees with bash."""
+
+# -- options of bash -----------------------------------------------------------------------
+# With others, words mean something else: `histexpand` and `expand_aliases` replace them, `keyword`
+# takes assignments behind a program's name away.
+
+HARMLESS_LETTERS = frozenset("abefhmnuvxBCEPT")
+"""Letters of `set`, and of bash itself."""
+
+HARMLESS_OPTIONS = frozenset({
+    "allexport", "braceexpand", "errexit", "errtrace", "functrace", "hashall", "ignoreeof",
+    "monitor", "noclobber", "noexec", "noglob", "nolog", "notify", "nounset", "physical",
+    "pipefail", "verbose", "xtrace",
+})  # fmt: skip
+"""Names for `set -o`."""
+
+HARMLESS_SHOPTS = frozenset({
+    "checkwinsize", "cmdhist", "dotglob", "execfail", "extglob", "failglob", "globasciiranges",
+    "globskipdots", "globstar", "histappend", "huponexit", "inherit_errexit", "lastpipe",
+    "localvar_inherit", "login_shell", "nocaseglob", "nocasematch", "nullglob", "xpg_echo",
+})  # fmt: skip
+"""Names for `shopt`."""
+
+HARMLESS_LONG_OPTIONS = frozenset({"login", "noediting", "noprofile", "norc"})
+
+# -- variables of bash ---------------------------------------------------------------------
+
+VARIABLES = (
+    "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "BASHOPTS", "ENV", "PROMPT_COMMAND", "PS0", "PS1",
+    "PS2", "PS4", "SHELLOPTS", "histchars",
+)  # fmt: skip
+"""Variables whose value bash runs, or that change which program a word is. So do those that begin
+with `BASH_FUNC_`, which are functions.
+"""
+
+EXPANDED = frozenset({"ENV", "PS0", "PS1", "PS2", "PS4"})
+"""Those that bash only expands. A plain text as their value runs nothing."""
+
+PLAIN_VALUE = re.compile(r"[^$`\\/]*")
+"""A value of those in `EXPANDED` in which nothing is expanded. `ENV` is the name of a file."""
+
+NUMBERS = frozenset({
+    "BASHPID", "EPOCHREALTIME", "EPOCHSECONDS", "HISTCMD", "LINENO", "OPTIND", "RANDOM", "SECONDS",
+    "SRANDOM",
+})  # fmt: skip
+"""Variables whose value bash evaluates as arithmetic when it is set."""
+
+ASSIGNED = re.compile(
+    rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(VARIABLES)})=(.*)", re.ASCII | re.DOTALL
+)
+"""An assignment to one of the variables in an argument of `env` and its like."""
