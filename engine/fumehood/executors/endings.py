@@ -369,8 +369,8 @@ def state_words(ending: RunEnding) -> tuple[str, ...]:
         words.append(_STATES[ending.state])
     if ending.not_saved is not None:
         words.append(
-            f"session: its files were not saved after this call ({ending.not_saved}); if its "
-            "container is lost, they are those of an earlier copy"
+            f"session: its files were not saved after this call ({ending.not_saved}); a "
+            "restored session has those of an earlier copy"
         )
     return tuple(words)
 

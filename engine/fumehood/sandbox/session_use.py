@@ -17,6 +17,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Protocol
 
 import anyio
@@ -85,6 +86,8 @@ class SessionLease:
         """
         session = self.session
         await self.until_ready()
+        # Of what was there before this run: its container may be lost while its files are saved.
+        copied_at, was_stopped = session.copied_at, session.stopped_why is not None
         limits = replace(limits, memory_mb=session.spec.memory_mb)
         arguments = session.with_env(program, arguments)
         if session.copy is None:
@@ -92,7 +95,7 @@ class SessionLease:
         else:
             ending = await self._run_and_save(program, arguments, limits, sinks)
         if ending.ended_by is not EndedBy.SANDBOX_LOST:
-            ending = self._with_state(ending, program)
+            ending = self._with_state(ending, program, copied_at, was_stopped=was_stopped)
         elif session.copy is not None:
             ending = replace(ending, copied_at=session.saved_at)
         finished = session.finished
@@ -101,16 +104,21 @@ class SessionLease:
             ending = replace(ending, ended_by=EndedBy.CANCELLED)
         return replace(ending, isolation="session")
 
-    def _with_state(self, ending: RunEnding, program: str) -> RunEnding:
+    def _with_state(
+        self, ending: RunEnding, program: str, copied_at: datetime | None, *, was_stopped: bool
+    ) -> RunEnding:
         """Report once that what ran in the session before is gone."""
         session = self.session
-        if session.copied_at is not None and self.is_call:
-            copied_at, session.copied_at, session.stopped_why = session.copied_at, None, None
-            return replace(ending, state="restored", copied_at=copied_at)
+        if copied_at is not None and self.is_call:
+            session.copied_at = None
+            ending = replace(ending, state="restored", copied_at=copied_at)
         # Told to the first run that could have variables.
-        if session.stopped_why is not None and session.copied_at is None and program == "python":
+        elif was_stopped and copied_at is None and program == "python":
+            ending = replace(ending, state="restarted")
+        else:
+            return ending
+        if not session.is_stopped:  # otherwise the next call is told of a new reason
             session.stopped_why = None
-            return replace(ending, state="restarted")
         return ending
 
     async def _run_and_save(

@@ -970,7 +970,8 @@ class SessionKeeper:
             await self._saver.save(source_of(session), session.copy, self._clock.now, store)
             return None
         except NotSaved as error:
-            why = str(error)
+            is_lost = session.container.lost is not None or session.container.is_stopped
+            why = "its container was lost meanwhile" if is_lost else str(error)
         except EngineError:
             why = "the engine's state cannot be written"
         self._tell("session.not_saved", session, why=why)

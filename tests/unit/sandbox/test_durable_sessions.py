@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.session import SessionRecord
 from fumehood.executors import workspace_guest
+from fumehood.executors.endings import state_words
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
@@ -393,6 +395,43 @@ async def test_call_in_a_lost_container_says_which_files_come_back(tmp_path: Pat
         made.wall.held[-1].lose()
         ending = await running
         assert (ending.ended_by, ending.copied_at) == (EndedBy.SANDBOX_LOST, saved_at)
+
+
+@pytest.mark.parametrize("lost_before", [False, True])
+async def test_call_whose_container_is_lost_while_its_files_are_saved_kept_its_variables(
+    tmp_path: Path, lost_before: bool
+) -> None:
+    """What is gone is told by the next call. The call before may have told another loss."""
+
+    async def lose(run: SeenRun, sinks: Any) -> None:
+        if run.program == "files" and run.arguments["do"] != "receive":
+            made.wall.held[-1].lose("its container is gone")
+
+    async with bench(tmp_path) as made:
+        session = await made.keeper.create(ALICE, durable=True)
+        await made.run(session, write(a="1"))
+        saved_at = made.keeper.find(ALICE, session.id).saved_at
+        if lost_before:
+            made.wall.held[-1].lose()
+
+        def change(workspace: Path) -> None:
+            write(a="2")(workspace)
+            made.wall.meanwhile = lose
+
+        ending = await made.run(session, change)
+        assert ending.ended_by is EndedBy.OK
+        assert ending.state == ("restored" if lost_before else "kept")
+        assert ending.not_saved == "its container was lost meanwhile"
+        (words,) = state_words(replace(ending, state="kept"))
+        assert words.endswith("(its container was lost meanwhile); a restored session has those of "
+                              "an earlier copy")  # fmt: skip
+        found = made.keeper.find(ALICE, session.id)
+        assert (found.state.value, found.why) == ("stopped", "Its container is gone.")
+        made.wall.meanwhile = None
+        after = await made.run(session)
+        assert (after.state, after.copied_at) == ("restored", saved_at)
+        assert (made.workspace() / "a").read_bytes() == b"1"
+        assert (await made.run(session)).state == "kept"
 
 
 async def test_cancelled_call_is_saved_as_well(tmp_path: Path) -> None:
