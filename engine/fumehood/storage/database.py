@@ -162,7 +162,7 @@ class Database:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed because of the disk."""
+        """Whether the last write failed because of the disk, or the present one hangs."""
         return self._writer.is_failing
 
     def close(self) -> None:

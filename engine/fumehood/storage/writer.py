@@ -40,6 +40,10 @@ MAX_POSTS = 20_000
 GATHER_S = 0.2
 """Seconds for which posted rows are gathered: one transaction for many rows slows calls least."""
 
+HANGS_S = 10.0
+"""Seconds of one transaction after which the state is reported as failing, until it ends. Longer
+than PostgreSQL may be silent."""
+
 
 @dataclass(slots=True)
 class _Waiting(Generic[T]):
@@ -82,12 +86,21 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
         self._wrote_posts_at = time.monotonic()
-        self.is_failing = False
+        self._has_failed = False
+        """Whether the last write failed."""
+        self._writing_since: float | None = None
+        """When the transaction that is being written began, by the monotonic clock."""
         self.is_fenced = False
 
     @property
     def is_running(self) -> bool:
         return self._thread is not None
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last write failed, or the present one takes so long that the disk hangs."""
+        since = self._writing_since
+        return self._has_failed or (since is not None and time.monotonic() - since >= HANGS_S)
 
     @property
     def waiting(self) -> int:
@@ -193,6 +206,7 @@ class Writer:
         """Run jobs in one transaction, and resolve their futures."""
         done: list[tuple[Future[Any], Any]] = []
         writes = any(waiting.durable for waiting in group)
+        self._writing_since = time.monotonic()
         try:
             with self._transaction(flushed=writes) as connection:
                 for waiting in group:
@@ -207,6 +221,8 @@ class Writer:
                 if not waiting.future.done():
                     waiting.future.set_exception(self._failure(error))
             return
+        finally:
+            self._writing_since = None
         if writes:
             self._note_success()
         for future, result in done:
@@ -301,7 +317,7 @@ class Writer:
         self.lost += len(refused)
         if len(refused) < count:
             self._note_success()
-        if refused and not self.is_failing:
+        if refused and not self._has_failed:
             told = {"refused_rows": len(refused), "reason": self._reason(refused[-1][2])}
             self._on_event("state.rows_refused", told)
         return count
@@ -334,15 +350,15 @@ class Writer:
     def _note_failure(self, error: BaseException) -> None:
         """Report a failure, but only the first until a write succeeds: it may last for days."""
         if isinstance(error, Fenced) and not self.is_fenced:
-            self.is_fenced = self.is_failing = True
+            self.is_fenced = self._has_failed = True
             self._on_event("state.fenced", {"reason": self._reason(error)})
-        if not self.is_failing:
-            self.is_failing = True
+        if not self._has_failed:
+            self._has_failed = True
             self._on_event("state.write_failed", {"reason": self._reason(error)})
 
     def _note_success(self) -> None:
-        if self.is_failing:
-            self.is_failing = False
+        if self._has_failed:
+            self._has_failed = False
             self._on_event("state.write_works_again", {"lost_rows": self.lost})
 
 

@@ -55,6 +55,17 @@ def call_ids(database: Database) -> set[str]:
     )
 
 
+def test_state_whose_disk_hangs_is_failing_until_it_goes_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writer_held(database):  # twin: a write that only takes long
+        assert not database.is_failing
+    monkeypatch.setattr(writer_module, "HANGS_S", 0.0)
+    with writer_held(database):
+        assert database.is_failing
+    assert not database.is_failing
+
+
 @pytest.mark.anyio
 @pytest.mark.row("D6")
 async def test_read_sees_every_completed_write(database: Database) -> None:
