@@ -8,8 +8,9 @@ from contextlib import suppress
 import pytest
 
 from conftest import StartDaemon, make_first_approver
-from fumehood.approvals.model import ApprovalState
+from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.client import Client, ControlClient
+from fumehood.client.api_request import Refused
 from fumehood.core.errors import FumehoodError
 from support.wait import wait_until
 from upstream import Reply, Upstream
@@ -59,11 +60,51 @@ def test_held_request_of_a_killed_engine_is_sent_at_most_once(
     upstream.release()
     again = start_daemon(**SETTINGS)
     with ControlClient(again.control, credential=credential) as control:
+        found = control.approvals.show(approval.id)
         if is_sent:
-            found = control.approvals.show(approval.id)
             assert found.state is ApprovalState.INTERRUPTED
         else:
-            control.approvals.approve(approval.id, version=1)
-            wait_until(lambda: control.approvals.show(approval.id).ended_at is not None)
-            assert control.approvals.show(approval.id).state is ApprovalState.EXPIRED
+            require_lost(control, found, "program")
     assert upstream.count("/order") == is_sent
+
+
+def require_lost(control: ControlClient, found: Approval, what: str) -> None:
+    """What cannot happen any more has expired at the start, and a yes is refused."""
+    assert (found.state, found.code) == (ApprovalState.EXPIRED, "APPROVAL_EXPIRED")
+    assert found.changed == (what,)
+    assert not control.approvals.list(state="pending").items
+    with pytest.raises(Refused) as refused:
+        control.approvals.approve(found.id, version=found.version)
+    assert refused.value.code == "APPROVAL_EXPIRED"
+
+
+def test_waiting_trial_of_a_killed_engine_expires_and_other_calls_still_wait(
+    home, start_daemon: StartDaemon
+) -> None:
+    credential = make_first_approver(home)
+    daemon = start_daemon(container__images__python="python")
+    with Client(daemon.socket) as client:
+        session = client.create_session(durable=True).id
+        client.call("write_file", {"path": "a", "content": "kept"}, session_id=session)
+        twin = client.call("delete_files", {"paths": ["a"]}, session_id=session)
+        assert twin.error is not None
+
+    def call() -> None:
+        with Client(daemon.socket) as client, suppress(FumehoodError):
+            code = {"code": "open('b', 'w').write('tried')"}
+            client.call("run_python", code, session_id=session, preview=True)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    with ControlClient(daemon.control, credential=credential) as control:
+        wait_until(lambda: len(control.approvals.list(state="pending").items) == 2)
+        (trial,) = control.approvals.list(state="pending", tool="run_python").items
+    daemon.process.kill()
+    daemon.process.wait()
+    caller.join()
+    again = start_daemon(container__images__python="python")
+    with ControlClient(again.control, credential=credential) as control:
+        (pending,) = control.approvals.list(state="pending").items
+        assert pending.id == twin.error.approval_id
+        control.approvals.deny(pending.id, version=pending.version)
+        require_lost(control, control.approvals.show(trial.id), "trial")

@@ -25,8 +25,9 @@ MAX_REASON_CHARACTERS = 1000
 LONGEST_POLL_S = 25.0
 """The longest wait of one request for changes of approvals."""
 
-SESSION = "session"
-"""Name of the session in `changed`."""
+SESSION, PROGRAM, TRIAL = "session", "program", "trial"
+"""In `changed`, what a waiting call needed and outlived: its session, the program whose request it
+is, or the effect of its trial."""
 
 
 class ApprovalState(StrEnum):
@@ -119,7 +120,8 @@ class Approval(Value):
     code: str | None = None
     """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that changed before the start; `session` if it ended undecided."""
+    """The parts of the action that changed before the start; or `session`, `program` or `trial`,
+    if that ended before anybody decided."""
     counted: tuple[str, ...] = ()
     """Approvers of the current action; while pending, only those who may still approve."""
     stuck: str | None = None
@@ -128,9 +130,9 @@ class Approval(Value):
     """Whether the call's envelope is stored."""
 
     @property
-    def has_lost_session(self) -> bool:
-        """Whether the call's session ended before anybody decided."""
-        return SESSION in self.changed
+    def outlived(self) -> str | None:
+        """What ended before anybody decided, so that the call can no longer run, or None."""
+        return next((one for one in self.changed if one in (SESSION, PROGRAM, TRIAL)), None)
 
     @property
     def yes_votes(self) -> frozenset[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fumehood.approvals.model import OPEN_STATES, SESSION, Approval
+from fumehood.approvals.model import OPEN_STATES, PROGRAM, SESSION, Approval
+from fumehood.approvals.wording import outlived_in_words
 from fumehood.core.errors import (
     ApprovalDenied,
     ApprovalExpired,
@@ -86,6 +87,21 @@ def session_over(approval: Approval) -> ApprovalExpired:
     )
 
 
+def lost_with_engine(approval: Approval, what: str) -> ApprovalExpired:
+    """The engine ended, and with it the program (or the effect of a trial) of a waiting call."""
+    lost, done, then = (
+        ("the program that wanted to send this request", "sent", "Run the program again")
+        if what == PROGRAM
+        else ("the effect of this trial", "put in", "Try it again")
+    )
+    return ApprovalExpired(
+        f"The engine was restarted, and {lost} is gone, so nothing was {done}. It was not denied. "
+        f"{then} if it is still needed.",
+        extra={"approval_id": approval.id},
+        details={"changed": [what]},
+    )
+
+
 def unusable_approval() -> ApprovalExpired:
     """The approval became invalid just before the call started."""
     return ApprovalExpired(
@@ -138,10 +154,11 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 def too_late(approval: Approval) -> ApprovalExpired:
     """The decision came after the approval expired or the call's session ended."""
     at = approval.ended_at or approval.expires_at
-    is_of_session = approval.has_lost_session
+    is_of_session = approval.outlived == SESSION
     what = "the session of this call ended" if is_of_session else "this approval expired"
+    why = "" if is_of_session else outlived_in_words(approval)
     return ApprovalExpired(
-        f"Too late: {what} at {at:%Y-%m-%d %H:%M:%S} UTC.",
+        f"Too late: {what} at {at:%Y-%m-%d %H:%M:%S} UTC.{why and f' {why}.'}",
         details={"state": approval.state.value, "version": approval.version},
     )
 

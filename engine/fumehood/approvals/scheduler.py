@@ -25,7 +25,7 @@ import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
-from fumehood.approvals.model import ApprovalState, StoredApproval
+from fumehood.approvals.model import PROGRAM, SESSION, TRIAL, ApprovalState, StoredApproval
 from fumehood.approvals.preview import (
     action_of,
     changed_fields,
@@ -85,6 +85,8 @@ class ApprovalScheduler:
         await requests.count_pending()
         for approval_id in await requests.table.in_state(ApprovalState.STARTED):
             await self._interrupt(approval_id)  # a crash cut it short: nothing has started yet
+        for approval_id in await requests.table.maybe_lost():
+            await self._expire_lost(approval_id)
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_time)
             yield
@@ -207,7 +209,9 @@ class ApprovalScheduler:
             self.start(one.id)
         elif session is not None and not self._services.sessions.is_active(session):
             stored = await requests.table.get(one.id)
-            await calls.end(stored, refusals.session_over(stored.approval), steps.outlived)
+            await calls.end(
+                stored, refusals.session_over(stored.approval), partial(steps.outlived, SESSION)
+            )
         elif one.warned_at is None and one.expires_at <= stamp(now + self._warn_before):
             await requests.change((one.id, steps.expiring(now)))
 
@@ -259,6 +263,18 @@ class ApprovalScheduler:
                 interrupted = refusals.interrupted(stored.approval)
                 with suppress(IdempotencyConflict):
                     await self.calls.end(stored, interrupted, steps.interrupted)
+        except Exception as fault:
+            self._requests.log_fault(approval_id, fault)
+
+    async def _expire_lost(self, approval_id: str) -> None:
+        """End a call that needs a program or a trial of an engine that has ended."""
+        try:
+            stored = await self._requests.table.get(approval_id)
+            is_request = stored.approval.tool == NET_TOOL
+            if is_request or self.calls.request_of(stored).is_decision_on_trial:
+                what = PROGRAM if is_request else TRIAL
+                lost = refusals.lost_with_engine(stored.approval, what)
+                await self.calls.end(stored, lost, partial(steps.outlived, what))
         except Exception as fault:
             self._requests.log_fault(approval_id, fault)
 

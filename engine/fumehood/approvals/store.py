@@ -46,7 +46,7 @@ from fumehood.approvals.remembered import add_rule
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
-from fumehood.core.names import EXTERNAL
+from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
 from fumehood.storage.backend import RawBytes
@@ -202,12 +202,12 @@ def expired(now: datetime, answer: Envelope) -> Step:
     )  # fmt: skip
 
 
-def outlived(now: datetime, answer: Envelope) -> Step:
-    """The call's session ended before anybody decided."""
+def outlived(what: str, now: datetime, answer: Envelope) -> Step:
+    """What the call needs ended before it started, as in `Approval.outlived`."""
+    leaves = PENDING if what == SESSION else WAITING
     return replace(
-        expired(now, answer), leaves=PENDING, changed=(SESSION,),
-        details={"changed": [SESSION]},
-    )  # fmt: skip
+        expired(now, answer), leaves=leaves, changed=(what,), details={"changed": [what]}
+    )
 
 
 def interrupted(now: datetime, answer: Envelope) -> Step:
@@ -380,6 +380,15 @@ class ApprovalTable:
         ids = select(APPROVALS.c.id).where(APPROVALS.c.state == state.value)
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
+
+    async def maybe_lost(self) -> list[str]:
+        """Return the ids of the waiting calls that may need what an ended engine had in memory:
+        requests of programs, and calls of sessions, some of which decide on trials.
+        """
+        needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
+        waits = APPROVALS.c.state.in_([state.value for state in WAITING])
+        ids = select(APPROVALS.c.id).where(waits, needs).order_by(APPROVALS.c.seq)
+        return await self._database.read(lambda c: list(c.execute(ids).scalars()))
 
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
         """Return the waiting calls that may need attention, and whether any call waits.

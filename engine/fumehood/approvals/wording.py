@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from fumehood.approvals.model import Approval, ApprovalState
+from fumehood.approvals.model import PROGRAM, SESSION, TRIAL, Approval, ApprovalState
 from fumehood.core.errors import OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
@@ -139,9 +139,22 @@ def ending_in_words(approval: Approval) -> str:
     return ""
 
 
+_OUTLIVED = {
+    SESSION: "Its session ended before anybody decided",
+    PROGRAM: "The engine was restarted, and the program that wanted to send it has ended",
+    TRIAL: "The engine was restarted, and the effect of this trial is not kept",
+}
+"""What a waiting call outlived → why it can no longer run."""
+
+
+def outlived_in_words(approval: Approval) -> str:
+    """Say why a call that nobody decided can no longer run; empty if it expired otherwise."""
+    return _OUTLIVED[approval.outlived] if approval.outlived is not None else ""
+
+
 def _expiry_in_words(approval: Approval) -> str:
-    if approval.has_lost_session:
-        return "Its session ended before anybody decided."
+    if words := outlived_in_words(approval):
+        return f"{words}."
     if approval.changed:
         names = dict.fromkeys(_PARTS.get(one, one.replace("_", " ")) for one in approval.changed)
         return f"Changed since it was asked for: {', '.join(names)}."

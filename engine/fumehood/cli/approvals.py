@@ -51,6 +51,7 @@ from fumehood.approvals.wording import (
     hidden_in,
     is_outside,
     is_shown,
+    outlived_in_words,
     place_in_words,
     preview_in_words,
     rest_of,
@@ -535,8 +536,8 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
     lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
     if is_outside(approval):
         lines = [*warning(f"{OUTSIDE}.", columns), Line(""), *lines]
-    if approval.has_lost_session:
-        said = "Its session ended before anybody decided, so this call can no longer run."
+    if words := outlived_in_words(approval):
+        said = f"{words}, so this call can no longer run."
         lines += [Line(""), *warning(said, columns)]
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
@@ -606,7 +607,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
             yield "previewed", f"{at:%H:%M:%S} UTC ({ago(at, now)})"
     if approval.code is not None:
         yield "ended", approval.code
-    if approval.changed and not approval.has_lost_session:
+    if approval.changed and approval.outlived is None:
         yield "changed", ", ".join(approval.changed)
     yield "version", str(approval.version)
     yield "call", approval.call_id

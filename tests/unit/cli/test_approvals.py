@@ -100,6 +100,7 @@ ENDED = approval(session_id="sess_1", state=ApprovalState.EXPIRED, changed=("ses
             "Outside fumehood: no limits, no sandbox, network unknown.",
         ),
         (ENDED, "Its session ended"),
+        (ENDED.model_copy(update={"changed": ("program",)}), "the program that wanted to send it"),
     ],
 )
 def test_approval_of_an_external_tool_or_an_ended_session_shows_a_warning(

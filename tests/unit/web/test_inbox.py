@@ -304,6 +304,8 @@ EXPIRED, FAILED = ApprovalState.EXPIRED, ApprovalState.FAILED
         ({"state": EXPIRED, "decided_at": NOW, "changed": ("workspace",)}, "Changed since it was asked for: the files of its session. Nothing was done."),
         ({"state": EXPIRED, "decided_at": NOW, "changed": ("definition", "limits", "isolation")}, "Changed since it was asked for: the tool, its limits, isolation. Nothing was done."),
         ({"state": EXPIRED, "changed": ("session",)}, "Its session ended before anybody decided. Nothing was done."),
+        ({"state": EXPIRED, "changed": ("program",)}, "The engine was restarted, and the program that wanted to send it has ended. Nothing was done."),
+        ({"state": EXPIRED, "changed": ("trial",)}, "The engine was restarted, and the effect of this trial is not kept. Nothing was done."),
         ({"state": EXPIRED, "code": "APPROVAL_EXPIRED"}, "It was not decided in time. Nothing was done."),
         ({"state": EXPIRED, "decided_at": NOW, "code": "APPROVAL_EXPIRED"}, "It was not started in time. Nothing was done."),
         ({"state": ApprovalState.CANCELLED}, "The call was cancelled. Nothing was done."),

@@ -23,7 +23,7 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.approvals.wording import context_in, place_in_words
+from fumehood.approvals.wording import context_in, outlived_in_words, place_in_words
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
@@ -285,8 +285,8 @@ async def _next(view: View, decided: Approval) -> Approval | None:
 
 def _who_was_first(view: View, approval: Approval) -> str:
     """Explain why a decision came too late."""
-    if approval.has_lost_session:
-        return "Too late: its session has ended. Nothing was decided."
+    if words := outlived_in_words(approval):
+        return f"Too late. {words}. Nothing was decided."
     if approval.state in (ApprovalState.EXPIRED, ApprovalState.CANCELLED):
         return f"Too late: this approval was {approval.state}. Nothing was decided."
     if approval.decisions:
