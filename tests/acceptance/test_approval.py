@@ -6,6 +6,7 @@ In service mode with two real users if the machine allows creating them, otherwi
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -39,6 +40,25 @@ def test_dangerous_call_runs_once_after_approval(site: Site) -> None:
     (word,) = site.until(error["approval_id"], "done")["decisions"]
     assert (word["approver"], word["channel"]) == ("approver:owner", "control")
     assert word["reason"] == "Ann waits."
+
+
+@pytest.mark.row("A1", "D2")
+@pytest.mark.parametrize("repeats", [False, True], ids=["new", "repeated"])
+def test_waiting_command_says_in_one_line_what_it_waits_for(site: Site, repeats: bool) -> None:
+    to = f"eve-{repeats}"
+    known = site.parked(to, "hello").approval_id if repeats else None
+    arguments = json.dumps({"to": to, "text": "hello"})
+    with site.begin("caller", "call", "send_mail", arguments, "--wait=60") as running:
+        assert running.stderr is not None
+        line = running.stderr.readline()
+        found = re.fullmatch(r"Waits for approval: (apr_\w+) \(send_mail\)\n", line)
+        assert found, line
+        assert known in (None, found[1])
+        assert site.approvals("approve", found[1], "--yes").returncode == 0
+        printed, rest = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert json.loads(printed)["data"] == {"sent": to}
+    assert rest == ""
 
 
 @pytest.mark.row("A3")

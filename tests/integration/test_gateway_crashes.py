@@ -1,13 +1,18 @@
-"""SIGKILL of the engine while a program's request waits for a human, and while it is sent."""
+"""A program's request that waits for a human: what its caller reads meanwhile, and SIGKILL of the
+engine then and while it is sent.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import threading
 from contextlib import suppress
 
 import pytest
 
-from conftest import StartDaemon, make_first_approver
+from conftest import FUMEHOOD, StartDaemon, make_first_approver
 from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.client import Client, ControlClient
 from fumehood.client.api_request import Refused
@@ -66,6 +71,33 @@ def test_held_request_of_a_killed_engine_is_sent_at_most_once(
         else:
             require_lost(control, found, "program")
     assert upstream.count("/order") == is_sent
+
+
+@pytest.mark.parametrize("mode", [[], ["--stream"]], ids=["quiet", "streamed"])
+def test_command_whose_program_waits_says_in_one_line_what_for(
+    home, start_daemon: StartDaemon, upstream: Upstream, mode: list[str]
+) -> None:
+    upstream.script("/order", Reply(body=b"{}"))
+    credential = make_first_approver(home)
+    daemon = start_daemon(**SETTINGS)
+    url = f"http://localhost:{upstream.port}/order"
+    arguments = json.dumps({
+        "code": CODE.format(url=url),
+        "env": [{"name": name, "value": ""} for name in ("NO_PROXY", "no_proxy")],
+    })  # fmt: skip
+    command = [FUMEHOOD, "call", "run_python", arguments, "--network", "localhost", *mode]
+    with subprocess.Popen(
+        command, env=daemon.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stderr is not None
+        line = running.stderr.readline()
+        found = re.fullmatch(rf"Waits for approval: (apr_\w+) \(POST {url}\)\n", line)
+        assert found, line
+        with ControlClient(daemon.control, credential=credential) as control:
+            control.approvals.approve(found[1], version=1)
+        _, rest = running.communicate(timeout=60)
+    assert (running.returncode, rest) == (0, "")
+    assert upstream.count("/order") == 1
 
 
 def require_lost(control: ControlClient, found: Approval, what: str) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fumehood.cli.exits import document_of, write
-from fumehood.cli.reach import calling
+from fumehood.cli.reach import caller_token, calling, find_socket, telling_what_waits
 from fumehood.client import Client, DaemonUnavailable, Refused
 from fumehood.core.escaping import printable, visible
 from fumehood.core.events import (
@@ -50,7 +50,9 @@ def stream_call(
         stack.callback(screen.clear)
         calls: list[str] = []
         stack.enter_context(_cancelling(client, calls))
-        for event in client.stream(tool, arguments, **options):
+        path, token = find_socket(socket), caller_token(token_file)
+        waiting = telling_what_waits(path, token, tool, arguments, options)
+        for event in client.stream(tool, arguments, **stack.enter_context(waiting)):
             match event:
                 case ProgressEvent():
                     calls[:] = [event.metadata.call_id]

@@ -14,15 +14,17 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, read_answer, say
-from fumehood.cli.options import local
+from fumehood.cli.options import local, one_line
 from fumehood.client.api_request import (
     DaemonUnavailable,
     Refused,
@@ -30,6 +32,7 @@ from fumehood.client.api_request import (
     decision_read_by,
 )
 from fumehood.client.once import send_once
+from fumehood.core.names import NET_TOOL
 from fumehood.protocol.engine_paths import (
     ConfigError,
     config_file,
@@ -40,10 +43,17 @@ from fumehood.protocol.strict_json import unmarked
 
 if TYPE_CHECKING:
     from fumehood.answers import Whoami
+    from fumehood.approvals.model import Approval
     from fumehood.client import Client, ControlClient
     from fumehood.config import Config
     from fumehood.core.json_types import JsonObject
 
+
+LOOK_S = 1.0
+"""Seconds between two looks at what a running call waits for."""
+
+SEEN = 20
+"""The newest waiting calls of the caller, among which those of a running call are looked for."""
 
 ADMIN = "admin"
 APPROVE = "approve"
@@ -80,10 +90,58 @@ def call_once(
     as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
-    path = find_socket(socket)
-    with _ending_the_command(as_json=as_json):
-        request = call_read_by(read_answer, tool, arguments, options)
-        return send_once(path, request, caller_token(token_file))
+    path, token = find_socket(socket), caller_token(token_file)
+    with (
+        _ending_the_command(as_json=as_json),
+        telling_what_waits(path, token, tool, arguments, options) as traced,
+    ):
+        request = call_read_by(read_answer, tool, arguments, traced)
+        return send_once(path, request, token)
+
+
+@contextmanager
+def telling_what_waits(
+    socket: Path, token: str | None, tool: str, arguments: JsonObject, options: JsonObject
+) -> Iterator[JsonObject]:
+    """While a call runs, print a line on stderr for each approval for which it waits: its own, and
+    those of what its program calls and sends. Yields the options of the call.
+
+    The approvals are known by the call's trace, and by its arguments if it repeats a waiting call.
+    """
+    trace_id = f"trace_{time.strftime('%Y%m%d', time.gmtime())}_{os.urandom(6).hex()}"
+    name, is_waited_for = tool.partition("@")[0], "wait_for_approval" in options
+    over = threading.Event()
+
+    def is_of_call(one: Approval) -> bool:
+        is_same = one.tool == name and arguments.items() <= one.arguments.items()
+        return one.trace_id == trace_id or (is_same and is_waited_for)
+
+    def look() -> None:
+        told: set[str] = set()
+        while not over.wait(LOOK_S):
+            found = [one for one in _own_waiting(socket, token) if is_of_call(one)]
+            for one in found if not over.is_set() else ():
+                if one.id not in told:
+                    told.add(one.id)
+                    what = one.tool
+                    if what == NET_TOOL:
+                        what = "{method} {url}".format_map(one.arguments)
+                    say(f"Waits for approval: {one.id} ({one_line(what, 100)})", to_stderr=True)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield {**options, "trace_id": trace_id}
+    finally:
+        over.set()
+
+
+def _own_waiting(socket: Path, token: str | None) -> Sequence[Approval]:
+    """Return the newest waiting calls of the caller, or nothing if they cannot be listed now."""
+    from fumehood.client import Client  # its libraries take a while: most calls end before
+
+    with suppress(DaemonUnavailable, Refused), Client(socket, credential=token) as client:
+        return client.approvals.list(state="pending", limit=SEEN).items
+    return ()
 
 
 def decide_once(

@@ -30,7 +30,7 @@ from fumehood.cli.options import (
     read_text,
     require_seconds,
 )
-from fumehood.cli.reach import call_once, calling
+from fumehood.cli.reach import call_once, caller_token, calling, find_socket, telling_what_waits
 from fumehood.cli.show import (
     file_line,
     for_people,
@@ -245,7 +245,9 @@ def _run_on_project(
         options = options_of(session_id=session, agent_id=wishes["agent_id"])
         is_done, denied = False, False
         try:
-            asked, is_done = _ran_on_project(client, options, command, timeout_s, as_json=as_json)
+            asked, is_done = _ran_on_project(
+                client, options, command, timeout_s, socket, as_json=as_json
+            )
             denied = asked["error"] is not None and asked["error"]["code"] == ApprovalDenied.code
         finally:  # also after Ctrl-C
             if is_done:
@@ -260,12 +262,15 @@ def _run_on_project(
 
 
 def _ran_on_project(
-    client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None, *,
-    as_json: bool,
+    client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None,
+    socket: Path | None, *, as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
     """Return the answer that decides, and whether nobody needs the session any more."""
     limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
-    ran = document_of(client.call("run_shell", {"argv": list(command)}, **limits, **options))
+    arguments = {"argv": list(command)}
+    path, token, given = find_socket(socket), caller_token(), {**limits, **options}
+    with telling_what_waits(path, token, "run_shell", arguments, given) as traced:
+        ran = document_of(client.call("run_shell", arguments, **traced))
     if as_json:
         show_envelope(ran, as_json=True)
     else:
