@@ -287,6 +287,23 @@ async def test_oversized_tool_list_is_rejected_whole() -> None:
         assert names(engine) == []
 
 
+async def test_tools_with_odd_schemas_and_names_of_other_scripts_can_be_called() -> None:
+    """A name that is required only, a reference at the root, and a default of another type."""
+    every = ["echo", "查询", "删除", "wrong-default"]
+    settings = server(SCRIPTED, "odd-schemas", harmless=every)
+    async with serving(tester=settings) as engine:
+        found = names(engine)
+        assert found == [
+            "tester_____2f9daa82", "tester_____bcd6771e", "tester__echo", "tester__wrong-default",
+        ]  # fmt: skip
+        for name in found:
+            answer = await engine.call(name, {"text": "hello"})
+            assert answer.data["text"] == "hello"
+            assert answer.metadata.warnings == ()
+        answer = await engine.call("tester__wrong-default", {})
+        assert code_of(answer) == "OK"
+
+
 async def test_server_requests_for_sampling_are_refused_and_ping_is_answered(
     tmp_path: Path,
 ) -> None:

@@ -76,6 +76,20 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
     return get_close_matches(given[:MAX_NAME_CHARACTERS], islice(known, MAX_COMPARED), n=most)
 
 
+def named_apart(name: str, original: str, longest: int) -> str:
+    """Return a name that was made from an original. It ends with a hash of the original if it is
+    too long otherwise, or if it lost letters of other scripts, so that different originals have
+    different names.
+    """
+    has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
+    if len(name) <= longest and not has_lost:
+        return name
+    import hashlib  # few names need it
+
+    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name[: longest - 9]}_{digest}"
+
+
 def compile_glob(pattern: str) -> Callable[[str], bool]:
     """Compile a pattern to a function that tests whether a whole text matches.
 

@@ -15,6 +15,7 @@ from decimal import Decimal
 from enum import StrEnum
 from operator import not_
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import unquote
 
 from pydantic import (
     AfterValidator,
@@ -570,3 +571,41 @@ class Finding(_Value):
     path: str
     message: str
     remedy: str
+
+
+# -- what a schema says of its own value ------------------------------------------------------
+
+_ALTERNATIVES = ("allOf", "anyOf", "oneOf")
+_CONDITIONS = ("if", "then", "else")
+
+
+def parameter_names(schema: JsonObject) -> set[str]:
+    """Return the names of all parameters that a sound schema knows: those that it describes or
+    requires, itself or by its alternatives, conditions and references.
+    """
+    names: set[str] = set()
+    waiting: list[Any] = [schema]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        names |= {*node.get("properties", ()), *node.get("required", ())}
+        for name, others in node.get("dependentRequired", {}).items():
+            names |= {name, *others}
+        waiting += node.get("dependentSchemas", {}).values()
+        waiting += (part for keyword in _ALTERNATIVES for part in node.get(keyword, ()))
+        waiting += (node.get(keyword) for keyword in _CONDITIONS)
+        if isinstance(node.get("$ref"), str):
+            waiting.append(target_of(node["$ref"], schema))
+    return names
+
+
+def target_of(reference: str, root: JsonObject) -> Any:
+    """Return the schema that a local reference leads to, or True if it leads to none."""
+    found: Any = root
+    for part in reference.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        found = found.get(key, True) if isinstance(found, dict) else True
+    return found

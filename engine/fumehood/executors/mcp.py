@@ -15,7 +15,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import hashlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -38,6 +37,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.core.names import named_apart
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
 from fumehood.executors.base import Executor, Placement, ToolRun
@@ -71,6 +71,7 @@ from fumehood.registry.definitions import (
     is_credential_name,
 )
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
+from fumehood.registry.json_schema import without_wrong_defaults
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import CallPort, Network, Wall
 
@@ -631,6 +632,9 @@ class McpServer:
         findings = poison(document)
         document["dangerous"] = own not in self._settings.harmless or bool(findings)
         tool = tool_of_document(document, Source.MCP)
+        parameters = without_wrong_defaults(tool.definition.parameters)
+        if parameters is not tool.definition.parameters:
+            tool = tool_of_document({**document, "parameters": parameters}, Source.MCP)
         if findings:
             rules = sorted({finding.rule for finding in findings})
             noted[name] = f"dangerous, because its definition attacks models: {', '.join(rules)}"
@@ -671,10 +675,7 @@ async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineEr
 def engine_name(server: str, own: str) -> str:
     """Return the engine's name of a server's tool.
 
-    Characters that are not allowed in names are replaced by `_`. A name that is too long is cut and
-    ends with a hash of the server's own name.
+    Characters that are not allowed in names are replaced by `_`.
     """
     name = f"{server}{SEPARATOR}{re.sub(r'[^A-Za-z0-9_-]', '_', own)}"
-    if len(name) <= MAX_NAME:
-        return name
-    return f"{name[: MAX_NAME - 9]}_{hashlib.sha256(own.encode()).hexdigest()[:8]}"
+    return named_apart(name, own, MAX_NAME)

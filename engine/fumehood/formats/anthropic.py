@@ -82,11 +82,7 @@ class Anthropic(ChatFormat):
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
         """Return the calls in the message's `tool_use` blocks."""
         return [
-            ModelCall(
-                text_of(block.get("id"), "the id of a tool_use"),
-                name if isinstance(name := block.get("name"), str) else "",
-                block.get("input"),
-            )
+            ModelCall(text_of(block.get("id")), text_of(block.get("name")), block.get("input"))
             for message in turn
             if not isinstance(message["content"], str)
             for block in message["content"]

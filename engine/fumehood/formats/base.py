@@ -94,15 +94,9 @@ def items_of(value: Any, what: str) -> Iterator[JsonObject]:
     return (object_of(item, f"each item of {what}") for item in value or ())
 
 
-def text_of(value: Any, what: str) -> str:
-    """Return `value` if it is a non-empty text.
-
-    Raises:
-        InvalidParams: `value` is not a text, or is empty.
-    """
-    if not isinstance(value, str) or not value:
-        raise InvalidParams(f"The message is wrong: {what} must be a text.", fields=["message"])
-    return value
+def text_of(value: Any) -> str:
+    """Return `value` if it is a text, or an empty one."""
+    return value if isinstance(value, str) else ""
 
 
 # -- results --------------------------------------------------------------------------------

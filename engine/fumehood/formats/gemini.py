@@ -10,7 +10,16 @@ from typing import Any
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, object_of, result_text
+from fumehood.formats.base import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ChatFormat,
+    items_of,
+    object_of,
+    result_text,
+    text_of,
+)
 from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, fit
 
@@ -60,14 +69,9 @@ class Gemini(ChatFormat):
                 call = part.get("function_call", part.get("functionCall"))
                 if call is not None:
                     call = object_of(call, "a function call")
-                    name, call_id = call.get("name"), call.get("id")
-                    found.append(
-                        ModelCall(
-                            call_id if isinstance(call_id, str) else None,
-                            name if isinstance(name, str) else "",
-                            call.get("args", {}),
-                        )
-                    )
+                    # Protocol buffers write a missing id as an empty text.
+                    call_id, name = text_of(call.get("id")) or None, text_of(call.get("name"))
+                    found.append(ModelCall(call_id, name, call.get("args", {})))
         return found
 
     def results(

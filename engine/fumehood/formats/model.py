@@ -111,8 +111,8 @@ def waits(envelope: Envelope) -> bool:
 class ModelCall:
     """One tool call of an assistant message, as the model wrote it.
 
-    `arguments` are an object, or the text of one in JSON. `id` is None if the provider did not give
-    the call an id.
+    `arguments` are an object, or the text of one in JSON. `id` is None if the provider does
+    not identify calls, and empty if the call lacks the id that its result must name.
     """
 
     id: str | None

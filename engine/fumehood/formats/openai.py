@@ -59,12 +59,7 @@ def _function(tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
 
 
 def _call(call_id: Any, function: JsonObject) -> ModelCall:
-    name = function.get("name")
-    return ModelCall(
-        text_of(call_id, "the id of a call"),
-        name if isinstance(name, str) else "",
-        function.get("arguments"),
-    )
+    return ModelCall(text_of(call_id), text_of(function.get("name")), function.get("arguments"))
 
 
 class OpenAIChat(ChatFormat):

@@ -14,12 +14,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
-from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition
+from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition, target_of
 from fumehood.formats.model import Loss
 
 MAX_BRANCHES = 50
@@ -97,14 +96,15 @@ def without_unions(tool: ToolDefinition) -> Fitted:
     """Return the parameters unchanged, but without unions at the root, which every provider
     refuses.
     """
-    given = tool.parameters
+    given = _inlined(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
     losses = [
         Loss(tool=tool.name, where=f"parameters.{keyword}", what=AT_ROOT, change=FROM_ROOT)
         for keyword in UNION_KEYWORDS
         if keyword in given
     ]
-    return Fitted({"type": "object", "properties": {}, **kept}, losses)
+    properties = {**kept.get("properties", {}), **_undescribed(kept)}
+    return Fitted({"type": "object", **kept, "properties": properties}, losses)
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
@@ -144,6 +144,30 @@ def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
     return value
 
 
+def _inlined(parameters: JsonObject) -> JsonObject:
+    """Return parameters with the target of a reference at their root in its place, because
+    providers take no root without properties.
+    """
+    target = _resolved(parameters, parameters) if "$ref" in parameters else None
+    if not isinstance(target, dict):
+        return parameters
+    beside = {keyword: said for keyword, said in parameters.items() if keyword != "$ref"}
+    return {**target, **beside}
+
+
+def _undescribed(schema: JsonObject) -> JsonObject:
+    """Return a schema for each property that an open object requires and does not describe.
+
+    Providers refuse a name in `required` that `properties` lack.
+    """
+    more = schema.get("additionalProperties", True)
+    if more is False:
+        return {}
+    properties = schema.get("properties", {})
+    lost = [name for name in schema.get("required", ()) if name not in properties]
+    return dict.fromkeys(lost, more if isinstance(more, dict) else {})
+
+
 class _Fitting:
     """The state of one conversion. `fit` creates it and runs it once."""
 
@@ -158,7 +182,7 @@ class _Fitting:
 
     def run(self) -> Fitted:
         """Convert the root and its definitions."""
-        root, result = dict(self._root), self._result
+        root, result = dict(_inlined(self._root)), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:
                 self._miss(f"parameters.{keyword}", AT_ROOT, FROM_ROOT)
@@ -309,7 +333,8 @@ class _Fitting:
             self._miss(where, "its items may be anything", "say their type in items")
 
     def _object(self, made: JsonObject, schema: JsonObject, where: str, level: int) -> None:
-        dialect, properties = self._dialect, schema.get("properties", {})
+        dialect = self._dialect
+        properties = {**schema.get("properties", {}), **_undescribed(schema)}
         required = [name for name in schema.get("required", ()) if isinstance(name, str)]
         more = schema.get("additionalProperties")
         if "patternProperties" in schema:
@@ -325,6 +350,10 @@ class _Fitting:
             )
             for name, said in properties.items()
         }
+        if lost := [name for name in required if name not in properties]:
+            words = f"{lost[0][:80]} is required, and the object does not take it"
+            self._lose(f"{where}.required", words, "name it in properties")
+            required = [name for name in required if name in properties]
         if dialect.requires_all:
             required = list(properties)
         if required or dialect.is_strict:
@@ -461,10 +490,7 @@ def _resolved(schema: Any, root: JsonObject) -> Any:
         target = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(target, str):
             return schema
-        schema = root
-        for part in target.split("/")[1:]:
-            part = unquote(part).replace("~1", "/").replace("~0", "~")
-            schema = schema.get(part, True) if isinstance(schema, dict) else True
+        schema = target_of(target, root)
     return True
 
 
@@ -506,7 +532,7 @@ def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, s
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            for name in node.get("properties") or ():
+            for name in _names_in(node):
                 alias = alias_of(name, allowed)
                 if alias is not name:
                     found[name] = alias
@@ -514,6 +540,14 @@ def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, s
         else:
             waiting += [child for child in node if isinstance(child, dict | list)]
     return found
+
+
+def _names_in(node: JsonObject) -> list[str]:
+    """Return the property names that a schema describes or requires. `node` may be any object."""
+    properties, required = node.get("properties"), node.get("required")
+    names = [*properties] if isinstance(properties, dict) else []
+    more = required if isinstance(required, list) else ()
+    return names + [name for name in more if isinstance(name, str)]
 
 
 def with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:

@@ -253,6 +253,8 @@ class MessageCalls:
         call: ModelCall = member["call"]
         if not call.name or len(call.name) > MAX_TOOL_CHARACTERS:
             raise InvalidParams("The call names no tool, or has no function.", fields=["name"])
+        if call.id == "":
+            raise InvalidParams("The call has no id. It was not run.", fields=["id"])
         if member["is_repeated"]:
             raise InvalidParams(
                 "Another call of this message has the same id. This one was not run.", fields=["id"]
@@ -269,7 +271,7 @@ class MessageCalls:
         return call.name, CallBody(arguments=arguments, options=self._call_options)
 
     def _arguments(self, given: Any, place: int) -> JsonObject:
-        if given is None or given == "":  # some models send this for a call without arguments
+        if _is_absent(given):
             return {}
         if place in self._repaired:
             return self._repaired[place]
@@ -311,8 +313,15 @@ def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
+def _is_absent(arguments: Any) -> bool:
+    """Whether a model sent nothing, in one of the forms that models use for it."""
+    if not isinstance(arguments, str):
+        return arguments is None
+    return arguments.removeprefix(strict_json.BYTE_ORDER_MARK).strip(" \t\r\n") in ("", "null")
+
+
 def _is_broken(arguments: Any) -> bool:
-    if not isinstance(arguments, str) or not arguments:
+    if not isinstance(arguments, str) or _is_absent(arguments):
         return False
     try:
         _loads(arguments)

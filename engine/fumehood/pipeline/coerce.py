@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import cache
 from typing import Any
 
 from fumehood.core.arguments import source_of, without_empty_twins
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import ToolDefinition, parameter_names
 from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 
 _INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
@@ -42,12 +43,13 @@ def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tup
         arguments = {**arguments, source: arguments[source].removeprefix(BYTE_ORDER_MARK)}
     properties: JsonObject = tool.parameters.get("properties", {})
     forgiving = not tool.strict and not tool.dangerous
+    known = cache(lambda: parameter_names(tool.parameters))
     effective: JsonObject = {}
     warnings: list[str] = []
     for name, value in arguments.items():
         schema = properties.get(name)
         if schema is None:
-            if forgiving and _drops_unknown(tool.parameters):
+            if forgiving and _drops_unknown(tool.parameters) and name not in known():
                 warnings.append(f"unknown parameter {_shown(name)} was dropped")
                 continue
             effective[name] = value

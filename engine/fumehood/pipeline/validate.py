@@ -15,6 +15,7 @@ from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import MAX_NAME_CHARACTERS, listed, nearest
+from fumehood.core.tool import parameter_names
 from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, is_marked, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
@@ -83,7 +84,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
             "The arguments are too large to check. Send fewer or flatter ones."
         ) from None
     if refuses_unknown(tool):
-        known = tool.parameters.get("properties", {})
+        known = parameter_names(tool.parameters)
         violations += [
             Violation(name[:MAX_NAME_CHARACTERS], UNKNOWN)
             for name in arguments

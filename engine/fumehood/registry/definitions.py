@@ -96,6 +96,7 @@ def _document_faults(document: JsonObject) -> list[str]:
     parameters = document.get("parameters")
     if isinstance(parameters, dict) and parameters.get("type", "object") != "object":
         faults.append("parameters: the root of the schema must be an object")
+    faults += _required_faults(document)
     return [
         *faults,
         *rest_faults(document),
@@ -103,6 +104,20 @@ def _document_faults(document: JsonObject) -> list[str]:
         *_cache_faults(document),
         *_failure_faults(document),
     ]
+
+
+def _required_faults(document: JsonObject) -> Iterator[str]:
+    """Yield a fault for each required parameter that a closed schema does not take."""
+    schema = document.get("parameters")
+    if not isinstance(schema, dict) or schema.get("additionalProperties") is not False:
+        return
+    properties, required = declared_in(document)
+    for name in required if "patternProperties" not in schema else ():
+        if name not in properties:
+            yield (
+                f"parameters.required: {str(name)[:64]!r} is not among the properties, and "
+                "additionalProperties is false, so no call could be valid"
+            )
 
 
 def _cache_faults(document: JsonObject) -> Iterator[str]:

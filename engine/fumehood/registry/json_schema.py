@@ -130,6 +130,42 @@ def compile_pattern(pattern: str) -> Any:
         return None
 
 
+# -- parameters ----------------------------------------------------------------------------
+
+
+def without_wrong_defaults(schema: JsonObject) -> JsonObject:
+    """Return the schema without the defaults that it refuses itself: filled in for a missing
+    parameter, one would make the call fail. The schema must have no faults.
+    """
+    properties = schema.get("properties", {})
+    defaults = {
+        name: said["default"]
+        for name, said in properties.items()
+        if isinstance(said, dict) and "default" in said
+    }
+    if not defaults:
+        return schema
+    referred = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
+    compiled = CompiledSchema({**referred, "type": "object", "properties": properties})
+    wrong = {name for name, value in defaults.items() if not _is_valid(compiled, {name: value})}
+    if not wrong:
+        return schema
+    mended = {
+        name: {key: value for key, value in said.items() if key != "default"}
+        if name in wrong
+        else said
+        for name, said in properties.items()
+    }
+    return {**schema, "properties": mended}
+
+
+def _is_valid(schema: CompiledSchema, document: JsonObject) -> bool:
+    try:
+        return not schema.violations(document)
+    except TooCostly:
+        return False
+
+
 # -- the validator: jsonschema's, with a budget and three keywords made linear ------------
 
 _STEPS: ContextVar[list[int]] = ContextVar("validation_steps")

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
-from fumehood.core.names import compile_glob, did_you_mean
+from fumehood.core.names import compile_glob, did_you_mean, named_apart
 from fumehood.core.tool import MAX_SCHEMA_DEPTH, SEMVER_PATTERN
 from fumehood.protocol import strict_json
 from fumehood.protocol.files import FileFault, read_values
@@ -31,7 +31,11 @@ from fumehood.registry.definitions import (
     parse_definition,
     url_faults,
 )
-from fumehood.registry.json_schema import MAX_SCHEMA_NODES, compile_pattern
+from fumehood.registry.json_schema import (
+    MAX_SCHEMA_NODES,
+    compile_pattern,
+    without_wrong_defaults,
+)
 from fumehood.registry.secrets import Origin
 
 MAX_DOCUMENT_BYTES = 16 << 20
@@ -44,8 +48,7 @@ _COPIED = frozenset(
         "maxItems", "uniqueItems", "minProperties", "maxProperties", "required", "deprecated",
     }
 )  # fmt: skip
-_WITH_SCHEMA = frozenset({"items", "not", "additionalProperties", "contains"})
-_WITH_SCHEMAS = frozenset({"anyOf", "oneOf", "prefixItems"})
+_ANNOTATIONS = frozenset({"description", "default", "deprecated"})
 _IGNORED = frozenset(
     {
         "title", "example", "examples", "xml", "externalDocs", "discriminator", "readOnly",
@@ -56,7 +59,8 @@ _IGNORED = frozenset(
 """Keywords that are dropped silently, because they do not constrain arguments. Dropping any other
 unsupported keyword is reported in a note."""
 
-_STRUCTURE = _WITH_SCHEMAS | {"properties"}
+_OF_SEVERAL = frozenset({"anyOf", "oneOf", "prefixItems", "properties"})
+_STRUCTURE = _OF_SEVERAL | {"items", "additionalProperties", "contains", "not"}
 
 MAX_TOOL_DESCRIPTION = 2000
 """Characters of a tool's or parameter's description. Longer ones are cut."""
@@ -166,6 +170,7 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
             if len(strict_json.dumps(definition)) > MAX_DEFINITION_BYTES:
                 raise CannotImport(f"it would be larger than {MAX_DEFINITION_BYTES >> 10} KB")
             parse_definition(definition)
+            definition = reader.with_right_defaults(definition)
         except CannotImport as reason:
             made.left_out.append((operation.label, str(reason)))
         except InvalidDefinition as error:
@@ -232,9 +237,10 @@ def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
     return names
 
 
-def _name(prefix: str, wanted: str) -> str:
-    name = prefix + (re.sub(r"[^a-zA-Z0-9_-]+", "_", wanted).strip("_-") or "operation")
-    return (name if re.match(r"[a-zA-Z_]", name) else f"_{name}")[:64]
+def _name(prefix: str, wanted: str, otherwise: str = "operation") -> str:
+    name = prefix + (re.sub(r"[^a-zA-Z0-9_-]+", "_", wanted).strip("_-") or otherwise)
+    name = name if re.match(r"[a-zA-Z_]", name) else f"_{name}"
+    return named_apart(name[:64], wanted, 64)
 
 
 def _unique(name: str, taken: set[str]) -> str:
@@ -322,6 +328,15 @@ class _Reader:
             "parameters": parameters,
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+    def with_right_defaults(self, definition: JsonObject) -> JsonObject:
+        """Return a definition without faults, without the defaults that its own schema refuses."""
+        given = definition["parameters"]
+        parameters = without_wrong_defaults(given)
+        for name, said in parameters["properties"].items():
+            if said is not given["properties"][name]:
+                self._notes.append(f"without the default of {name[:60]!a}: it does not fit")
+        return {**definition, "parameters": parameters}
 
     def add_to(self, made: Imported, definition: JsonObject) -> None:
         """Add the checked definition, its notes and its secrets to the result."""
@@ -424,7 +439,7 @@ class _Reader:
         own: dict[tuple[str, str], str] = {}
         taken = set(sent["properties"])
         for place, name in placed:
-            wanted = _name("", name)
+            wanted = _name("", name, "parameter")
             own[place, name] = _unique(
                 _name(f"{place}_", name) if wanted in taken else wanted, taken
             )
@@ -493,14 +508,16 @@ class _Reader:
         if place not in _STYLES:
             raise CannotImport(f"arguments are not sent in a {place[:20]}")
         style, refused = _STYLES[place]
-        is_exploded = place != "query" or given.get("explode", True) is True
-        if given.get("style", style) != style or "content" in given or not is_exploded:
+        if given.get("style", style) != style or "content" in given:
             raise CannotImport(f"its form in the {place} is not supported")
         if place == "header" and (faults := list(header_faults(name, "{x}"))):
             raise CannotImport(faults[0])
         schema = self._schemas.converted(given.get("schema", {}))
         if wrong := [kind for kind in refused if kind in _kinds(schema)]:
             raise CannotImport(f"an {wrong[0]} cannot stand in a {place}")
+        is_exploded = place != "query" or given.get("explode", True) is True
+        if not is_exploded and not _is_scalar(schema):  # its items would stand in one value
+            raise CannotImport(f"its form in the {place} is not supported")
         if place == "path":
             kinds = [kind for kind in _kinds(schema) if kind != "null"] or ["string"]
             if {"anyOf", "oneOf", "allOf"} & schema.keys():
@@ -566,6 +583,16 @@ def _kinds(schema: JsonObject) -> list[Any]:
     """Return the types that a schema names, or an empty list."""
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
+
+
+def _is_scalar(schema: JsonObject) -> bool:
+    """Whether all values of a converted schema are texts, numbers, booleans or null."""
+    if kinds := _kinds(schema):
+        return {"array", "object"}.isdisjoint(kinds)
+    if branches := schema.get("anyOf") or schema.get("oneOf"):
+        return all(_is_scalar(branch) for branch in branches)
+    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    return bool(values) and not any(isinstance(value, dict | list) for value in values)
 
 
 def shown_host(endpoint: str) -> str:
@@ -671,17 +698,30 @@ class OpenApiDocument:
 
 
 class Schemas:
-    """Converts the schemas of one operation to JSON Schema without references."""
+    """Converts the schemas of one operation's request to JSON Schema without references.
+
+    A service assigns `readOnly` properties itself, so they are neither offered nor required. In
+    every result, `required` names only known properties, unless a note says what was lost.
+    """
 
     def __init__(self, root: OpenApiDocument) -> None:
         self._root = root
         self._left = MAX_SCHEMA_NODES
+        self._looks_left = 20 * MAX_SCHEMA_NODES
+        self._losses = 0
+        """Number of times that a conversion accepted more than its schema."""
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
         """Return the converted schema.
 
         `trail` has an entry for each level above it: the reference that was followed, or "".
+        """
+        return self._agreed(self._level(node, trail, self._read_only(node)))
+
+    def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
+        """Convert one of the schemas that describe the same value. `unsent` are the names of its
+        properties that no request has.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
@@ -694,48 +734,124 @@ class Schemas:
             raise CannotImport("a schema is not an object")
         reference = node.get("$ref")
         if isinstance(reference, str):
-            return self._referred(reference, node, trail)
-        return self._nullable(self._merged(self._keywords(node, trail), node, trail), node)
+            if self._root.is_3_0 or len(node) == 1:  # 3.0 ignores keywords next to a reference
+                return self._referred(reference, trail, unsent)
+            node = _as_parts(node)
+        schema = self._keywords(node, trail, unsent)
+        return self._nullable(self._merged(schema, node, trail, unsent), node)
 
-    def _referred(self, reference: str, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
+    def _referred(
+        self, reference: str, trail: tuple[str, ...], unsent: frozenset[str]
+    ) -> JsonObject:
         target = self._root.target(reference)
         if reference in trail:
-            self.notes.append(f"the schema {reference[:80]!a} contains itself; it is cut there")
+            self._lose(f"the schema {reference[:80]!a} contains itself; it is cut there")
             kind = target.get("type") if isinstance(target, dict) else None
             return {"type": kind} if isinstance(kind, str) else {}
-        schema = self.converted(target, (*trail, reference))
-        if self._root.is_3_0:
-            return schema  # OpenAPI 3.0 ignores keywords next to a reference
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return {**schema, **self._keywords(beside, trail)}
+        return self._level(target, (*trail, reference), unsent)
 
-    def _keywords(self, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
+    def _lose(self, note: str) -> None:
+        self._losses += 1
+        self.notes.append(note)
+
+    def _read_only(self, node: Any) -> frozenset[str]:
+        """Return the names that the parts of a schema declare as `readOnly` properties."""
+        found: set[str] = set()
+        for part in self._parts(node):
+            properties = part.get("properties")
+            found |= {
+                name
+                for name, said in (properties.items() if isinstance(properties, dict) else ())
+                if any(each.get("readOnly") is True for each in self._parts(said))
+            }
+        return frozenset(found)
+
+    def _parts(self, node: Any) -> list[JsonObject]:
+        """Return a schema and those that it refers to or combines by `allOf`."""
+        found: list[JsonObject] = []
+        waiting, seen = [node], set[int]()
+        while waiting:
+            part = waiting.pop()
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            self._looks_left -= 1
+            if self._looks_left < 0:
+                raise CannotImport(f"its schemas have more than {MAX_SCHEMA_NODES} parts")
+            seen.add(id(part))
+            found.append(part)
+            if isinstance(part.get("$ref"), str) and part.get("readOnly") is not True:
+                waiting.append(self._root.target(part["$ref"]))
+            waiting += part["allOf"] if isinstance(part.get("allOf"), list) else ()
+        return found
+
+    def _keywords(
+        self, node: JsonObject, trail: tuple[str, ...], unsent: frozenset[str]
+    ) -> JsonObject:
         schema: JsonObject = {}
-        below = (*trail, "")
         for key, value in node.items():
             if key in _COPIED:
                 schema[key] = value
             elif key == "description":
                 schema[key] = clean(value, MAX_TOOL_DESCRIPTION)
-            elif key in _WITH_SCHEMA:
-                is_plain = isinstance(value, bool) and key == "additionalProperties"
-                schema[key] = value if is_plain else self.converted(value, below)
-            elif key in _WITH_SCHEMAS and isinstance(value, list):
-                schema[key] = [self.converted(part, below) for part in value]
-            elif key == "properties" and isinstance(value, dict):
-                schema[key] = {
-                    name: self.converted(part, below)
-                    for name, part in value.items()
-                    if not (isinstance(part, dict) and part.get("readOnly") is True)
-                }
+            elif key in ("anyOf", "oneOf") and isinstance(value, list):
+                self._add_union(schema, node, key, (*trail, ""), unsent)
             elif key in _STRUCTURE:
-                raise CannotImport(f"a schema's {key!a} is of a wrong type")
+                self._add_schemas(schema, key, value, (*trail, ""), unsent)
             elif key != "allOf" and key not in _IGNORED and not key.startswith("x-"):
-                self.notes.append(f"without the keyword {key[:40]!a}: it is not supported")
-        self._mend(schema, node)
+                self._lose(f"without the keyword {key[:40]!a}: it is not supported")
+        self._mend(schema, unsent)
         return schema
 
-    def _mend(self, schema: JsonObject, node: JsonObject) -> None:
+    def _add_schemas(
+        self,
+        schema: JsonObject,
+        key: str,
+        value: Any,
+        trail: tuple[str, ...],
+        unsent: frozenset[str],
+    ) -> None:
+        """Convert the schemas below one keyword."""
+        before = self._losses
+        if key == "properties" and isinstance(value, dict):
+            sent = {name: said for name, said in value.items() if name not in unsent}
+            self._losses += len(sent) < len(value)
+            schema[key] = {name: self.converted(said, trail) for name, said in sent.items()}
+        elif key == "prefixItems" and isinstance(value, list):
+            schema[key] = [self.converted(part, trail) for part in value]
+        elif key in _OF_SEVERAL:
+            raise CannotImport(f"a schema's {key!a} is of a wrong type")
+        elif key == "not":
+            refused = self._level(value, trail, frozenset())
+            if self._losses == before:
+                schema[key] = refused
+            else:  # it would refuse more than the original
+                self._lose("without a 'not': a part of it is not supported")
+        else:
+            is_plain = isinstance(value, bool) and key == "additionalProperties"
+            schema[key] = value if is_plain else self.converted(value, trail)
+
+    def _add_union(
+        self,
+        schema: JsonObject,
+        node: JsonObject,
+        key: str,
+        trail: tuple[str, ...],
+        unsent: frozenset[str],
+    ) -> None:
+        """Convert `anyOf` or `oneOf`. If a branch accepts more than it did, a value could fit
+        several, which `oneOf` refuses; so could it with a discriminator, which is not supported.
+        """
+        before = self._losses
+        branches = [self._level(part, trail, unsent | self._read_only(part)) for part in node[key]]
+        if key == "oneOf" and (self._losses > before or "discriminator" in node):
+            self._lose("a value may fit several forms of a 'oneOf'")
+            key = "anyOf"
+        if key in schema:
+            self._lose("without one of two unions")
+        else:
+            schema[key] = branches
+
+    def _mend(self, schema: JsonObject, unsent: frozenset[str]) -> None:
         """Adapt keywords that JSON Schema writes in another form, and drop unsupported patterns."""
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
@@ -745,20 +861,30 @@ class Schemas:
         if schema.get("default", 0) is None:
             del schema["default"]
         if "required" in schema:
-            declared, kept = node.get("properties", {}), schema.get("properties", {})
             names = texts(schema["required"])
-            schema["required"] = [x for x in names if x in kept or x not in declared]
+            schema["required"] = [name for name in names if name not in unsent]
+            self._losses += len(schema["required"]) < len(names)
+        least = schema.get("minProperties")
+        if unsent and isinstance(least, int) and least > len(schema.get("properties", {})):
+            del schema["minProperties"]
+            self._lose("without 'minProperties': some of its properties are read-only")
         pattern = schema.get("pattern")
         if isinstance(pattern, str) and compile_pattern(pattern) is None:
             del schema["pattern"]
-            self.notes.append(f"without the pattern {pattern[:60]!a}: it is not supported")
+            self._lose(f"without the pattern {pattern[:60]!a}: it is not supported")
 
-    def _merged(self, schema: JsonObject, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
+    def _merged(
+        self,
+        schema: JsonObject,
+        node: JsonObject,
+        trail: tuple[str, ...],
+        unsent: frozenset[str],
+    ) -> JsonObject:
         """Return the schema with the parts of its `allOf`, merged into it if that is simple."""
         given = node.get("allOf")
         if not isinstance(given, list):
             return schema
-        parts = [self.converted(part, (*trail, "")) for part in given]
+        parts = [self._level(part, (*trail, ""), unsent) for part in given]
         merged = schema
         for part in parts:
             together = _both(merged, part)
@@ -766,6 +892,25 @@ class Schemas:
                 return {**schema, "allOf": parts}
             merged = together
         return merged
+
+    def _agreed(self, schema: JsonObject) -> JsonObject:
+        """Return the schema with a property for each name that it requires."""
+        if "object" not in (_kinds(schema) or ["object"]):
+            return schema
+        required = dict.fromkeys(name for part in _conjuncts(schema) for name in part["required"])
+        lost = [name for name in required if name not in _property_names(schema)]
+        if not lost:
+            return schema
+        shown = ", ".join(ascii(name[:60]) for name in lost[:5])
+        more = schema.get("additionalProperties", True)
+        if more is False:
+            self._lose(f"without requiring {shown}, which its properties do not name")
+            kept = [name for name in schema.get("required", ()) if name not in lost]
+            return {**schema, "required": kept}
+        self.notes.append(f"{shown} is required and not described, so it may be anything")
+        described = dict.fromkeys(lost, more if isinstance(more, dict) else {})
+        is_open = {} if "properties" in schema else {"additionalProperties": more}
+        return {**schema, **is_open, "properties": {**schema.get("properties", {}), **described}}
 
     def _nullable(self, schema: JsonObject, node: JsonObject) -> JsonObject:
         if not self._root.is_3_0 or node.get("nullable") is not True or not schema:
@@ -777,6 +922,29 @@ class Schemas:
         return {**schema, "type": [schema["type"], "null"], **more}
 
 
+def _as_parts(node: JsonObject) -> JsonObject:
+    """Return a reference and the keywords beside it as parts of one `allOf`."""
+    given = node.get("allOf")
+    parts = [{"$ref": node["$ref"]}, *(given if isinstance(given, list) else ())]
+    return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}
+
+
+def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
+    """Yield the converted schemas with `required` that a value must all fit."""
+    if "required" in schema:
+        yield schema
+    for part in schema.get("allOf", ()):
+        yield from _conjuncts(part)
+
+
+def _property_names(schema: JsonObject) -> set[str]:
+    """Return the names of the properties that a converted schema or one of its forms has."""
+    names = set(schema.get("properties", ()))
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        names.update(*map(_property_names, schema.get(keyword, ())))
+    return names
+
+
 def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
     """Return one schema equivalent to both together, or None if merging them is not simple."""
     both_have = "properties" in one and "properties" in other
@@ -786,7 +954,7 @@ def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
         return None
     both = dict(one)
     for key, value in other.items():
-        if key not in both or key == "description":
+        if key not in both or key in _ANNOTATIONS:
             both.setdefault(key, value)
         elif key == "properties":
             clashes = both[key].keys() & value.keys()

@@ -27,6 +27,12 @@ def tools():
         listed += [{**listed[0], "name": "a.b"}, {**listed[0], "name": "a_b"}, {"name": 7}, 5]
         listed += [{"name": "broken", "inputSchema": {"type": "array"}}]
         listed += [{**listed[0], "name": "x" * 120}]
+    if MODE == "odd-schemas":
+        reference = {"type": "object", "$ref": "#/$defs/A", "$defs": {"A": PARAMETERS}}
+        wrong = {"type": "object", "properties": {"text": {"type": "string", "default": 1}}}
+        listed += [{**listed[0], "name": "查询", "inputSchema": {"required": ["text"]}}]
+        listed += [{**listed[0], "name": "删除", "inputSchema": reference}]
+        listed += [{**listed[0], "name": "wrong-default", "inputSchema": wrong}]
     return listed
 
 

@@ -278,16 +278,37 @@ def test_results_have_the_shape_of_each_provider() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        None, 7, "text", [7], {"tool_calls": 7}, {"tool_calls": [7]}, {"tool_calls": [{}]},
-        {"tool_calls": [{"id": 7}]}, {"content": 7}, {"content": [7]}, {"parts": 7},
-        {"content": [{"type": "tool_use"}]}, {"parts": [{"function_call": 7}]}, {"output": 7},
-        {"output": [{"type": "function_call"}]}, {"choices": []}, {"candidates": [{}]},
+        None, 7, "text", [7], {"tool_calls": 7}, {"tool_calls": [7]}, {"content": 7},
+        {"content": [7]}, {"parts": 7}, {"parts": [{"function_call": 7}]}, {"output": 7},
+        {"choices": []}, {"candidates": [{}]},
     ],
 )  # fmt: skip
 def test_malformed_message_is_refused_or_has_no_calls(name: str, message: Any) -> None:
     chat = CHAT_FORMATS[name]
     with suppress(InvalidParams):
         assert chat.calls(chat.turn(message)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("openai", {"tool_calls": [{"id": call_id}]})
+        for call_id in ("", None, 7, {})
+    ] + [
+        ("openai-responses", {"output": [{"type": "function_call"}]}),
+        ("anthropic", {"content": [{"type": "tool_use", "id": ""}]}),
+    ],
+)  # fmt: skip
+def test_call_without_an_id_is_a_call_with_an_empty_one(name: str, message: Any) -> None:
+    chat = CHAT_FORMATS[name]
+    (call,) = chat.calls(chat.turn(message))
+    assert (call.id, call.name) == ("", "")
+
+
+def test_empty_id_of_gemini_is_no_id() -> None:
+    chat = CHAT_FORMATS["gemini"]
+    parts = [{"function_call": {"id": "", "name": "a", "args": {}}}] * 2
+    assert [call.id for call in chat.calls(chat.turn({"parts": parts}))] == [None, None]
 
 
 # -- The text that a model reads ----------------------------------------------------------------

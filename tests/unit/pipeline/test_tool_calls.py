@@ -39,6 +39,12 @@ async def tell(length: int) -> dict[str, str]:
     return {"text": "a" + "x" * length + "z"}
 
 
+@tool(sandboxed=False, read_only=True)
+async def ping() -> dict[str, bool]:
+    """Answer."""
+    return {"pong": True}
+
+
 @tool(sandboxed=False, dangerous=True)
 async def wipe(path: str) -> None:
     """Wipe a disk."""
@@ -49,7 +55,7 @@ async def wipe(path: str) -> None:
 @pytest.fixture
 async def b(home: Path) -> AsyncIterator[Bench]:
     RAN.clear()
-    async with bench(home, [find_city, tell, wipe]) as made:
+    async with bench(home, [find_city, tell, ping, wipe]) as made:
         yield made
 
 
@@ -108,6 +114,46 @@ async def test_duplicate_tool_call_id_is_answered_with_error_and_not_run(b: Benc
     assert codes(answer) == ["OK", "INVALID_PARAMS", "OK"]
     assert "same id" in answer.messages[1]["content"]
     assert [ran["name"] for ran in RAN] == ["Oslo", "Bern"]
+
+
+async def test_call_without_an_id_is_refused_and_the_others_run(b: Bench) -> None:
+    calls = [call("find_city", {"name": name}, own) for name, own in (
+        ("Oslo", "1"), ("Rome", ""), ("Paris", ""), ("Bern", "2"),
+    )]  # fmt: skip
+    answer = await handled(b, message(*calls))
+    assert codes(answer) == ["OK", "INVALID_PARAMS", "INVALID_PARAMS", "OK"]
+    assert "has no id" in answer.messages[1]["content"]
+    assert [m["tool_call_id"] for m in answer.messages] == ["1", "", "", "2"]
+    assert [ran["name"] for ran in RAN] == ["Oslo", "Bern"]
+
+
+NO_ARGUMENTS = [
+    "",
+    " ",
+    "\n",
+    "\t \r\n",
+    "null",
+    " null\n",
+    "\ufeff",
+    "\ufeff null",
+    None,
+    {},
+    "{}",
+]
+
+
+@pytest.mark.parametrize("arguments", NO_ARGUMENTS)
+async def test_blank_or_null_arguments_are_none(b: Bench, arguments: Any) -> None:
+    call_ = {"id": "1", "type": "function", "function": {"name": "ping", "arguments": arguments}}
+    for options in ({}, {"repair_arguments": True}):
+        answer = await handled(b, message(call_), **options)
+        assert codes(answer) == ["OK"]
+        assert answer.envelopes[0].metadata.warnings == ()
+
+
+@pytest.mark.parametrize("arguments", ["nul", "NULL", "null null", "\u00a0", '"null"', "0", "[]"])
+async def test_other_arguments_that_are_no_object_are_refused(b: Bench, arguments: str) -> None:
+    assert codes(await handled(b, message(call("ping", arguments, "1")))) == ["INVALID_PARAMS"]
 
 
 async def test_message_with_too_many_calls_is_refused(b: Bench) -> None:

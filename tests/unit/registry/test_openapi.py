@@ -157,7 +157,7 @@ def test_non_semantic_version_falls_back_to_the_default(version: Any) -> None:
 
 
 def test_imported_names_are_valid_unique_and_stable() -> None:
-    ids = ["a b", "a/b", "a-b", "9lives", "", "ü", "x" * 80, "x" * 81, None]
+    ids = ["a b", "a/b", "a-b", "9lives", "", "!", "x" * 80, "x" * 81, None]
     paths = {f"/p{number}/{{id}}": {"get": {"operationId": own}} for number, own in enumerate(ids)}
     for path in paths.values():
         path["parameters"] = [parameter("id", "path")]
@@ -169,6 +169,22 @@ def test_imported_names_are_valid_unique_and_stable() -> None:
     assert [tool["name"] for tool in made(paths).tools] == names
     some = made(paths, options=ImportOptions(only=("a_b_2",)))
     assert [tool["endpoint"][-7:] for tool in some.tools] == ["p1/{id}"]
+
+
+def test_names_of_other_scripts_stay_apart_in_any_order() -> None:
+    ids = ["查询", "删除", "löschen", "loschen", "Прочитать заказ"]
+    paths = {f"/p{number}": {"get": {"operationId": own}} for number, own in enumerate(ids)}
+    names = [tool["name"] for tool in made(paths).tools]
+    assert names == [
+        "operation_bcd6771e", "operation_2f9daa82", "l_schen_2f6be48d", "loschen",
+        "operation_d00c2831",
+    ]  # fmt: skip
+    backwards = made(dict(reversed(paths.items())))
+    assert [tool["name"] for tool in backwards.tools] == names[::-1]
+    path = {"parameters": [parameter("城市", "path"), parameter("国家", "path")]}
+    assert list(tool_of(path, "/{城市}/{国家}")["parameters"]["properties"]) == [
+        "parameter_ed84a166", "parameter_0cc659a9",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -374,7 +390,10 @@ def test_operation_parameters_override_path_parameters() -> None:
     [
         ("get", parameter("c", "cookie"), "not sent in a cookie"),
         ("get", parameter("q", style="deepObject"), "form in the query is not supported"),
-        ("get", parameter("q", explode=False), "form in the query is not supported"),
+        ("get", parameter("q", explode=False, schema={"type": "array"}), "form in the query"),
+        ("get", parameter("q", explode=False, schema={}), "form in the query is not supported"),
+        ("get", parameter("q", explode=False, schema={"type": ["string", "array"]}), "form in the"),
+        ("get", parameter("q", explode=False, schema={"enum": [1, []]}), "form in the query"),
         ("get", {"name": "q", "in": "query", "content": {}}, "form in the query is not supported"),
         ("get", parameter("q", schema={"type": "object"}), "an object cannot stand in a query"),
         ("post", parameter("q", schema={"type": "object"}), "an object cannot stand in a query"),
@@ -393,6 +412,19 @@ def test_optional_unsupported_parameter_is_left_out(
     assert words in note
     required = {"parameters": [{**given, "required": True}]}
     assert words in reason_of(required, method=method)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer"}, {"enum": ["a", 1]}, {"type": ["string", "null"]},
+        {"anyOf": [{"type": "integer"}, {"const": "all"}]},
+    ],
+)  # fmt: skip
+def test_scalar_is_sent_plainly_whatever_explode_says(schema: Any) -> None:
+    given = [parameter("q", explode=False, schema=schema), parameter("p", explode=False)]
+    tool = tool_of({"parameters": given}, openapi="3.1.0")
+    assert tool["parameters"]["properties"] == {"q": schema, "p": TEXT}
 
 
 @pytest.mark.parametrize("name", ["Accept", "content-type", "Authorization"])
