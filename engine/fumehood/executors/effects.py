@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -394,6 +395,9 @@ CONTEXT_LINES = 3
 MAX_DIFF_BYTES = 16 * 1024
 """Maximum size of one file's diff, in bytes."""
 
+NOTE_BYTES = 100
+"""Room for the notes at the end of a diff that is cut."""
+
 MAX_STEPS = 4_000_000
 """Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
@@ -444,16 +448,8 @@ def unified(
     groups: Iterable[Group] = matcher.get_grouped_opcodes(CONTEXT_LINES)
     if is_coarse:
         groups = [_one_change(len(old), len(new), start - skipped, end - rest)]
-    parts: list[str] = []
-    room = max_bytes
-    for part in _hunks(old, new, groups, skipped):
-        size = len(part.encode())
-        if size > room:
-            parts.append(part.encode()[:room].decode(errors="ignore"))  # whole characters
-            return Diff("".join(parts), is_truncated=True, is_coarse=is_coarse, steps=steps)
-        room -= size
-        parts.append(part)
-    return Diff("".join(parts), is_truncated=False, is_coarse=is_coarse, steps=steps)
+    text, is_truncated = _cut(_runs(old, new, groups, skipped), max_bytes)
+    return Diff(text, is_truncated=is_truncated, is_coarse=is_coarse, steps=steps)
 
 
 def _lines(text: str) -> list[str]:
@@ -489,19 +485,70 @@ def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
     return start, end
 
 
-def _hunks(
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Equal lines, or removed and added ones, and the line before them at the start of a hunk."""
+
+    head: str
+    sides: Sequence[tuple[str, Sequence[str]]]
+    """Mark → lines."""
+
+
+def _runs(
     old: Sequence[str], new: Sequence[str], groups: Iterable[Group], skipped: int
-) -> Iterator[str]:
-    """Yield the lines of a diff one by one, so that a long diff is never in memory as a whole."""
+) -> Iterator[_Run]:
+    """Yield a diff run by run, so that a long diff is never in memory as a whole."""
     for group in groups:
         (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
-        yield f"@@ -{_range(skipped + a, skipped + b)} +{_range(skipped + c, skipped + d)} @@\n"
+        head = f"@@ -{_range(skipped + a, skipped + b)} +{_range(skipped + c, skipped + d)} @@\n"
         for tag, first, last, new_first, new_last in group:
             if tag == "equal":
-                yield from (_marked(" ", line) for line in old[first:last])
-                continue
-            yield from (_marked("-", line) for line in old[first:last])
-            yield from (_marked("+", line) for line in new[new_first:new_last])
+                yield _Run(head, [(" ", old[first:last])])
+            else:
+                yield _Run(head, [("-", old[first:last]), ("+", new[new_first:new_last])])
+            head = ""
+
+
+def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
+    """Return the lines of a diff that fit, and whether some are left out. Removed and added lines
+    that do not fit get half of the room each, or what the others leave, so that neither hide the
+    others. Notes at the end count those that are left out.
+    """
+    parts: list[str] = []
+    left_out: Counter[str] = Counter()
+    for run in runs:
+        if left_out:
+            left_out.update({mark: len(lines) for mark, lines in run.sides})
+            continue
+        parts.append(run.head)
+        room -= len(run.head)
+        texts = [[_marked(mark, line) for line in lines] for mark, lines in run.sides]
+        sizes = [sum(len(text.encode()) for text in side) for side in texts]
+        if sum(sizes) > room:
+            room -= NOTE_BYTES
+        for (mark, _), side, size in zip(run.sides, texts, sizes, strict=True):
+            shown, whole = _fitting(side, max(room - sum(sizes) + size, room // len(sizes)))
+            parts += shown
+            left_out[mark] += len(side) - whole
+        room -= sum(sizes)
+        left_out += Counter()  # drops zeros
+    for mark, what in (("-", "removed"), ("+", "added")):
+        if left_out[mark]:
+            parts.append(f"\\ {left_out[mark]:,} more {what} line{'s'[: left_out[mark] - 1]}\n")
+    return "".join(parts), bool(left_out)
+
+
+def _fitting(texts: Sequence[str], room: int) -> tuple[Sequence[str], int]:
+    """Return the first texts that fit into so many bytes, and their number. If not even the first
+    one does, return its beginning.
+    """
+    for number, text in enumerate(texts):
+        size = len(text.encode())
+        if size > room:
+            start = text.encode()[: max(0, room)].decode(errors="ignore")  # whole characters
+            return (texts[:number] if number or not start else [f"{start}\n"]), number
+        room -= size
+    return texts, len(texts)
 
 
 def _marked(mark: str, line: str) -> str:

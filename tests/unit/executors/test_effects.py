@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import Match, SequenceMatcher
@@ -412,3 +413,40 @@ def test_small_change_in_a_long_text_gets_an_exact_diff() -> None:
     assert [line for line in diff.text.splitlines() if line[0] in "+-"] == [
         "-line 9000", "-line 9900", "+other",
     ]  # fmt: skip
+
+
+def numbered(first: int, last: int, text: str = "line") -> list[str]:
+    return [
+        f"{text} {number} of a text that is too long to be shown" for number in range(first, last)
+    ]
+
+
+CUT = {
+    "two-of-many-lines": (
+        numbered(0, 5000), ["first", *numbered(1, 4999), "last"], "-line 0 of", "+first\n",
+    ),
+    "one-line-behind-many": (numbered(0, 5000), ["evil"], "-line 0 of", "+evil\n"),
+    "many-lines-behind-one": (["good"], numbered(0, 5000), "-good\n", "+line 0 of"),
+    "long-lines": (["a" * 100_000], ["b" * 100_000], "-aaaa", "+bbbb"),
+    "hunk-behind-a-long-one": (
+        [*numbered(0, 900), "good"], [*numbered(0, 10), "evil"], "-line 10 of", "+evil\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_attack_cut_diff_shows_removed_and_added_lines(name: str) -> None:
+    """Twin: a diff that fits is whole, above."""
+    before, after, removed, added = CUT[name]
+    diff = unified(*("".join(f"{line}\n" for line in lines) for lines in (before, after)))
+    assert diff.is_truncated
+    assert len(diff.text.encode()) <= effects.MAX_DIFF_BYTES
+    assert removed in diff.text
+    assert added in diff.text
+    shown = Counter(line[0] for line in re.sub(r"@@.*\n", "", diff.text).splitlines())
+    left_out = dict(re.findall(r"\\ ([\d,]+) more (removed|added) line", diff.text)[::-1])
+    told = {kind: int(count.replace(",", "")) for count, kind in left_out.items()}
+    if name != "long-lines":
+        assert shown["-"] + told.get("removed", 0) >= len(set(before) - set(after))
+        assert shown["+"] + told.get("added", 0) >= len(set(after) - set(before))
+    assert told
