@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -387,6 +388,65 @@ async def test_nothing_is_written_if_the_host_changes_files_after_the_diff_was_s
     assert sorted(one["path"] for one in found["files"] if one.get("conflict")) == names
 
 
+async def test_conflict_names_its_base_and_the_recipe_of_the_docs_solves_it(
+    tmp_path: Path, project: Path
+) -> None:
+    """The steps of `docs/howto/let-an-agent-work-on-your-project.md`, with git. The base survives
+    the engine.
+    """
+    shutil.rmtree(project / ".git")
+    quiet = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+
+    async def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.test")
+        await anyio.run_process(["git", "-C", str(project), *who, *words], env=quiet)
+
+    async def commit() -> None:
+        await git("add", "-A")
+        await git("commit", "-qm", "x")
+
+    async def conflicts_of(engine: Engine) -> JsonObject:
+        answer = await engine.call("apply_workspace", {}, session_id=session)
+        assert answer.error is not None
+        assert answer.error.details is not None
+        told: JsonObject = answer.error.details["conflicts"]
+        assert all(f"{path} {why}" in answer.error.message for path, why in told.items())
+        return told
+
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (project / "calc.py").write_text("".join(f"line {n}\n" for n in range(30)))
+    await git("init", "-q")
+    await commit()
+    async with running(home) as engine:
+        await add_approvers(engine)
+        session = await session_from(engine, project)
+        await shell(engine, session, "sed -i 's/^line 9$/the session/' calc.py")
+        assert (await approved(engine, session)).success
+        await commit()  # after each `apply`
+        await shell(engine, session, "sed -i 's/^line 20$/again/' calc.py; echo x > docs/notes.txt")
+    with (project / "calc.py").open("a") as file:
+        file.write("mine\n")
+    (project / "docs/notes.txt").write_text("mine\n")
+    async with running(home) as engine:
+        assert await conflicts_of(engine) == {
+            "calc.py": "is not as it was last applied",
+            "docs/notes.txt": "is not as it was copied",
+        }
+        # By hand: the same on both sides.
+        (project / "docs/notes.txt").write_text("x, mine\n")
+        await shell(engine, session, "echo x, mine > docs/notes.txt")
+        assert list(await conflicts_of(engine)) == ["calc.py"]
+        (project / "docs/notes.txt").write_text("old\n")
+        await git("stash")
+        assert (await approved(engine, session)).success
+        await commit()
+        await git("stash", "pop")
+        merged = (project / "calc.py").read_text().splitlines()
+        assert [merged[9], merged[20], merged[-1]] == ["the session", "again", "mine"]
+        await engine.sessions.end(engine.owner, session)
+
+
 async def test_same_change_on_both_sides_is_no_conflict(engine: Engine, project: Path) -> None:
     session = await session_from(engine, project)
     await shell(engine, session, "echo x > calc.py; echo y > added")
@@ -606,6 +666,90 @@ async def test_two_sessions_of_a_project_cannot_make_a_repository_together(
     await shell(engine, sessions[1], f"rm {' '.join(refused)}")
     assert (await approved(engine, sessions[1])).success
     assert (project / "d/HEAD").exists()
+
+
+ONE_BY_ONE = {
+    "at the top": [
+        (f"{HOSTILE} config; mkdir objects; echo > objects/x", True),
+        ("mkdir refs; echo > refs/x", True),
+        ("echo 'ref: refs/heads/x' > HEAD", False),
+    ],
+    "at the top, by another directory": [(f"{HOSTILE} config; echo x > HEAD", True),
+                                         ("echo docs > commondir", False)],
+    "at the top, in other letters": [(f"{HOSTILE} config; mkdir Objects; echo > Objects/x", True),
+                                     ("mkdir REFS; echo > REFS/x; echo x > head", False)],
+    "below, in other letters": [(f"mkdir lib; {HOSTILE} lib/config; echo x > lib/HEAD", True),
+                                ("mkdir LIB; echo .. > LIB/commondir", False)],
+    "twin": [("mkdir objects refs; echo > objects/x; echo > refs/x; echo > config", True),
+             ("echo > HEAD.md; echo > docs/HEAD", True)],
+}  # fmt: skip
+"""Steps of one session, each with whether it is applied after a yes."""
+
+
+@pytest.mark.parametrize("how", ONE_BY_ONE)
+async def test_attack_no_repository_is_made_by_approvals_that_look_harmless(
+    engine: Engine, project: Path, how: str
+) -> None:
+    session = await session_from(engine, project)
+    for step, is_applied in ONE_BY_ONE[how]:
+        await shell(engine, session, step)
+        before = files_of(project)
+        if is_applied:
+            assert (await approved(engine, session)).success, step
+            assert files_of(project) != before
+            continue
+        found = await engine.projects.difference(engine.owner, session)
+        unseen = {path.rpartition("/")[2] for path in found["unseen"]}
+        named = {one["path"].rpartition("/")[2] for one in found["files"] if one.get("conflict")}
+        assert {"HEAD", "head", "commondir"} & (unseen | named)
+        answer = await engine.call("apply_workspace", {}, session_id=session)
+        assert answer.error is not None, step
+        assert files_of(project) == before
+    await engine.sessions.end(engine.owner, session)
+
+
+async def test_attack_git_runs_nothing_of_what_a_session_brought(
+    engine: Engine, project: Path, tmp_path: Path
+) -> None:
+    """Control: with the rest of the session's files, git runs what `config` names."""
+    shutil.rmtree(project / ".git")
+    mark = tmp_path / "ran"
+    session = await session_from(engine, project)
+    await shell(
+        engine, session,
+        f"mkdir -p objects refs; echo > objects/x; echo > refs/x; echo 1 > a; "
+        f"printf '[core]\\n\\tbare = false\\n\\tfsmonitor = touch {mark}; false\\n' > config",
+    )  # fmt: skip
+    assert (await approved(engine, session)).success
+    await shell(engine, session, "echo 'ref: refs/heads/main' > HEAD")
+    answer = await engine.call("apply_workspace", {}, session_id=session)
+    assert answer.error is not None
+    quiet = {
+        **os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CEILING_DIRECTORIES": str(tmp_path)
+    }  # fmt: skip
+    git = ["git", "-c", f"safe.directory={project}", "-C", str(project), "--work-tree=.", "status"]
+    await anyio.run_process(git, env=quiet, check=False)
+    assert not mark.exists()
+    (project / "HEAD").write_text("ref: refs/heads/main\n")
+    await anyio.run_process(git, env=quiet, check=False)
+    assert mark.exists()
+    await engine.sessions.end(engine.owner, session)
+
+
+async def test_approver_is_told_what_his_tools_execute(engine: Engine, project: Path) -> None:
+    session = await session_from(engine, project)
+    await shell(
+        engine, session, "mkdir -p .vscode; echo > .vscode/tasks.json; echo > .envrc; echo > plain"
+    )
+    approval, calling = await asked(engine, session)
+    assert approval.preview is not None
+    assert approval.preview["executed"] == [
+        {"path": ".envrc", "by": "direnv"}, {"path": ".vscode/tasks.json", "by": "editors"}
+    ]  # fmt: skip
+    await engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+    assert (await calling).success  # shown, not refused
+    assert (project / ".envrc").exists()
+    await engine.sessions.end(engine.owner, session)
 
 
 async def test_new_rules_hold_after_they_were_applied(engine: Engine, project: Path) -> None:

@@ -53,13 +53,15 @@ _HEADINGS = {
 SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 _VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}
 _PLURALS = {"directory": "directories", "entry": "entries"}
-KNOWN_OF_ALL = frozenset({*SIGNS, "missing", "kept", "counts", "truncated", "would_fail"})
+KNOWN_OF_ALL = frozenset(
+    {*SIGNS, "missing", "kept", "executed", "counts", "truncated", "would_fail"}
+)
 _KNOWN_COUNTS = frozenset({*SIGNS, "removed_bytes"})
 _KNOWN_OF_ONE = frozenset(
     {
         "path", "path_base64", "kind", "special", "mode", "size", "sha256", "links", "unread",
         "target", "target_base64", "before", "after", "other_names", "diff", "diff_truncated",
-        "diff_coarse", "binary", "too_large",
+        "diff_coarse", "binary", "too_large", "conflict",
     }
 )  # fmt: skip
 _KNOWN_OF_STATE = frozenset({"kind", "mode", "size", "sha256", "target"})
@@ -212,6 +214,8 @@ def preview_in_words(preview: JsonObject) -> str:
     if KNOWN_OF_ALL.isdisjoint(preview):
         return ""
     parts = [words for what in SIGNS if (words := _how_much(preview, what))]
+    if executed := entries_of(preview, "executed"):
+        parts.append(f"{len(executed):,} executable by your tools")
     return "; ".join(parts) or "changes nothing"
 
 
@@ -248,7 +252,7 @@ def is_shown(key: str, value: Any) -> bool:
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
     if key == "directory":
         return isinstance(value, str)
-    if key in (*SIGNS, "missing", "kept"):
+    if key in (*SIGNS, "missing", "kept", "executed"):
         return isinstance(value, list)
     return key in KNOWN_OF_ALL
 
@@ -267,6 +271,8 @@ def entry_facts(entry: JsonObject) -> Iterator[str]:
         yield f"stays under {_amount(others, 'other name')}"
     if "other_names" in entry:
         yield f"also changed under {_amount(number_of(entry['other_names']), 'other name')}"
+    if "conflict" in entry:
+        yield visible(f"in conflict: {entry['conflict']}")
     if "path_base64" in entry:
         yield "its name is not UTF-8"
 

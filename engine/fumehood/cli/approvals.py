@@ -678,6 +678,9 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
         yield from ours(f"{INDENT}in {visible(str(directory))}", columns, "head")
     if words := preview_in_words(preview):
         yield from ours(INDENT + words, columns, "head")
+    for entry in entries_of(preview, "executed"):
+        said = f"executable by your tools ({entry.get('by')}): {entry['path']}"
+        yield from warning(f"{INDENT}! {visible(said)}", columns)
     for what, sign in SIGNS.items():
         for entry in entries_of(preview, what):
             yield from _entry(sign, entry, columns)

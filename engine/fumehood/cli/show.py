@@ -356,14 +356,14 @@ def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
         yield "Nothing has changed."
     for one in found.files:
         if one.conflict and not as_list:
-            now = "" if one.change == "added" else "; the diff is against what it is now"
-            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}{now}"
+            no_diff = "" if one.change == "added" else ", so no diff of it is shown"
+            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}{no_diff}"
     for path in found.unseen:
         yield f"{visible(path)} is never applied: it is special, or a link out of the project"
     if found.truncated and not as_list:
         yield (
-            "Not all content is shown: of binary and very large files only the names, which --stat "
-            "lists. All of it is applied."
+            "Not all content is shown: of binary and very large files, and of files in conflict, "
+            "only the names. All of it is applied."
         )
 
 

@@ -3,7 +3,8 @@
 Host side. The guest tells which files differ; the content of those is read and hashed here, so that
 what is shown, approved and written is the same. Invariants: `digest` covers every path that would
 be written or deleted, with what it was and what it becomes; the old text of a diff is the host's
-file only if that is still as it was copied.
+file only if that is still as it was copied or last applied, so that no session reads what the host
+wrote since.
 
 The patch is what `git apply` takes. Making one can take seconds, so it is done in a thread.
 *Source*: git-diff(1), "Generating patch text with -p".
@@ -46,6 +47,7 @@ from fumehood.executors.workspace_guest import (
     not_as_agreed,
     scan,
 )
+from fumehood.projects.executed import executed_by
 from fumehood.projects.rules import (
     FILE_NAME,
     GIT,
@@ -54,6 +56,7 @@ from fumehood.projects.rules import (
     TooManyRules,
     git_directories,
     is_never,
+    plain,
     plain_names,
 )
 from fumehood.projects.tree import Entry, Tree, link_fault
@@ -68,7 +71,7 @@ Write = Callable[[str, bytes], Awaitable[None]]
 
 @dataclass(slots=True)
 class Baseline:
-    """A project as it was copied into a session."""
+    """A project as it was copied into a session, and applied since."""
 
     tree: Tree
     rules: Mapping[str, str]
@@ -77,18 +80,22 @@ class Baseline:
     """Whether no rule left anything out."""
     versions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Path → version and digest of a file in the session, as far as known."""
+    applied: frozenset[str] = frozenset()
+    """Paths that are as they were last applied, not as they were copied."""
 
     def content(self) -> bytes:
         """Return it in the form that is stored."""
         tree = [[path, one.size, one.can_run, one.digest] for path, one in self.tree.items()]
         told = {"tree": tree, "rules": dict(self.rules), "everything": self.everything}
+        told["applied"] = sorted(self.applied)
         return json.dumps(told, separators=(",", ":")).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> Baseline:
         told = json.loads(content)
         tree = {path: Entry(*rest) for path, *rest in told["tree"]}
-        return cls(tree, told["rules"], told["everything"])
+        applied = frozenset(told.get("applied", ()))  # an earlier engine noted none
+        return cls(tree, told["rules"], told["everything"], applied=applied)
 
 
 class _Digests(Claim):
@@ -142,7 +149,7 @@ async def changes_of(
         skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
     present = {row[0] for row in rows if row[1] != DIRECTORY}
-    repositories = tuple(git_directories({row[0] for row in rows}))
+    repositories = git_directories(row[0] for row in rows)
     never = [row[0] for row in rows if is_never(row[0])]
     rows = [row for row in rows if not is_never(row[0])]
     differing = await _differing(source, baseline, rows)
@@ -154,7 +161,7 @@ async def changes_of(
     bad = {
         path
         for path, size, _, target in differing
-        if path.startswith(repositories) or (size == LINK and link_fault(path, target))
+        if plain(path).startswith(repositories) or (size == LINK and link_fault(path, target))
     }
     differing = [row for row in differing if row[0] not in bad]
     after, texts = await _read(source, differing)
@@ -307,7 +314,7 @@ async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> 
 # -- changes as people and `git apply` read them ----------------------------------------------
 
 MAX_PATCH_BYTES = 4 << 20
-"""Bytes of a patch. It ends before the first file that does not fit."""
+"""Bytes of a patch. Files that do not fit are named in it."""
 
 SHOWN_PATCH_BYTES = 256 * 1024
 """Bytes of all diffs together that an approver is shown; those that do not fit are named."""
@@ -333,7 +340,7 @@ class _Diffs:
 
 
 def patch_of(changes: Sequence[Change], old: Texts, new: Texts) -> tuple[str, bool]:
-    """Return a patch, and whether files are missing in it or shown without content. `old` and `new`
+    """Return a patch, and whether files are only named in it. `old` and `new`
     have the contents of files that can be shown.
     """
     parts: list[str] = []
@@ -342,9 +349,11 @@ def patch_of(changes: Sequence[Change], old: Texts, new: Texts) -> tuple[str, bo
     diffs = _Diffs()
     for change in changes:
         text, is_whole = _file_patch(change, old, new, diffs)
-        room -= len(text.encode())
-        if room < 0:
-            return "".join(parts), True
+        size = len(text.encode())
+        if size > room:  # it is named, and others may fit
+            text, is_whole = _file_patch(change, {}, {}, diffs)
+        else:
+            room -= size
         is_cut = is_cut or not is_whole
         parts.append(text)
     return "".join(parts), is_cut
@@ -378,7 +387,9 @@ def listed(changes: Sequence[Change]) -> list[JsonObject]:
     return items
 
 
-def shown(changes: Sequence[Change], old: Texts, new: Texts, directory: str) -> JsonObject:
+def shown(
+    changes: Sequence[Change], conflicts: Mapping[str, str], old: Texts, new: Texts, directory: str
+) -> JsonObject:
     """Return the changes in the form of previews, for the human who decides."""
     added: list[JsonObject] = []
     changed: list[JsonObject] = []
@@ -391,6 +402,8 @@ def shown(changes: Sequence[Change], old: Texts, new: Texts, directory: str) -> 
         room -= len(str(diff.get("diff", "")).encode())
         if room < 0:
             diff = {"too_large": True}
+        if change.path in conflicts:
+            diff = {"conflict": conflicts[change.path]}
         if after is None:
             assert before is not None
             removed.append({"path": change.path, **_facts(before), **diff})
@@ -408,6 +421,13 @@ def shown(changes: Sequence[Change], old: Texts, new: Texts, directory: str) -> 
         "added": sum(one.before is None for one in changes),
         "changed": sum(None not in (one.before, one.after) for one in changes),
     }
+    executed = [
+        {"path": change.path, "by": tool}
+        for change in changes[:MAX_LISTED]
+        if change.after is not None and (tool := executed_by(change.path)) is not None
+    ]
+    if executed:
+        result["executed"] = executed
     return {"directory": directory, **result}
 
 

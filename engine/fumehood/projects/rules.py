@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -22,10 +22,19 @@ GIT = ".git"
 """Name that is never part of a project: what git reads there, it can also run."""
 
 _ALSO_GIT = frozenset({GIT, "git~1"})
-"""Names that file systems without case, or with short names, take for it."""
+"""Names, as `plain` returns them, that file systems with short names take for it."""
 
 GIT_NAMES = ("HEAD", "objects", "refs", "commondir")
 """Names by which git takes a directory for a repository."""
+
+_IGNORED = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Characters that file systems without case leave out when they compare names. *Source*: the
+property Default_Ignorable_Code_Point of Unicode.
+"""
 
 STAGING_PREFIX = ".fumehood-apply-"
 """Name prefix of a directory in a project where changes wait until they are put in place."""
@@ -54,31 +63,44 @@ class _Rule:
 
 
 def is_never(path: str) -> bool:
-    """Whether no project has this path, whatever its rules say. *Source*: is_hfs_dotgit and
-    is_ntfs_dotgit of git, for what other file systems take for the same name.
-    """
+    """Whether no project has this path, whatever its rules say."""
     return any(map(_is_never_named, path.split("/")))
 
 
-def git_directories(paths: Collection[str]) -> frozenset[str]:
+def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the directories that git takes for repositories although they are not called `.git`.
-    It runs what their `config` names. Each ends with a slash, or is empty for the top. *Source*:
-    is_git_directory of git.
+    It runs what their `config` names. Each begins a path of `plain`: it ends with a slash, or is
+    empty for the top. *Source*: is_git_directory of git.
     """
-    tops = (path[: -len("HEAD")] for path in paths if f"/{path}".endswith("/HEAD"))
-    return frozenset(
+    head, objects, refs, commondir = map(plain, GIT_NAMES)
+    names: dict[str, set[str]] = {}
+    for path in paths:
+        top, slash, name = plain(path).rpartition("/")
+        if name in (head, objects, refs, commondir):
+            names.setdefault(f"{top}{slash}", set()).add(name)
+    return tuple(
         top
-        for top in tops
-        if f"{top}commondir" in paths or (f"{top}objects" in paths and f"{top}refs" in paths)
+        for top, found in names.items()
+        if head in found and (commondir in found or {objects, refs} <= found)
     )
+
+
+def plain(path: str) -> str:
+    """Return one path for all those that some file system takes for the same. *Source*:
+    is_hfs_dotgit and is_ntfs_dotgit of git.
+    """
+    if not path.isascii():
+        path = "".join(one for one in path if unicodedata.category(one) != "Cf")
+        path = _IGNORED.sub("", path)
+    names = (name.partition(":")[0].rstrip(" .") for name in path.split("/"))
+    return "/".join(names).casefold()
 
 
 def _is_never_named(name: str) -> bool:
     if name.startswith((STAGING_PREFIX, PROOF_PREFIX)):
         return True
-    if not name.isascii():
-        name = "".join(one for one in name if unicodedata.category(one) != "Cf")
-    return name.partition(":")[0].rstrip(" .").casefold() in _ALSO_GIT
+    # On some file systems, what is behind a backslash is in the directory before it.
+    return not _ALSO_GIT.isdisjoint(map(plain, name.split("\\")))
 
 
 class TooManyRules(Exception):

@@ -9,11 +9,12 @@ session's files came from.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ from fumehood.projects.rules import (
     IgnoreRules,
     TooManyRules,
     git_directories,
+    plain,
 )
 from fumehood.projects.tree import Entry, Found, ProjectDirectory
 from fumehood.projects.writing import (
@@ -93,6 +95,7 @@ FEED_S = 300.0
 SETTLED_S = 0.05
 """Seconds after which the guest tells the version of a file that was written."""
 
+APPLIED = "is not as it was last applied"
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
 REPOSITORY = "would be part of a git repository"
 
@@ -113,7 +116,9 @@ class Judged(NamedTuple):
     conflicts: dict[str, str]
     """Path → why it cannot be written."""
     old: dict[str, bytes]
-    """Path → content of the host's file as it is now, where it can be shown."""
+    """Path → content of the host's file, if it is as it was copied or last applied, and can be
+    shown.
+    """
 
 
 Keep = Callable[[ProjectHome], Awaitable[None]]
@@ -207,7 +212,7 @@ class SessionProject:
         if error is None and not judged.changes:
             error = InvalidParams("Nothing has changed in the session's project.")
         told = await anyio.to_thread.run_sync(
-            shown, judged.changes, judged.old, found.texts, self._home.directory
+            shown, judged.changes, judged.conflicts, judged.old, found.texts, self._home.directory
         )
         if error is not None:
             told["would_fail"] = error.message
@@ -246,7 +251,7 @@ class SessionProject:
                         )
                         await self._take_as_baseline(baseline, found.changes)
                 except Conflicts as conflicts:
-                    raise _conflict(conflicts.paths) from None
+                    raise _conflict(_with_base(conflicts.paths, baseline)) from None
                 finally:
                     with anyio.CancelScope(shield=True):
                         await anyio.to_thread.run_sync(stack.close)
@@ -268,7 +273,8 @@ class SessionProject:
             for directory, text in baseline.rules.items()
             if (f"{directory}/{FILE_NAME}" if directory else FILE_NAME) not in changed
         }
-        new = Baseline(tree, rules, baseline.everything, baseline.versions)
+        applied = baseline.applied | changed
+        new = Baseline(tree, rules, baseline.everything, baseline.versions, applied)
         with suppress(EngineError):  # then what is there already is found to be so next time
             self._home = await self._store.put(self._session_id, Path(self._home.directory), new)
             await self._keep(self._home)
@@ -307,7 +313,7 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
         if now == change.after and (now is not None or not is_there) and not is_hidden:
             continue
         kept.append(change)
-        if change.after is not None and change.path.startswith(repositories):
+        if change.after is not None and plain(change.path).startswith(repositories):
             conflicts[change.path] = REPOSITORY
             continue
         below = f"{change.path}/"
@@ -316,21 +322,20 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
             conflicts[change.path] = ANOTHER if change.before is not None else IN_THE_WAY
         elif now is None and is_there and not is_emptied:
             conflicts[change.path] = IN_THE_WAY
-        if now is None:
-            old[change.path] = b""
-        elif not now.is_link:
+        if change.before is not None and not change.before.is_link:
             content = project.content(change.path, min(room, MAX_READ_BYTES))
-            if content is not None:
+            # A session must not read what the host has written since.
+            if content is not None and hashlib.sha256(content).hexdigest() == change.before.digest:
                 room -= len(content)
                 old[change.path] = content
-    return Judged(kept, conflicts, old)
+    return Judged(kept, _with_base(conflicts, baseline), old)
 
 
 def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
     """Return the directories that would be repositories with the session's and the host's files
     together: git would run what their `config` names.
     """
-    above = {
+    above = {""} | {
         change.path[: at + 1]
         for change in found.changes
         if change.after is not None
@@ -338,9 +343,9 @@ def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
         if character == "/"
     }
     names: set[str] = set(found.present | found.directories)
-    for top in ("", *above):
+    for top in above:
         names.update(f"{top}{name}" for name in GIT_NAMES if project.has(f"{top}{name}"))
-    return tuple(top for top in git_directories(names) if top in above)
+    return git_directories(names)
 
 
 def _left_out(baseline: Baseline) -> Callable[[str], bool]:
@@ -358,11 +363,23 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
     return left_out
 
 
+def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
+    """Return conflicts that name what each file is compared with."""
+    return {
+        path: APPLIED if why == ANOTHER and path in baseline.applied else why
+        for path, why in conflicts.items()
+    }
+
+
 def _conflict(paths: dict[str, str]) -> InvalidParams:
     named = [f"{visible(path)[:SHOWN_CHARACTERS]} {why}" for path, why in paths.items()]
+    cure = ""
+    if set(paths.values()) != {REPOSITORY}:
+        cure = (
+            " Put the host's file back as it was, or merge both and write the result to both sides."
+        )
     return InvalidParams(
-        f"The host's files differ from those that the session began with, so nothing was written: "
-        f"{listed_names(named)}.",
+        f"Nothing was written to the project: {listed_names(named)}.{cure}",
         details={"conflicts": dict(list(paths.items())[:MAX_NAMED])},
     )
 
@@ -464,7 +481,7 @@ class Projects:
             baseline = await self._store.baseline(source, home)
             made = []
             for one in forks:
-                own = Baseline(baseline.tree, baseline.rules, baseline.everything)
+                own = replace(baseline, versions={})
                 copied = await self._store.put(one.id, Path(home.directory), own)
                 made.append(await self._sessions.set_project(one.id, copied))
         except BaseException:

@@ -259,8 +259,8 @@ class Changes:
     """The files of a preview that a page shows."""
 
     files: tuple[FileChange, ...]
-    left_out: tuple[tuple[str, int], ...]
-    """Kinds with more files than are shown, and how many more."""
+    left_out: tuple[tuple[str, Sequence[str]], ...]
+    """Kinds with more files than are shown, and the paths of the others."""
 
     @property
     def folded(self) -> int:
@@ -276,14 +276,14 @@ class Changes:
 def changes_in(preview: JsonObject) -> Changes:
     """Return the files of a preview, in the order of their kinds."""
     files: list[FileChange] = []
-    left_out: list[tuple[str, int]] = []
+    left_out: list[tuple[str, Sequence[str]]] = []
     for kind in KINDS:
         entries = entries_of(preview, kind)
         for entry in entries[:MAX_SHOWN_OF_KIND]:
             path, lines = str(entry["path"]), _lines(entry.get("diff"))
             files.append(FileChange(len(files) + 1, kind, path, entry, lines))
         if len(entries) > MAX_SHOWN_OF_KIND:
-            left_out.append((kind, len(entries) - MAX_SHOWN_OF_KIND))
+            left_out.append((kind, [str(one["path"]) for one in entries[MAX_SHOWN_OF_KIND:]]))
     return Changes(tuple(files), tuple(left_out))
 
 

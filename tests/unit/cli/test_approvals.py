@@ -363,8 +363,19 @@ NEW = [
                 "  ! kept, no right: k",
             ],
         ),
+        (
+            {
+                "changed": [{"path": "m\x1b", "conflict": "is not as it was copied"}],
+                "executed": [{"path": "m\x1b", "by": "make"}],
+            },
+            [
+                "  changes 1 file; 1 executable by your tools",
+                "  ! executable by your tools (make): m\\u{001b}",
+                "  ~ in conflict: is not as it was copied: m\\u{001b}",
+            ],
+        ),
     ],
-    ids=["removed", "added", "odd", "failing"],
+    ids=["removed", "added", "odd", "failing", "executed"],
 )
 def test_preview_shows_each_file_with_its_warnings(
     fields: dict[str, Any], lines: list[str]

@@ -141,13 +141,26 @@ def test_context_of_an_external_call_is_shown_completely(where: str) -> None:
     assert page.index("&#34;ls&#34;") < page.index("/home/alice")  # no context hides what is done
 
 
-@pytest.mark.parametrize(("number", "hidden"), [(200, None), (250, "50 more are removed and")])
-def test_preview_counts_changes_that_it_does_not_list(number: int, hidden: str | None) -> None:
+def test_files_that_the_tools_of_the_approver_execute_come_first() -> None:
+    """Also one whose entry is not on the page. Its name and tool are text of others."""
+    added = [{"path": f"{n:03}", "kind": "file", "size": 1} for n in range(300)]
+    executed = [{"path": "x\u202e/Makefile", "by": "<b>make"}]
+    page = make_site(mail(preview={"added": added, "executed": executed})).browser()
+    page = page.get(f"/inbox/{ID}").text
+    assert "300 bytes; 1 executable by your tools" in page
+    assert "Executable by your tools: <code>x\\u{202e}/Makefile</code> (&lt;b&gt;make)" in page
+    assert page.index("Executable by") < page.index("000</code>")
+
+
+@pytest.mark.parametrize(("number", "hidden"), [(200, None), (250, "50 more are removed, and")])
+def test_preview_names_changes_whose_content_it_does_not_show(
+    number: int, hidden: str | None
+) -> None:
     removed = [{"path": f"file-{n}", "kind": "file", "size": 1} for n in range(number)]
     page = make_site(mail(preview={"removed": removed})).browser().get(f"/inbox/{ID}").text
     assert "file-199<" in page
-    assert ("file-200<" in page) is False
-    assert ("not shown here" in page) is (hidden is not None)
+    assert ("<code>file-200</code>" in page) is (hidden is not None)
+    assert ("content is not shown here" in page) is (hidden is not None)
     assert hidden is None or hidden in page
 
 

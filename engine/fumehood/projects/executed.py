@@ -1,0 +1,91 @@
+"""Files of a project that the tools of its owner execute, because they are there.
+
+Host side, a table. A diff of such a file looks like any other, so an approver is told of it. It is
+shown, not refused: such files are a part of most projects. The table has what common tools execute
+when they are started in a directory, or only look into it; no table has all of it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fumehood.projects.rules import plain
+
+# A name that ends in a slash is a directory, with all that is in it.
+_TABLE = {
+    "direnv": ".envrc",
+    "mise": "mise.toml .mise.toml mise.*.toml .mise/",
+    "make": "makefile gnumakefile *.mk",
+    "just": "justfile .justfile",
+    "task": "taskfile.yml taskfile.yaml taskfile.dist.*",
+    "rake": "rakefile",
+    "Bundler": "gemfile *.gemspec .bundle/",
+    "Ruby": ".rspec .irbrc .pryrc guardfile",
+    "npm": "package.json .npmrc .npm/",
+    "Yarn": ".yarnrc .yarnrc.yml .yarn/",
+    "pnpm": ".pnpmfile.cjs pnpm-workspace.yaml",
+    "Node": "*.config.js *.config.cjs *.config.mjs *.config.ts *.config.mts *.config.cts "
+    ".*rc.js .*rc.cjs .*rc.mjs .babelrc gulpfile.* gruntfile.* node_modules/",
+    "Deno": "deno.json deno.jsonc",
+    "pytest": "conftest.py pytest.ini .pytest.ini",
+    "Python": "sitecustomize.py usercustomize.py *.pth setup.py .venv/ venv/",
+    "Python's build tools": "pyproject.toml setup.cfg tox.ini noxfile.py dodo.py tasks.py "
+    "fabfile.py",
+    "Jupyter": ".ipython/ .jupyter/",
+    "Composer": "composer.json",
+    "Cargo": "build.rs .cargo/ rust-toolchain rust-toolchain.toml",
+    "CMake": "cmakelists.txt *.cmake cmakepresets.json cmakeuserpresets.json",
+    "Meson": "meson.build",
+    "autotools": "configure configure.ac makefile.am makefile.in autogen.sh",
+    "SCons": "sconstruct sconscript",
+    "Gradle": "build.gradle build.gradle.kts settings.gradle settings.gradle.kts init.gradle "
+    "gradle.properties gradlew gradlew.bat gradle/ buildsrc/",
+    "Maven": "pom.xml mvnw mvnw.cmd .mvn/",
+    "sbt": "build.sbt *.sbt",
+    "Bazel": "build build.bazel workspace workspace.bazel module.bazel .bazelrc *.bzl",
+    ".NET": "*.csproj *.fsproj *.vbproj *.props *.targets nuget.config global.json",
+    "Mix": "mix.exs",
+    "Nix": "flake.nix shell.nix default.nix",
+    "Docker": "dockerfile dockerfile.* *.dockerfile containerfile docker-compose*.yml "
+    "docker-compose*.yaml compose*.yml compose*.yaml docker-bake.hcl",
+    "Terraform": "*.tf *.tf.json .terraform/ .terraformrc",
+    "Tilt": "tiltfile",
+    "Vagrant": "vagrantfile",
+    "foreman": "procfile procfile.*",
+    "git": ".gitattributes .gitmodules .gitconfig .lfsconfig",
+    "git hooks": ".husky/ .githooks/ git-hooks/ .lefthook/ lefthook.yml lefthook.yaml "
+    ".lefthook.yml .lefthook.yaml .pre-commit-config.yaml .pre-commit-hooks.yaml .overcommit.yml "
+    ".lintstagedrc*",
+    "CI": ".github/ .gitlab-ci.yml .gitlab/ .circleci/ .travis.yml .drone.yml .woodpecker/ "
+    ".woodpecker.yml .buildkite/ jenkinsfile azure-pipelines.yml bitbucket-pipelines.yml "
+    "appveyor.yml .forgejo/ .gitea/",
+    "editors": ".vscode/ *.code-workspace .idea/ .fleet/ .zed/ .nvim.lua .nvimrc .exrc .vimrc "
+    ".lvimrc .vim/ .dir-locals.el .dir-locals-2.el .emacs.d/ .devcontainer/ "
+    ".devcontainer.json *.sublime-project .theia/",
+    "coding agents": ".claude/ .cursor/ .codex/ .gemini/ .continue/ .aider.conf.yml .mcp.json "
+    ".windsurf/ .roo/ .opencode/ opencode.json",
+    "debuggers": ".gdbinit .lldbinit",
+    "shells": ".bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile "
+    ".zlogin .kshrc .cshrc .tcshrc .inputrc .screenrc .tmux.conf .autoenv .env.zsh",
+    "the desktop": "*.desktop autostart/ systemd/",
+    "SSH": ".ssh/",
+}
+"""Tool → names of files and directories, as `plain` returns them. A star stands for anything."""
+
+
+def _pattern(names: str) -> str:
+    ways = []
+    for name in names.split():
+        glob = "[^/]*".join(map(re.escape, name.rstrip("/").split("*")))
+        ways.append(glob + ("(?:/|$)" if name.endswith("/") else "$"))
+    return f"/(?:{'|'.join(ways)})"
+
+
+_PATTERNS = {tool: re.compile(_pattern(names)) for tool, names in _TABLE.items()}
+
+
+def executed_by(path: str) -> str | None:
+    """Return what executes the file or the link at a path of a project, or None."""
+    # Behind a backslash some file systems have a name of its own.
+    looked_at = "/" + "/".join(plain(part) for part in path.replace("\\", "/").split("/"))
+    return next((tool for tool, one in _PATTERNS.items() if one.search(looked_at)), None)
