@@ -3,9 +3,11 @@
 Called by the pipeline; below it is `budgets/store`. Each counter has a durable mark: the amount up
 to which spending is stored. Decisions are made in memory without an `await` in between, so two
 concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most the
-mark, unless a call has just cost more than expected. A mark is one block ahead of the use, so most
-calls write nothing. After a restart, everything up to the mark counts as spent. So a crash can
-reduce what is left of a budget, by up to two blocks and the held amount, but never increase it.
+mark, unless a call has just cost more than expected. A mark is ahead of the use, so most calls
+write nothing. After a restart, everything up to the mark counts as spent, because nothing durable
+tells which calls ran: only what was never reserved is certainly unused. So a mark is ahead by half
+of what was used since the start, at least by a step and at most by a block. A crash can reduce what
+is left of a budget, by that and the held amount, but never increase it.
 
 Amounts are integers here: calls, tokens, millionths of money.
 """
@@ -38,8 +40,13 @@ from fumehood.core.usage import TextKind, TokenCounter, money
 from fumehood.protocol import strict_json
 
 BLOCKS = 20
-"""Number of blocks in one budget. A mark is one block ahead of the use, so a whole budget takes
-this many durable writes, and a crash can lose one or two blocks."""
+"""Number of blocks in one budget. A mark is at most one block ahead of the use, so a whole budget
+takes this many durable writes, and a few more after each start. A crash can lose one block, or two
+if calls cost less than expected."""
+
+STEPS = 1000
+"""Number of steps in one budget. A mark is at least one step ahead of the use: an engine that has
+just started and is killed loses no more than that."""
 
 MICROS = 6
 """Decimal places of money, as in envelopes."""
@@ -102,6 +109,8 @@ class Account:
     key: CounterKey
     spent: int = 0
     held: int = 0
+    began: int = 0
+    """What was spent when it was read."""
     mark: int = 0
     """The amount up to which spending is durable."""
     was_used: bool = True
@@ -162,9 +171,13 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The mark one block ahead of the use, but not beyond the limit unless more is used."""
-        limit = self.rule.limit
-        return max(self.used, min(limit, self.used + limit // BLOCKS))
+        """The mark ahead of the use, but not beyond the limit unless more is used. It grows with
+        the use since the start, so that an engine that is killed often does not lose more than it
+        uses.
+        """
+        limit, since_start = self.rule.limit, self.used - self.began
+        ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
+        return max(self.used, min(limit, self.used + ahead))
 
     def row(self, reserved: int) -> CounterRow:
         """Return the row for the database with this mark."""
@@ -278,7 +291,9 @@ class Budgets:
         for key, _, reserved in self._table.load_now(day, TOTAL):
             rule = by_name.get((key.name, key.unit))
             if key not in self._accounts and rule is not None and rule.counts_by(key, day):
-                self._accounts[key] = Account(rule, key, spent=reserved, mark=reserved)
+                self._accounts[key] = Account(
+                    rule, key, spent=reserved, began=reserved, mark=reserved
+                )
 
     @property
     def is_empty(self) -> bool:
@@ -426,7 +441,7 @@ class Budgets:
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
             found = {key: Account(rule, key) for key, rule in unknown.items()}
             for key, _, reserved in await self._table.find(unknown):
-                found[key].spent = found[key].mark = reserved
+                found[key].spent = found[key].began = found[key].mark = reserved
             for key, account in found.items():
                 self._accounts.setdefault(key, account)
         return [self._accounts[key] for _, key in keys]
