@@ -190,6 +190,8 @@ async def test_write_is_sent_once_after_a_yes_exactly_as_it_was_shown(
     shown = approval.arguments
     assert approval.tool == "net"
     assert (shown["method"], shown["path"], shown["body"]) == ("POST", "/orders", "one=1")
+    # Its program waits no longer, so it could not be sent later.
+    assert approval.expires_at - approval.created_at <= timedelta(seconds=30)
     assert shown["headers"]["accept"] == "text/plain"
     assert upstream.requests == []
     await asyncio.sleep(1.2)  # the program's clock stands still

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,17 @@ async def tree(engine: Engine, session: str) -> str:
     assert answer.success, answer.error
     told: str = answer.data["stdout"]
     return told
+
+
+async def test_effect_is_shown_to_expire_when_its_call_waits_no_longer(
+    engine: Engine, session: str
+) -> None:
+    async with trial(engine, session, "open('a', 'w').write('a')") as tried:
+        longest = engine.approvals.requests.settings.max_wait_seconds
+        approval = tried.approval
+        assert approval.expires_at - approval.created_at <= timedelta(seconds=longest)
+        assert longest < engine.approvals.requests.settings.expire_seconds  # the control
+        await tried.decide(NO)
 
 
 async def test_effect_is_seen_first_and_put_in_after_the_yes(engine: Engine, session: str) -> None:

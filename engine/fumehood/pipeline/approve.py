@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
 from fumehood.approvals.preview import (
@@ -30,7 +31,7 @@ from fumehood.core.errors import (
     RequiresHumanApproval,
 )
 from fumehood.core.json_types import JsonValue
-from fumehood.core.names import EXTERNAL
+from fumehood.core.names import EXTERNAL, NET_TOOL
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
@@ -226,7 +227,11 @@ async def new_approval(
     action = action_of(permitted, plan, place, effect, sends)
     approvals, now = services.approvals, services.approvals.now()
     last_end = services.sessions.last_end(plan.session.id) if plan.session is not None else None
-    expires_at = min(filter(None, (approvals.expiry(), last_end)))
+    ends = [approvals.expiry(), *([last_end] if last_end is not None else [])]
+    if permitted.tool.definition.name == NET_TOOL or permitted.request.is_decision_on_trial:
+        # Its program waits no longer, and without it the call cannot run.
+        wait_s = approvals.wait_s(permitted.request.options.wait_for_approval)
+        ends.append(now + timedelta(seconds=wait_s))
     request, decision = permitted.request, permitted.decision
     exceeded = services.exceeded(permitted.validated) if decision.may_exceed_budget else None
     binding = permitted.validated.binding
@@ -258,7 +263,7 @@ async def new_approval(
         action_digest=action.digest,
         binding=action.document,
         created_at=now,
-        expires_at=expires_at,
+        expires_at=min(ends),
     )
     kept = StoredRequest(
         arguments=request.arguments,

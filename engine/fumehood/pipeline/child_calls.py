@@ -184,7 +184,7 @@ class ChildCalls:
         held = self._services.upstreams.gateway.held
         request = self._request(self._made, NET_TOOL, arguments)
         # Each request is one of its own, however much it is like another.
-        own: JsonObject = {"new_call": True, "enable_cache": False, "wait_for_approval": True}
+        own: JsonObject = {"new_call": True, "enable_cache": False, "wait_for_approval": patience_s}
         request = replace(
             request,
             options=request.options.model_copy(update=own),
@@ -217,8 +217,8 @@ class ChildCalls:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
         parent = self._parent.request
         own: JsonObject = {
-            "new_call": True, "enable_cache": False, "wait_for_approval": True, "receipt": False,
-            "idempotency_key": None,
+            "new_call": True, "enable_cache": False, "wait_for_approval": patience_s,
+            "receipt": False, "idempotency_key": None,
         }  # fmt: skip
         request = replace(
             parent,
