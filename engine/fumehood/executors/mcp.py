@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import re
 import time
@@ -71,12 +70,18 @@ from fumehood.registry.definitions import (
     is_credential_name,
 )
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
-from fumehood.registry.json_schema import without_wrong_defaults
+from fumehood.registry.json_schema import without_nils, without_wrong_defaults
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import CallPort, Network, Wall
 
 FRAME_BYTES = 64 * 1024
 """Bytes reserved for the parts of a message around its result."""
+
+MAX_UNREAD = 5
+"""Maximum number of parts of one result whose faults are described."""
+
+_DATA_URL = re.compile(r"data:([^,;]*)[^,]*;base64,", re.IGNORECASE)
+_ONE_BASE64 = str.maketrans("-_", "+/", " \t\r\n")
 
 _HOST = Placement(
     "host", "host", "the executor 'mcp' asks a server that runs on the host, as the operator's "
@@ -139,10 +144,10 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
     outcome = Outcome(EndedBy.OK, "none")
     try:
         result = await _ask(server, tool.name, run.arguments, request, run.limits)
-        data = result_data(result, tool)
+        data, unread = result_data(result, tool)
         # The message was already bounded. Here files count as base64, which is longer.
         most = 2 * run.limits.output_bytes if "files" in data else None
-        outcome = replace(outcome, data=data, max_data_bytes=most)
+        outcome = replace(outcome, data=data, max_data_bytes=most, warnings=unread)
     except EngineError as error:
         outcome = concluded(outcome, error, request.attempt, tool)
     if (use := server.take_use()) is not None:
@@ -173,63 +178,92 @@ async def _ask(
         raise ExecutionError(f"The MCP server refused the call: {shown}") from None
 
 
-def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
-    """Return the tool's data: the structured content if there is one, otherwise the texts as
-    `text`. Files and links are added as `files` and `links` unless those names are taken.
+def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return the tool's data, and a warning for each part of the result that is not understood.
+
+    The data is the structured content if there is one, otherwise the texts as `text`. Files and
+    links are added as `files` and `links` unless those names are taken. The tool has already run,
+    so one malformed part does not lose the others.
 
     Raises:
-        ExecutionError: the tool failed or asks for input, or the result is invalid.
+        ExecutionError: the tool failed or asks for input, or nothing in the result is understood.
     """
-    if result.get("resultType", "complete") != "complete":
+    if (result.get("resultType") or "complete") != "complete":
         raise ExecutionError("The tool of the MCP server asks for more input. Do not retry.")
-    content = result.get("content", [])
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise ExecutionError("The MCP server's result is not understood. Do not retry.")
-    texts = [
-        b["text"] for b in content if b.get("type") == "text" and isinstance(b.get("text"), str)
-    ]
-    text = "\n".join(texts)
+    content = result.get("content") or []
+    found: dict[str, list[Any]] = {"text": [], "files": [], "links": []}
+    unread: list[str] = []
+    for number, block in enumerate(content if isinstance(content, list) else [content], 1):
+        try:
+            place, part = _part(block, number)
+            found[place].append(part)
+        except ValueError as why:
+            unread.append(f"Part {number} of the MCP server's result was left out: {why}.")
+    unread[MAX_UNREAD:] = [f"{len(unread)} parts were left out."] if unread[MAX_UNREAD:] else []
+    text = "\n".join(found["text"])
     if result.get("isError") is True:
-        shown = text[:MAX_BODY_SHOWN] or "no reason given"
-        raise ExecutionError(f"The tool failed: {shown}")
+        raise ExecutionError(f"The tool failed: {text[:MAX_BODY_SHOWN] or 'no reason given'}")
     structured = result.get("structuredContent")
+    if unread and structured is None and not any(found.values()):
+        raise ExecutionError(
+            f"The tool has run, but its result is not understood. {' '.join(unread)} Do not retry."
+        )
     if tool.output_schema is not None and not isinstance(structured, dict):
         raise ExecutionError("The result lacks the structured content that the tool promises.")
     data: JsonObject = dict(structured) if isinstance(structured, dict) else {"text": text}
     if structured is not None and not isinstance(structured, dict):
         data["value"] = structured
-    files = [file for n, block in enumerate(content, 1) if (file := _file(block, n)) is not None]
-    links = [_link(block) for block in content if block.get("type") == "resource_link"]
-    if files and "files" not in data:
-        data["files"] = files
-    if links and "links" not in data:
-        data["links"] = links
-    return data
+    for name in ("files", "links"):
+        if found[name]:
+            data.setdefault(name, found[name])
+    return data, tuple(unread)
 
 
-def _file(block: JsonObject, number: int) -> JsonObject | None:
-    """Return an image, audio or embedded resource as a file, or None."""
-    inner = block.get("resource") if block.get("type") == "resource" else block
-    if block.get("type") not in ("image", "audio", "resource") or not isinstance(inner, dict):
-        return None
-    encoded = inner.get("data", inner.get("blob"))
-    if encoded is None and block.get("type") == "resource" and isinstance(inner.get("text"), str):
-        encoded = base64.b64encode(inner["text"].encode()).decode()
-    if not isinstance(encoded, str):
-        return None
-    try:
-        content = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        raise ExecutionError("A file in the MCP server's result is not base64.") from None
-    kind = inner.get("mimeType")
-    kind = kind[:200] if isinstance(kind, str) and kind.isprintable() else None
-    ending = (kind or "").rpartition("/")[2].partition(";")[0]
+def _part(block: Any, number: int) -> tuple[str, Any]:
+    """Return the place for a part of a result in the data, and the part as it is there.
+
+    Raises:
+        ValueError: the part is not understood. The text tells why.
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text" and isinstance(block.get("text"), str):
+        return "text", block["text"]
+    if kind == "resource_link":
+        return "links", _link(block)
+    inner = block.get("resource") if kind == "resource" else block
+    if kind in ("image", "audio", "resource") and isinstance(inner, dict):
+        return "files", _file(inner, number, may_be_text=kind == "resource")
+    if kind in ("text", "resource"):
+        raise ValueError(f"its {kind} is missing")
+    raise ValueError(f"its type {str(kind)[:40]!a} is not known")
+
+
+def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
+    """Return an image, audio or embedded resource as a file. Raises ValueError.
+
+    Its encoded data may be a `data:` URL, be broken into lines, use the alphabet for URLs, or lack
+    its padding.
+    """
+    kind, content = block.get("mimeType"), None
+    encoded = next((each for each in map(block.get, ("data", "blob")) if each is not None), None)
+    if encoded is None and may_be_text and isinstance(block.get("text"), str):
+        content = block["text"].encode("utf-8", "replace")
+    elif isinstance(encoded, str):
+        if (found := _DATA_URL.match(encoded)) is not None:
+            kind, encoded = kind or found[1], encoded[found.end() :]
+        plain = encoded.translate(_ONE_BASE64)
+        with contextlib.suppress(ValueError):
+            content = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    if content is None:
+        raise ValueError("its data is missing, or is not base64")
+    kind = kind[:200] if isinstance(kind, str) and kind.isprintable() else ""
+    ending = kind.rpartition("/")[2].partition(";")[0]
     suffix = ending if ending.isalnum() and len(ending) <= 8 else "bin"
     return {
         "filename": f"result-{number}.{suffix}",
         "content_type": kind or "application/octet-stream",
         "size": len(content),
-        FILE_CONTENT: encoded,
+        FILE_CONTENT: base64.b64encode(content).decode(),
     }
 
 
@@ -623,12 +657,12 @@ class McpServer:
             "name": name,
             "type": ToolType.MCP.value,
             "description": text[:10_000].encode("utf-8", "replace").decode(),
-            "parameters": listed.get("inputSchema"),
+            "parameters": without_nils(listed.get("inputSchema") or {}),
             "endpoint": self._settings.url,
         }
         promised = listed.get("outputSchema")
         if isinstance(promised, dict) and promised.get("type") == "object":
-            document["output_schema"] = promised
+            document["output_schema"] = without_nils(promised)
         findings = poison(document)
         document["dangerous"] = own not in self._settings.harmless or bool(findings)
         tool = tool_of_document(document, Source.MCP)

@@ -33,17 +33,20 @@ from fumehood.protocol import strict_json
 MAX_SCHEMA_NODES = 10_000
 """JSON values in one schema, at all levels."""
 
-DIALECTS = (
-    "https://json-schema.org/draft/2020-12/schema",
-    "http://json-schema.org/draft-07/schema",
+DIALECT = re.compile(
+    r"https?://json-schema\.org/(draft/2020-12/|draft/2019-09/|draft-0[467]/)?schema#?"
 )
-"""Accepted values of `$schema`."""
+"""Accepted values of `$schema`, all read as draft 2020-12. If an older draft means something else,
+as with `exclusiveMinimum: true` or a list of `items`, the schema is not valid by draft 2020-12, or
+the keyword is in `_NOT_OFFERED`. Draft 3 is not accepted: it has keywords that would be ignored.
+"""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 """Keywords that refer to another schema."""
 
 _LOCAL_REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*\Z")
 _NOT_OFFERED = {
+    "$recursiveRef": "draft 2020-12 calls it $dynamicRef",
     "dependencies": "draft 2020-12 calls it dependentRequired and dependentSchemas",
     "unevaluatedProperties": "use additionalProperties",
     "unevaluatedItems": "use items",
@@ -459,9 +462,9 @@ def schema_faults(schema: JsonObject, where: str) -> list[str]:
     if is_surely_sound(schema):
         return []
     faults = []
-    dialect = schema.get("$schema", DIALECTS[0])
-    if not isinstance(dialect, str) or dialect.rstrip("#") not in DIALECTS:
-        faults.append(f"{where}: $schema is neither draft 2020-12 nor draft 7")
+    dialect = schema.get("$schema")
+    if dialect is not None and not (isinstance(dialect, str) and DIALECT.fullmatch(dialect)):
+        faults.append(f"{where}: $schema is not one of the drafts 4, 6, 7, 2019-09 and 2020-12")
     meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
     for error in meta.iter_errors(schema):
         path = ".".join([where, *map(str, error.absolute_path)])
@@ -533,6 +536,47 @@ def _reference_faults(target: str, path: str, resolver: Any) -> Iterator[str]:
         resolver.lookup(target)
     except (Unresolvable, ValueError):
         yield f"{path}: has no target"
+
+
+# -- schemas of other languages' encoders ------------------------------------------------------
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_SCHEMAS = frozenset({
+    "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
+})  # fmt: skip
+
+
+def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
+    """Return a schema without keywords that are nil in the language that encoded it.
+
+    Go writes `null` for a missing list, PHP `[]` for an empty object, and Lua `{}` for an empty
+    list. Values that a keyword compares with, such as `const: null`, stay.
+    """
+    if schema in (None, []):
+        return {}
+    if not isinstance(schema, dict) or not levels:
+        return schema
+    found: JsonObject = {}
+    for keyword, said in schema.items():
+        if _is_nil(keyword, said):
+            continue
+        if keyword in _MAPS and isinstance(said, dict):
+            said = {name: without_nils(each, levels - 1) for name, each in said.items()}
+        elif keyword in _LISTS and isinstance(said, list):
+            said = [without_nils(each, levels - 1) for each in said]
+        elif keyword in _SCHEMAS:
+            said = without_nils(said, levels - 1)
+        found[keyword] = said
+    return found
+
+
+def _is_nil(keyword: str, said: Any) -> bool:
+    if keyword in ("const", "default"):
+        return False
+    if keyword in _LISTS | {"enum", "examples", "required"}:
+        return said in (None, {})
+    return said is None or (keyword in _MAPS | _SCHEMAS and said == [])
 
 
 # -- the fast path for common schemas ------------------------------------------------------

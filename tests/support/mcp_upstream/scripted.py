@@ -23,6 +23,15 @@ def tools():
         schema = {"type": "object", "properties": {"other": {"type": "integer"}}}
     text = POISON if MODE == "poisons" else "Echo a text."
     listed = [{"name": "echo", "description": text, "inputSchema": schema}]
+    if MODE == "nils":  # as Go and PHP write them
+        schema = {
+            "$schema": "http://json-schema.org/draft-04/schema#", "type": "object",
+            "properties": {"text": {"type": "string", "enum": None}}, "required": None,
+        }  # fmt: skip
+        nils = dict.fromkeys(["title", "description", "outputSchema", "annotations"])
+        listed = [{"name": "echo", "inputSchema": schema, **nils}]
+        listed += [{"name": "none", "inputSchema": {"type": "object", "properties": []}}]
+        listed += [{"name": "left_out", "inputSchema": {"type": "object", "required": 5}}, None]
     if MODE == "collides":
         listed += [{**listed[0], "name": "a.b"}, {**listed[0], "name": "a_b"}, {"name": 7}, 5]
         listed += [{"name": "broken", "inputSchema": {"type": "array"}}]
@@ -63,6 +72,12 @@ def call(number, arguments):
         return
     if MODE == "nonsense":
         send(id=number, result={"content": "no list"})
+        return
+    if MODE == "nils":
+        text = {"type": "text", "text": arguments.get("text", "")}
+        send(
+            id=number, result={"content": [text, {"type": "image", "data": None}], "isError": None}
+        )
         return
     if MODE == "not-json":  # as Python writes it
         send(id=number, result={"content": [], "structuredContent": {"n": float("nan")}})

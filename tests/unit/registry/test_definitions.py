@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from fumehood.core.arguments import ARGUMENTS
+from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.registry.definitions import (
     METHODS,
     InvalidDefinition,
     parse_definition,
     rest_faults,
 )
-from fumehood.registry.json_schema import CompiledSchema, schema_faults
+from fumehood.registry.json_schema import CompiledSchema, schema_faults, without_nils
 from support.definitions import expression_document, rest_document
 
 
@@ -204,6 +205,12 @@ def test_definition_that_does_not_fit_is_refused_by_name(
             for schema in (
                 {"$schema": "https://json-schema.org/draft/2020-12/schema"},
                 {"$schema": "http://json-schema.org/draft-07/schema#"},
+                {"$schema": "http://json-schema.org/draft-06/schema#"},
+                {"$schema": "http://json-schema.org/draft-04/schema#"},
+                {"$schema": "https://json-schema.org/draft/2019-09/schema"},
+                {"$schema": "http://json-schema.org/schema#"},
+                {"$schema": "http://json-schema.org/draft-04/schema", "definitions": {"a": {}},
+                 "properties": {"expression": {"$ref": "#/definitions/a"}}},
                 {"$defs": {"a": {}}, "properties": {"expression": {"$ref": "#/$defs/a"}}},
                 {"definitions": {"a": {}}, "properties": {"expression": {"$ref": "#/definitions/a"}}},
                 {"properties": {"expression": {"pattern": "^(a+)+$"}}},
@@ -359,13 +366,21 @@ def test_faults_in_a_parameter_list_are_listed() -> None:
         ({"properties": {"expression": {"patternProperties": {"[": {}}}}}, "RE2"),
         ({"properties": {"expression": {"pattern": "a{2000}"}}}, "RE2"),
         ({"properties": {"expression": {"unevaluatedProperties": False}}}, "unevaluatedProperties"),
-        (
-            {
-                "$schema": "http://json-schema.org/draft-04/schema#",
-                "properties": {"expression": {}},
-            },
-            "neither draft 2020-12 nor draft 7",
+        *(
+            ({"$schema": f"http://json-schema.org/{draft}/schema#", **schema}, words)
+            for draft, schema, words in (
+                ("draft-03", {}, "not one of the drafts"),
+                ("draft-05", {}, "not one of the drafts"),
+                ("draft-04", {"properties": {"a": {"exclusiveMinimum": True}}}, "not a valid"),
+                ("draft-04", {"properties": {"a": {"items": [{}]}}}, "not a valid"),
+                ("draft-04", {"properties": {"a": {"required": True}}}, "not a valid"),
+                ("draft-06", {"dependencies": {"a": ["b"]}}, "dependentRequired"),
+                ("draft/2019-09", {"properties": {"a": {"$recursiveRef": "#"}}}, "$dynamicRef"),
+                ("draft/2019-09", {"unevaluatedProperties": False}, "additionalProperties"),
+            )
         ),
+        ({"$schema": "http://json-schema.org.example/draft-04/schema#"}, "not one of the drafts"),
+        ({"$schema": "https://example.org/schema"}, "not one of the drafts"),
     ],
 )
 def test_unsound_schema_is_refused_with_its_path(
@@ -424,6 +439,43 @@ def test_draft_7_keyword_is_enforced_or_refused() -> None:
     assert schema_faults(parameters, "parameters") or CompiledSchema(parameters).violations(
         {"expression": {"a": 1}}
     )
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (None, {}),
+        ([], {}),
+        ({"type": "object", "properties": None, "required": None}, {"type": "object"}),
+        ({"type": "object", "properties": [], "required": {}}, {"type": "object"}),
+        (
+            {"properties": {"a": {"type": "string", "enum": None, "description": None}, "b": None}},
+            {"properties": {"a": {"type": "string"}, "b": {}}},
+        ),
+        (
+            {"properties": {"a": {"items": None, "anyOf": [{"required": None}, {"type": "null"}]}}},
+            {"properties": {"a": {"anyOf": [{}, {"type": "null"}]}}},
+        ),
+        ({"additionalProperties": [], "items": {"title": None}}, {"items": {}}),
+        ({"$defs": {"x": {"required": None}}, "$schema": None}, {"$defs": {"x": {}}}),
+        # Values that are compared, and names of properties, are no keywords.
+        ({"const": None, "default": None}, {"const": None, "default": None}),
+        ({"enum": [None, []], "required": ["a"]}, {"enum": [None, []], "required": ["a"]}),
+        (
+            {"properties": {"required": {}, "const": {"const": []}}, "additionalProperties": False},
+            {"properties": {"required": {}, "const": {"const": []}}, "additionalProperties": False},
+        ),
+    ],
+)
+def test_nils_of_other_encoders_are_absent(schema: Any, expected: Any) -> None:
+    assert without_nils(schema) == expected
+
+
+def test_nils_are_left_in_a_schema_that_is_too_deep_to_be_accepted() -> None:
+    schema: dict[str, Any] = {"required": None}
+    for _ in range(MAX_SCHEMA_DEPTH):
+        schema = {"not": schema}
+    assert schema_faults(without_nils(schema), "parameters")
 
 
 # -- REST and MCP tools --------------------------------------------------------------------
