@@ -150,6 +150,7 @@ async def test_malformed_answer_fails_only_its_own_call() -> None:
     codes = {
         "good": "OK", "foreign": "OK", "nonsense": "EXECUTION_ERROR",
         "neither": "EXECUTION_ERROR", "not-json": "EXECUTION_ERROR", "asks-much": "OK",
+        "nils": "OK",
     }  # fmt: skip
     servers = {mode.replace("-", "_"): server(SCRIPTED, mode) for mode in codes}
     async with serving(count=len(codes), **servers) as engine:
@@ -157,6 +158,18 @@ async def test_malformed_answer_fails_only_its_own_call() -> None:
             for _ in range(2):
                 answer = await engine.call(f"{name}__echo", {"text": "a"})
                 assert code_of(answer) == code, name
+
+
+async def test_nils_in_a_list_and_a_malformed_part_lose_nothing_else() -> None:
+    async with serving(tester=server(SCRIPTED, "nils")) as engine:
+        assert names(engine) == ["tester__echo", "tester__none"]
+        parameters = engine.tool("tester__echo").tool.parameters
+        assert parameters["properties"] == {"text": {"type": "string"}}
+        assert "required" not in parameters
+        answer = await engine.call("tester__echo", {"text": "a"})
+        assert (answer.success, answer.data) == (True, {"text": "a"})
+        (warning,) = answer.metadata.warnings
+        assert warning.startswith("Part 2 of the MCP server's result was left out")
 
 
 async def test_oversized_answer_fails_its_call_in_little_memory() -> None:
@@ -412,6 +425,155 @@ async def test_secret_header_reaches_its_server_and_is_redacted_in_answers(
     unbound = Config(mcp_servers={"other": one}, **settings)
     async with Engine(config=unbound) as engine:
         await until(lambda: "is not bound to the tool other" in server_of(engine, "other")._why)
+
+
+class ForgetfulServer(BaseHTTPRequestHandler):
+    """A server of the older era with sessions, which a test makes it forget."""
+
+    known: ClassVar[set[str]] = set()
+    begun: ClassVar[list[str]] = []
+    ran: ClassVar[list[str]] = []
+    refusal: ClassVar[tuple[int, Any]] = (404, None)
+    forgets: ClassVar[bool] = False
+    breaks_off: ClassVar[bool] = False
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, session = asked["method"], self.headers["mcp-session-id"]
+        results: dict[str, Any] = {
+            "initialize": {"protocolVersion": "2025-06-18", "capabilities": {}},
+            "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
+        }
+        if method == "initialize":
+            assert session is None
+            self.begun.append(f"session-{len(self.begun)}")
+            if not self.forgets:
+                self.known.add(self.begun[-1])
+        elif method in results and session not in self.known:
+            status, body = self.refusal
+            body = (
+                {**body, "id": asked["id"]} if isinstance(body, dict) and "id" not in body else body
+            )
+            self.answer(status, body)
+            return
+        if method == "tools/call":
+            self.ran.append(str(session))
+            if self.breaks_off:
+                self.close_connection = True
+                return
+        if method not in results:
+            self.answer(202 if "id" not in asked else 400, None)
+        else:
+            self.answer(200, {"jsonrpc": "2.0", "id": asked["id"], "result": results[method]})
+
+    def answer(self, status: int, message: Any) -> None:
+        body = b"" if message is None else json.dumps(message).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        if self.begun:
+            self.send_header("mcp-session-id", self.begun[-1])
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: Any) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+async def forgetful() -> AsyncIterator[tuple[Engine, type[ForgetfulServer]]]:
+    """An engine with a forgetful server, and the server."""
+
+    class Service(ForgetfulServer):
+        known: ClassVar[set[str]] = set()
+        begun: ClassVar[list[str]] = []
+        ran: ClassVar[list[str]] = []
+
+    service = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    thread = threading.Thread(target=service.serve_forever)
+    thread.start()
+    host = f"127.0.0.1:{service.server_port}"
+    try:
+        one = {"url": f"http://{host}/mcp", "harmless": EVERY}
+        async with serving(settings={"rest": {"allowed_hosts": [host]}}, plain=one) as engine:
+            await until(lambda: server_of(engine, "plain")._wire is not None)
+            yield engine, Service
+    finally:
+        service.shutdown()
+        thread.join()
+        service.server_close()
+
+
+NOT_FOUND = {"jsonrpc": "2.0", "error": {"code": -32001, "message": "Session not found"}}
+NOT_VALID = {"error": {"code": -32000, "message": "Bad Request: No valid session ID provided"}}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (404, None), (404, {**NOT_FOUND, "id": None}), (404, NOT_FOUND), (404, "no JSON-RPC"),
+        (400, {**NOT_VALID, "id": None}), (401, "Unauthorized: Session not found"),
+    ],
+    ids=["empty", "no-id", "own-id", "text", "bad-request", "unauthorized"],
+)  # fmt: skip
+async def test_forgotten_session_is_begun_again_and_the_call_runs_once(
+    refusal: Any, forgetful: tuple[Engine, type[ForgetfulServer]]
+) -> None:
+    engine, service = forgetful
+    service.refusal = refusal
+    service.known.clear()
+    answers = await asyncio.gather(*(engine.call("plain__echo") for _ in range(5)))
+    assert [answer.data for answer in answers] == [{"text": "done"}] * 5
+    assert service.begun == ["session-0", "session-1"]  # one of the five began it
+    assert service.ran == ["session-1"] * 5
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        ((404, {"error": {"code": -32602, "message": "No such tool"}}), "EXECUTION_ERROR"),
+        ((400, NOT_VALID), "EXECUTION_ERROR"),
+        ((400, {"error": {"message": "no"}, "id": None}), "EXECUTION_ERROR"),
+        ((500, "session"), "NETWORK_ERROR"),
+    ],
+    ids=["unknown-tool", "own-id", "other-words", "server-error"],
+)
+async def test_other_refusals_of_a_server_begin_no_session(
+    refusal: Any, code: str, forgetful: tuple[Engine, type[ForgetfulServer]]
+) -> None:
+    engine, service = forgetful
+    service.refusal = refusal
+    service.known.clear()
+    assert code_of(await engine.call("plain__echo")) == code
+    assert service.ran == []
+    assert service.begun == ["session-0"]
+
+
+async def test_server_that_forgets_every_session_gets_no_call(
+    forgetful: tuple[Engine, type[ForgetfulServer]],
+) -> None:
+    engine, service = forgetful
+    service.forgets = True
+    service.known.clear()
+    answer = await engine.call("plain__echo")
+    assert (code_of(answer), error_of(answer).retryable) == ("NETWORK_ERROR", True)
+    assert "ended before the call" in error_of(answer).message
+    assert (service.ran, len(service.begun)) == ([], 2)
+    service.forgets = False  # the twin: the next call has a session
+    assert (await engine.call("plain__echo")).data == {"text": "done"}
+
+
+async def test_call_that_may_have_arrived_is_not_repeated(
+    forgetful: tuple[Engine, type[ForgetfulServer]],
+) -> None:
+    engine, service = forgetful
+    service.breaks_off = True
+    service.known.clear()
+    answer = await engine.call("plain__echo")
+    assert (code_of(answer), error_of(answer).retryable) == ("NETWORK_ERROR", False)
+    assert "may or may not have taken effect" in error_of(answer).message
+    assert service.ran == ["session-1"]
 
 
 async def test_private_server_address_requires_allowed_hosts(address: str) -> None:

@@ -445,42 +445,79 @@ class HttpWire(Wire):
         self._upstreams = upstreams
         self._secrets = secrets
         self._session: str | None = None
+        self._renewing = asyncio.Lock()
 
     async def send(self, request: Request) -> JsonObject:
+        """Send a request and return its result. Raises as `ask`.
+
+        If the server has forgotten the session, a new one is begun and the request is repeated
+        once. *Source*: MCP 2025-11-25, "Session management".
+        """
+        session = self._session
+        with contextlib.suppress(_Forgotten):
+            return await self._send(request)
+        request.attempt.was_sent = False
+        async with self._renewing:
+            if session == self._session:
+                await self._renew()
+        try:
+            return await self._send(request)
+        except _Forgotten:
+            request.attempt.was_sent = False
+            raise Lost("it forgets every session") from None
+
+    async def _renew(self) -> None:
+        """Begin a new session. Raises Lost or EngineError."""
+        try:
+            await self.negotiate(skip_probe=True)
+        except RpcError as refusal:
+            raise Lost(f"it has forgotten the session and begins no other ({refusal})") from None
+
+    async def _send(self, request: Request) -> JsonObject:
         number, body, future = self._begin(request)
         waiting = {number: request}
         try:
-            answer = await self._post(body, request, waiting)
+            with contextlib.suppress(_Answered):
+                answer = await self._post(body, request, waiting)
+                if not future.done():
+                    self._without_result(answer, waiting)
+            return await future
         except asyncio.CancelledError:
             if self.version != MODERN and request.method == "tools/call":
                 with anyio.CancelScope(shield=True), anyio.move_on_after(STOP_S):
                     await self.notify("notifications/cancelled", {"requestId": number})
             raise
-        except _Answered:
-            answer = None
         finally:
             _retrieve(future)
-        if not future.done():
-            assert answer is not None
-            self._without_result(answer, waiting)
-        return await future
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
         """Read an answer's body in which no result has been found yet.
 
         Raises:
-            NetworkError, Lost, RpcError: there is no result in it either.
+            NetworkError, RpcError: there is no result in it either.
+            _Forgotten: the server does not know the session.
         """
         with contextlib.suppress(ValueError):
             self._hear(strict_json.loads(answer.body), waiting)
         (request,) = waiting.values()
-        if request.future is not None and request.future.done():
+        is_answered = request.future is not None and request.future.done()
+        if request.method != "initialize" and self._is_forgotten(answer, is_answered=is_answered):
+            raise _Forgotten
+        if is_answered:
             return
         if answer.status >= 500 and request.method != "server/discover":
             raise NetworkError(f"The MCP server answered with the status {answer.status}.")
-        if answer.status == 404 and self._session is not None:
-            raise Lost("it has forgotten the session")
         raise RpcError(f"the status {answer.status} without a result")
+
+    def _is_forgotten(self, answer: UpstreamAnswer, *, is_answered: bool) -> bool:
+        """Whether the server refused a request unread because it does not know its session."""
+        if self._session is None or self.version == MODERN:
+            return False
+        names_it = b"session" in answer.body.lower()
+        if answer.status == 404:
+            return names_it or not is_answered
+        # Not the specification's statuses, but those of servers made after the SDKs' examples.
+        return answer.status in (400, 401) and names_it and not is_answered
 
     async def notify(self, method: str, params: JsonObject) -> None:
         body = {"jsonrpc": "2.0", "method": method, "params": params}
@@ -503,7 +540,7 @@ class HttpWire(Wire):
             headers["mcp-name"] = _header(name)
         if request.method != "initialize":
             headers["mcp-protocol-version"] = self.version or MODERN
-        if self._session is not None:
+        if self._session is not None and request.method != "initialize":
             headers["mcp-session-id"] = self._session
         reader = _Reader(lambda message: self._hear(message, waiting), values, request.max_bytes)
 
@@ -524,7 +561,13 @@ class HttpWire(Wire):
         session = answer.headers.get("mcp-session-id")
         if session and is_header_value(session):
             self._session = session
+        elif request.method == "initialize" and answer.status < 300:
+            self._session = None
         return answer
+
+
+class _Forgotten(Exception):
+    """The server does not know the session, so it has not processed the request."""
 
 
 class _Answered(Exception):
