@@ -76,7 +76,7 @@ def action_of(
         "place": place,
         "limits": _limits(plan),
         "network": _network(plan, sends),
-        "secrets": (sends or {}).get("secrets", []),
+        "secrets": sorted((sends or {}).get("secrets", ())),
         **({} if sends is None else {"sends": digest_of(sends)}),
         "cost_ceiling": money(tool.cost_per_use),
         **context_of(permitted.request),

@@ -108,6 +108,15 @@ def place_in_words(approval: Approval) -> str:
     return "On this machine without a sandbox, with the rights of the engine's user"
 
 
+def network_in_words(approval: Approval) -> str:
+    """Describe what the call reaches; empty if that is unknown, or is its request alone."""
+    network = (approval.binding or {}).get("network")
+    if network != "of the host":
+        return network or ""
+    is_request = "url" in (approval.sends or {}) or approval.tool == NET_TOOL
+    return "" if is_request else "all that this machine reaches"
+
+
 def sends_in_words(approval: Approval) -> str:
     """Describe in brief to whom the call sends something; empty if it is not known to."""
     sends = approval.sends or {}

@@ -51,6 +51,7 @@ from fumehood.approvals.wording import (
     hidden_in,
     is_outside,
     is_shown,
+    network_in_words,
     outlived_in_words,
     place_in_words,
     preview_in_words,
@@ -614,12 +615,11 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _place(approval: Approval) -> Iterator[tuple[str, str]]:
-    binding = approval.binding or {}
     if place := place_in_words(approval):
         yield "runs", place
-    if network := binding.get("network"):
+    if network := network_in_words(approval):
         yield "network", network
-    if names := binding.get("session_env"):
+    if names := (approval.binding or {}).get("session_env"):
         yield "with variables", ", ".join(names)
 
 
@@ -635,8 +635,8 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """Show a text of several lines as lines, anything else as JSON."""
-    if isinstance(value, str) and "\n" in value:
+    """Show a text of several lines, and the body of a request, as lines; anything else as JSON."""
+    if isinstance(value, str) and ("\n" in value or name == "body"):
         yield from ours(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from theirs(value, columns)
         return

@@ -12,14 +12,7 @@ from __future__ import annotations
 
 import ssl
 import zlib
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -93,18 +86,21 @@ class UpstreamRequest:
     def shown(self) -> JsonObject:
         """The request as an approver sees it, before `fill_secrets`: names of secrets, no values.
 
-        `secrets` has the names that will be filled in. A header may hold the text of a reference
-        that is not one, because an argument can have any text.
+        `secrets` tells where they will be filled in: name → `url` or headers. Another header may
+        hold the text of a reference, because an argument can have any text.
         """
         headers = (*self.headers, *self.secret_headers)
-        filled = (self.url, *(value for _, value in self.secret_headers))
+        places: dict[str, list[str]] = {}
+        for place, text in (("url", self.url), *self.secret_headers):
+            for name in SECRET_REFERENCE.findall(text):
+                places.setdefault(name, []).append(place)
         return {
             "method": self.method,
             "url": self.url,
             "host": Origin.of(self.url).shown,
             "headers": dict(headers),
             **(shown_body(self.body) if self.body else {}),
-            "secrets": secrets_in(filled),
+            "secrets": places,
         }
 
 
@@ -131,11 +127,6 @@ class UpstreamAnswer:
     def retry_after_ms(self) -> int | None:
         """The delay that the service requests, or None if it is missing or invalid."""
         return read_retry_after(self.headers.get("retry-after", ""), datetime.now(UTC))
-
-
-def secrets_in(texts: Iterable[str]) -> list[str]:
-    """Return the names of the secrets to which texts refer, sorted."""
-    return sorted({name for text in texts for name in SECRET_REFERENCE.findall(text)})
 
 
 class BodyTooLarge(Exception):

@@ -79,7 +79,7 @@ def test_change_that_affects_execution_changes_the_action_digest(
 
 
 def test_what_a_call_sends_its_secrets_and_its_hosts_are_part_of_the_action() -> None:
-    sends: JsonObject = {"server": "files", "command": ["a"], "secrets": ["key"]}
+    sends: JsonObject = {"server": "files", "command": ["a"], "secrets": {"key": ["url"]}}
     first, other = _action(sends=sends), _action(sends={**sends, "command": ["b"]})
     assert first.document["secrets"] == ["key"]
     assert changed_fields(first.document, other.document) == ("sends",)

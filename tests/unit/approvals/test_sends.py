@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fumehood.approvals.model import StoredApproval, StoredRequest, own_view
-from fumehood.approvals.wording import hidden_in, place_in_words
+from fumehood.approvals.wording import hidden_in, network_in_words, place_in_words
 from fumehood.cli.approvals import MARK, approval_lines
 from fumehood.core.errors import ArgumentsRefused, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
@@ -67,7 +67,7 @@ def test_approver_sees_the_request_of_a_rest_tool_with_names_of_secrets() -> Non
             "accept": "application/json, */*;q=0.5", "content-type": "application/json",
         },
         "body": '{"item":"tea"}',
-        "secrets": ["shop_key", "who"],
+        "secrets": {"who": ["url"], "shop_key": ["authorization"]},
     }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_argument_cannot_pass_for_a_secret() -> None:
     )  # fmt: skip
     shown = sends(plain, {"at": "${secret:who}", "note": "Bearer ${secret:who}"})
     assert shown is not None
-    assert shown["secrets"] == []
+    assert shown["secrets"] == {}
     assert "${secret" not in shown["url"]
 
 
@@ -150,7 +150,7 @@ MCP: Mapping[str, tuple[JsonObject, JsonObject]] = MappingProxyType({
     "by its address": (
         {"url": "https://m.example/mcp", "headers": {"authorization": "Bearer ${secret:key}"}},
         {"method": "POST", "url": "https://m.example/mcp", "host": "m.example",
-         "headers": {"authorization": "Bearer ${secret:key}"}, "secrets": ["key"]},
+         "headers": {"authorization": "Bearer ${secret:key}"}, "secrets": {"key": ["authorization"]}},
     ),
 })  # fmt: skip
 
@@ -177,7 +177,7 @@ def test_mcp_tool_without_a_configured_server_asks_nobody() -> None:
 HOSTILE = '\x1b[2J\u202e"}<script>\n  method: GET\x9b'
 REQUEST: JsonObject = {
     "method": "POST", "url": "https://shop.example/v1/orders", "host": "shop.example",
-    "headers": {"x-note": HOSTILE, HOSTILE: "1"}, "body": HOSTILE, "secrets": ["shop_key"],
+    "headers": {"x-note": HOSTILE, HOSTILE: "1"}, "body": HOSTILE, "secrets": {"shop_key": ["authorization"]},
 }  # fmt: skip
 ON_HOST = {"placement": "host", "network": "of the host", "limits": {}, "place": None}
 
@@ -189,7 +189,7 @@ def test_terminal_shows_the_request_and_escapes_what_others_wrote() -> None:
     assert lines[start : start + 3] == [
         '  method: "POST"', '  url: "https://shop.example/v1/orders"', '  host: "shop.example"',
     ]  # fmt: skip
-    assert '  secrets: ["shop_key"]' in lines
+    assert '  secrets: {"shop_key": ["authorization"]}' in lines
     assert sum(line.startswith("  method: ") for line in lines) == 1
     assert not any("\x1b" in line or "\u202e" in line or "\x9b" in line for line in lines)
     assert any(line.startswith(MARK) and "method: GET" in line for line in lines)
@@ -241,3 +241,13 @@ PLACES = (
 @pytest.mark.parametrize(("fields", "words"), PLACES)
 def test_place_is_a_fact_that_a_person_can_use(fields: dict[str, Any], words: str) -> None:
     assert place_in_words(approval(**{"binding": ON_HOST, **fields})) == words
+
+
+def test_network_is_shown_if_a_call_reaches_more_than_its_request() -> None:
+    for fields in ({"sends": REQUEST}, {"tool": "net"}, {"binding": None}):
+        assert network_in_words(approval(**{"binding": ON_HOST, **fields})) == ""
+    function = approval(binding=ON_HOST)
+    assert network_in_words(function) == "all that this machine reaches"
+    program = approval(binding={"network": "by the gateway: a.example"})
+    assert network_in_words(program) == "by the gateway: a.example"
+    assert network_in_words(approval(binding={"network": "none"})) == "none"

@@ -23,7 +23,12 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.approvals.wording import context_in, outlived_in_words, place_in_words
+from fumehood.approvals.wording import (
+    context_in,
+    network_in_words,
+    outlived_in_words,
+    place_in_words,
+)
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
@@ -324,7 +329,7 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     facts = [
         ("Runs", place_in_words(approval)),
         ("Limits", limits_in_words(binding.get("limits") or {})),
-        ("Network", binding.get("network")),
+        ("Network", network_in_words(approval)),
         ("Variables of its session", ", ".join(binding.get("session_env") or ())),
         ("Costs up to", money(binding.get("cost_ceiling") or "0")),
     ]  # fmt: skip
