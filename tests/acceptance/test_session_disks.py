@@ -13,12 +13,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from docker.errors import APIError
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
 from fumehood import Client, FumehoodError
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.sandbox.container.disks import Disks
+from fumehood.sandbox.container.docker_api import Docker, open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of, kill_container
 from support.wait import wait_until
@@ -35,13 +37,16 @@ class Disk:
         self.daemon = daemon
         self.home = home
         self.runtime = "runc"
-        self.id = self.told("sessions", "new", "--disk", str(mb), "--memory", "128", "--json")["id"]
+        made = self.told("sessions", "new", "--disk", str(mb), "--memory", "128", "--json")
+        assert "id" in made, (made, daemon.log)
+        self.id = made["id"]
 
     def told(self, *arguments: str) -> Any:
         done = subprocess.run(
             [str(FUMEHOOD), *arguments],
             env=self.daemon.environment, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
+        assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
     def shell(self, command: str) -> Any:
@@ -333,7 +338,35 @@ def test_next_daemon_removes_what_a_killed_one_left_of_a_disk(
     disk = Disk(start_daemon(home), home)
     disk.end()
     disk.id = "sess_left"
-    wait_until(lambda: disk.left == ([], [], []), deadline_s=60)
+    wait_until(lambda: disk.left == ([], [], []))
+
+
+@pytest.mark.anyio
+async def test_device_that_is_another_disks_by_now_is_not_freed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's late end frees a device after an engine has looked for it; then another engine
+    attaches its disk to it.
+    """
+    for name in ("mine", "others"):
+        (home / name).write_bytes(bytes(MB))
+    attach = ["losetup", "--find", "--show", str(home / "others")]
+    device = (await anyio.run_process(attach)).stdout.decode().strip()
+    disks = Disks(home, Docker({}))
+
+    async def seen_before(path: Path) -> list[str]:
+        return [device]
+
+    async def is_attached() -> bool:
+        listed = await anyio.run_process(["losetup", device], check=False)
+        return str(home / "others") in listed.stdout.decode()
+
+    monkeypatch.setattr(disks, "_devices", seen_before)
+    await disks.detach("mine")
+    assert await is_attached()
+    await disks.detach("others")
+    assert not await is_attached()
+    await disks.detach("others")  # it is free already
 
 
 @pytest.fixture

@@ -154,7 +154,11 @@ async def one_container(
         container.end("the test is over")
     finally:
         with anyio.CancelScope(shield=True), suppress(DockerError):
-            await docker.ask(lambda client: client.remove_container(name, force=True), 30)
+            await docker.ask(
+                "remove a container",
+                lambda client: client.remove_container(name, force=True),
+                30,
+            )
 
 
 @asynccontextmanager

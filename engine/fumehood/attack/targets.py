@@ -126,7 +126,9 @@ class Containers:
         return changes
 
     async def _ask(self, what: str, name: str) -> Any:
-        return await self.docker.ask(lambda client: getattr(client, what)(name), QUICK_S)
+        return await self.docker.ask(
+            "inspect a container", lambda client: getattr(client, what)(name), QUICK_S
+        )
 
 
 @dataclass(frozen=True, slots=True)

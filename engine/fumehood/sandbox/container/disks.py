@@ -11,8 +11,10 @@ through the mounted file system.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -29,6 +31,11 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.container.spec import INODES_PER_MB
 from fumehood.sandbox.wall import OnEvent, try_later
+
+LOOP_GET_STATUS64 = 0x4C05
+LOOP_CLR_FD = 0x4C01
+LOOP_INFO64_BYTES = 232
+"""*Source*: linux/loop.h. The information begins with the file's device and inode, 64 bits each."""
 
 PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup", "blockdev", "cp")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
@@ -79,10 +86,6 @@ class Disks:
         self._docker = docker
         self._turn = anyio.Lock()
         """Held while room is promised."""
-        self._detaching = anyio.Lock()
-        """Held between the look for a disk's device and its detachment: freed by somebody else
-        meanwhile, it could be that of another disk.
-        """
 
     def why_none(self) -> str | None:
         """Return why this engine cannot make disks, or None."""
@@ -125,8 +128,8 @@ class Disks:
         is_new: bool = False,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """Log why a disk could not be used, of which callers get only that. A new one is removed
-        if the block fails.
+        """Log why a disk could not be used; callers get the cause without names and paths. A new
+        one is removed if the block fails.
         """
         try:
             yield
@@ -139,7 +142,7 @@ class Disks:
             said = getattr(error, "stderr", None) or b""
             why = f"{error!r} {said.decode('utf-8', 'replace')}"
             self._on_event("disk.failed", {"disk": name, "not": what, "why": why})
-            words = f"The session's disk could not be {what}. Repeat the request."
+            words = f"The session's disk could not be {what}: {_cause(error)}. Repeat the request."
             raise try_later(words) from error
 
     async def copy(self, name: str, target: str) -> int:
@@ -251,9 +254,8 @@ class Disks:
         assert self._directory is not None
         await self._docker.remove_volume(name)
         path = self._directory / name
-        async with self._detaching:
-            for device in await self._devices(path):
-                await _run("losetup", "--detach", device)
+        for device in await self._devices(path):
+            await anyio.to_thread.run_sync(_free, device, path)
         return path
 
     async def remove(self, name: str) -> None:
@@ -282,6 +284,36 @@ class Disks:
     async def _try_to_remove(self, name: str) -> None:
         with suppress(*FAILURES):
             await self.remove(name)
+
+
+def _free(device: str, path: Path) -> None:
+    """Free the device of a file once nothing has it mounted, unless it is another file's by now: a
+    container's late end frees it, also between the look for it and this, and the next disk of any
+    engine on this host takes it. While it is open here, nobody can. *Source*: loop(4).
+    """
+    try:
+        with Path(device).open("rb", buffering=0) as opened:
+            found = fcntl.ioctl(opened, LOOP_GET_STATUS64, bytes(LOOP_INFO64_BYTES))
+            expected = path.stat()
+            if struct.unpack_from("=QQ", found) == (expected.st_dev, expected.st_ino):
+                fcntl.ioctl(opened, LOOP_CLR_FD)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.ENOENT):  # it is free, or being freed; or no disk
+            raise
+
+
+def _cause(error: BaseException) -> str:
+    """Return which step failed and how, without names and paths of the host."""
+    match error:
+        case DockerError():
+            return error.message.removesuffix(".")
+        case subprocess.CalledProcessError():
+            return f"{error.cmd} ended with status {error.returncode}"
+        case subprocess.TimeoutExpired():
+            return f"{error.cmd} took longer than {error.timeout:g} s"
+        case OSError(strerror=str(words)):
+            return words
+    return type(error).__name__
 
 
 def _give_all_its_room(path: Path, size: int) -> None:

@@ -50,7 +50,7 @@ QUICK_S = 5.0
 """Deadline of queries, in seconds."""
 
 SLOW_S = 20.0
-"""Deadline in seconds of requests that remove something, enough for a busy disk."""
+"""Deadline in seconds of requests that Docker writes down, enough for a busy disk."""
 
 LAUNCH_S = 25.0
 """Deadline in seconds of the three requests that start a container, enough for a busy disk."""
@@ -76,11 +76,13 @@ class DockerError(Exception):
     The text is for the operator: it may quote Docker, including paths of the host.
     """
 
-    message = "Docker did not do what it was asked for."
-    """The text for callers, without paths of the host."""
+    message = "A request to Docker failed."
+    """The text for callers, without paths of the host. `Docker.ask` says which request and why."""
     remedy = "Its log and the engine's say more."
     heals = True
     """Whether the error may disappear without an operator, for example after a restart."""
+    reason = ""
+    """Docker's answer for callers, if it refused a request: the status, and a known cause."""
 
 
 class DockerUnreachable(DockerError):
@@ -168,7 +170,7 @@ class Docker:
 
     async def info(self) -> JsonObject:
         """Return the daemon's description of itself and its host."""
-        return await self.ask(lambda client: client.info(), QUICK_S)
+        return await self.ask("describe itself", lambda client: client.info(), QUICK_S)
 
     async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
         """Create a container, attach to its streams and start it.
@@ -180,6 +182,7 @@ class Docker:
             DockerWarned: Docker could not apply a setting; the container was not started.
         """
         return await self.ask(
+            "start a container",
             lambda client: _launch(client, body, name),
             LAUNCH_S,
             unwanted=lambda launched: launched[1].close(),
@@ -195,6 +198,7 @@ class Docker:
             DockerNotFound, DockerConflict: the container is gone, or not running.
         """
         return await self.ask(
+            "start a program in a container",
             lambda client: _launch_in(client, container_id, command),
             LAUNCH_S,
             unwanted=lambda launched: launched[0].close(),
@@ -203,7 +207,9 @@ class Docker:
     async def inspect(self, container_id: str) -> JsonObject:
         """Return Docker's description of a container. Raises DockerNotFound."""
         found: JsonObject = await self.ask(
-            lambda client: client.inspect_container(container_id), QUICK_S
+            "describe a container",
+            lambda client: client.inspect_container(container_id),
+            QUICK_S,
         )
         return found
 
@@ -221,7 +227,9 @@ class Docker:
         for pause_s in (*FREEZE_PAUSES_S, None):
             try:
                 with suppress(DockerConflict):
-                    await self.ask(lambda client: client.pause(container_id), QUICK_S)
+                    await self.ask(
+                        "pause a container", lambda client: client.pause(container_id), QUICK_S
+                    )
                 return
             except DockerError as error:
                 if pause_s is None or type(error) is not DockerError:
@@ -235,7 +243,9 @@ class Docker:
             DockerNotFound: the container is gone.
         """
         try:
-            await self.ask(lambda client: client.unpause(container_id), QUICK_S)
+            await self.ask(
+                "continue a container", lambda client: client.unpause(container_id), QUICK_S
+            )
         except DockerError:
             if (await self.state(container_id)).get("Paused"):
                 raise
@@ -243,8 +253,9 @@ class Docker:
     async def create_volume(self, name: str, options: Mapping[str, str]) -> None:
         """Create a volume of the driver `local`; `options` are those of mount(8)."""
         await self.ask(
+            "create a volume",
             lambda client: client.create_volume(name, driver="local", driver_opts=dict(options)),
-            QUICK_S,
+            SLOW_S,
         )
 
     async def remove_volume(self, name: str) -> None:
@@ -254,19 +265,23 @@ class Docker:
             DockerConflict: a container uses it.
         """
         with suppress(DockerNotFound):
-            await self.ask(lambda client: client.remove_volume(name), SLOW_S)
+            await self.ask("remove a volume", lambda client: client.remove_volume(name), SLOW_S)
 
     async def remove(self, container_id: str) -> None:
         """Kill and remove a container by id or name. A missing one counts as removed."""
         with suppress(DockerNotFound, DockerConflict):
             await self.ask(
-                lambda client: client.remove_container(container_id, v=True, force=True), SLOW_S
+                "remove a container",
+                lambda client: client.remove_container(container_id, v=True, force=True),
+                SLOW_S,
             )
 
     async def list(self, label: str) -> list[Listed]:
         """Return all containers with a label (`name` or `name=value`), including stopped ones."""
         found = await self.ask(
-            lambda client: client.containers(all=True, filters={"label": [label]}), QUICK_S
+            "list containers",
+            lambda client: client.containers(all=True, filters={"label": [label]}),
+            QUICK_S,
         )
         return [
             Listed(
@@ -280,12 +295,13 @@ class Docker:
 
     async def ask(
         self,
+        asked: str,
         call: Callable[[Any], Answer],
         deadline_s: float,
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call of the low-level client in a thread.
+        """Run a call of the low-level client in a thread. `asked` completes "Docker did not …".
 
         Raises:
             DockerError: Docker cannot be used, or the request failed.
@@ -299,13 +315,17 @@ class Docker:
         try:
             return await self._threads.run(ask, deadline_s, unwanted=unwanted)
         except TimeoutError:
-            raise DockerTimeout(f"Docker did not answer within {deadline_s:g} s.") from None
+            late = DockerTimeout(f"Docker did not {asked} within {deadline_s:g} s.")
+            late.message = str(late)
+            raise late from None
         except EngineError:
             raise
         except Exception as error:
             typed = _typed(error)
             if isinstance(typed, DockerUnreachable):
                 self._client, failure = None, typed
+            elif typed.reason:
+                typed.message = f"Docker did not {asked}: {typed.reason}."
             raise typed from None
         finally:
             self.failure = failure
@@ -446,15 +466,39 @@ def _typed_answer(error: Exception) -> DockerError:
     from requests import exceptions
 
     words = str(getattr(error, "explanation", None) or type(error).__name__)
-    if isinstance(error, errors.NotFound):
-        return DockerNotFound(words)
-    if isinstance(error, errors.APIError) and error.status_code == 409:
-        return DockerConflict(words)
     if any(isinstance(one, exceptions.Timeout) for one in _causes(error)):
         return DockerTimeout("Docker was silent for too long.")
     if isinstance(error, exceptions.ConnectionError):
         return DockerNotRunning("Docker broke the connection off.")
-    return DockerError(f"Docker refused: {words}")
+    if isinstance(error, errors.NotFound):
+        typed: DockerError = DockerNotFound(words)
+    elif isinstance(error, errors.APIError) and error.status_code == 409:
+        typed = DockerConflict(words)
+    else:
+        typed = DockerError(f"Docker refused: {words}")
+    status = getattr(error, "status_code", None)
+    said = (
+        f"it answered with status {status}" if status else f"{type(error).__name__} in the client"
+    )
+    cause = _known_cause(words)
+    typed.reason = f"{said}, {cause}" if cause else said
+    return typed
+
+
+KNOWN_CAUSES = frozenset(
+    {os.strerror(number).lower() for number in errno.errorcode}
+    | {"context canceled", "context deadline exceeded", "signal: killed", "unexpected eof"}
+)
+"""Endings of Docker's explanations that callers may read, because they name nothing of the host:
+errors of system calls, and those of Go's libraries.
+"""
+
+
+def _known_cause(words: str) -> str | None:
+    """The last known cause in Docker's explanation, which begins with the outermost failure."""
+    words = words.lower()
+    found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
+    return max(found, key=lambda one: (one[0], len(one[1])), default=(0, None))[1]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

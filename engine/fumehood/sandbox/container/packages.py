@@ -147,7 +147,9 @@ class PackageLayers:
         from fumehood.sandbox.images.catalog import find_layer
 
         try:
-            return await self._docker.ask(lambda client: find_layer(client, base, lock), QUICK_S)
+            return await self._docker.ask(
+                "find an image", lambda client: find_layer(client, base, lock), QUICK_S
+            )
         except DockerError as error:
             raise try_later(f"{error.message} {error.remedy}") from None
 
@@ -240,7 +242,7 @@ class PackageLayers:
         if self._settings.allow:
             from fumehood.sandbox.images.build import sweep_builders
 
-            await self._docker.ask(sweep_builders, QUICK_S)
+            await self._docker.ask("list containers", sweep_builders, QUICK_S)
 
 
 def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> Lock:

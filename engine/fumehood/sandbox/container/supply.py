@@ -123,7 +123,9 @@ def image_finder(own: Path | None = None) -> FindImage:
         # Imported here: it loads Docker's package, which an engine without Docker never does.
         from fumehood.sandbox.images.catalog import find_image
 
-        return await docker.ask(lambda client: find_image(client, name, own=own), QUICK_S)
+        return await docker.ask(
+            "find an image", lambda client: find_image(client, name, own=own), QUICK_S
+        )
 
     return find_in
 

@@ -243,12 +243,14 @@ class ContainerWall(HasImages):
 
         found = await self._find(image)
         with for_callers():
-            await self._docker.ask(save, TRANSFER_S)
+            await self._docker.ask("save an image", save, TRANSFER_S)
 
     async def load_image(self, file: IO[bytes]) -> None:
         """Add an image that was saved. Raises SandboxUnavailable."""
         with for_callers():
-            await self._docker.ask(lambda client: list(client.load_image(file)), TRANSFER_S)
+            await self._docker.ask(
+                "load an image", lambda client: list(client.load_image(file)), TRANSFER_S
+            )
 
     async def until_host_is_known(self) -> None:
         """Query Docker, unless it was queried. Raises SandboxUnavailable."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
 from collections import namedtuple
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from fumehood.core.errors import SandboxUnavailable
@@ -80,17 +81,29 @@ async def test_simultaneous_disks_share_the_room(made: Disks, tmp_path: Path) ->
     assert (len(refused), len(listed(tmp_path))) == (7, 3)
 
 
-async def test_failed_disk_leaves_nothing(
-    made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/home/of/somebody"), "No space left on device"),
+        (OSError("/home/of/somebody is broken"), "OSError"),
+        (subprocess.CalledProcessError(4, "debugfs", stderr=b"/home/of/somebody"), "debugfs ended with status 4"),
+        (subprocess.TimeoutExpired("debugfs", 20.0), "debugfs took longer than 20 s"),
+    ],
+)  # fmt: skip
+async def test_failed_disk_leaves_nothing_and_its_error_says_what_failed(
+    made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, cause: str
 ) -> None:
     async def fail(program: str, *arguments: str, told: str = "", most_status: int = 0) -> str:
         if program == "debugfs":
-            raise OSError("broken")
+            raise fault
         return ""
 
     monkeypatch.setattr(disks, "_run", fail)
-    with pytest.raises(SandboxUnavailable, match="could not be made"):
+    with pytest.raises(SandboxUnavailable) as refused:
         await made.make("a", 20)
+    assert refused.value.message == (
+        f"The session's disk could not be made: {cause}. Repeat the request."
+    )
     assert listed(tmp_path) == []
 
 
@@ -118,27 +131,3 @@ def test_engine_says_why_it_has_no_disks(
     )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "root" in str(Disks(tmp_path, docker).why_none())
-
-
-async def test_simultaneous_removals_never_detach_another_disk(
-    made: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As soon as a device is free, it is another disk's."""
-    await made.make("a", 20)
-    device_of, detached = {"a": "/dev/loop5"}, []
-
-    async def run(program: str, *arguments: str, **options: object) -> str:
-        await anyio.lowlevel.checkpoint()
-        if "--detach" in arguments:
-            detached.append(next(name for name, one in device_of.items() if one in arguments))
-            del device_of[detached[-1]]
-            device_of["b"] = "/dev/loop5"
-        found = device_of.get(Path(arguments[-1]).name)
-        await anyio.lowlevel.checkpoint()
-        return f"{found}: []: ({arguments[-1]})\n" if found else ""
-
-    monkeypatch.setattr(disks, "_run", run)
-    async with anyio.create_task_group() as group:
-        for _ in range(2):
-            group.start_soon(made.remove, "a")
-    assert detached == ["a"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import UnixStreamServer
@@ -18,9 +19,11 @@ from fumehood.sandbox.bounded_threads import BoundedThreads
 from fumehood.sandbox.container.docker_api import (
     FREEZE_PAUSES_S,
     Docker,
+    DockerConflict,
     DockerError,
     DockerNotFound,
     DockerNotSupported,
+    DockerTimeout,
 )
 
 pytestmark = pytest.mark.anyio
@@ -86,14 +89,29 @@ async def test_docker_address_without_stream_support_is_refused(
     assert isinstance(docker.failure, DockerNotSupported)
 
 
-class _Upgrading(BaseHTTPRequestHandler):
+class _Speaking(BaseHTTPRequestHandler):
+    """Docker, as far as a client asks it for its version."""
+
+    def do_GET(self) -> None:
+        self._answer({"ApiVersion": "1.41"})
+
+    def _answer(self, value: dict[str, str], status: bytes = b"200 OK") -> None:
+        body = json.dumps(value).encode()
+        head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        self.wfile.write(head + body)
+
+    def address_string(self) -> str:
+        return "a Unix socket"
+
+    def log_message(self, *said: object) -> None:
+        """Print nothing."""
+
+
+class _Upgrading(_Speaking):
     """Docker, as far as it is needed to run a command in a container."""
 
     said = b""
     """What is sent together with the head of the stream's response."""
-
-    def do_GET(self) -> None:
-        self._answer({"ApiVersion": "1.41"})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -103,39 +121,28 @@ class _Upgrading(BaseHTTPRequestHandler):
         else:
             self._answer({"Id": "made"})
 
-    def _answer(self, value: dict[str, str]) -> None:
-        body = json.dumps(value).encode()
-        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
-    def address_string(self) -> str:
-        return "a Unix socket"
+@contextmanager
+def serving(tmp_path: Path, handler: type[_Speaking]) -> Iterator[Docker]:
+    path = tmp_path / "docker.sock"
+    with UnixStreamServer(str(path), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Docker({"DOCKER_HOST": f"unix://{path}"})
+        server.shutdown()
 
-    def log_message(self, *said: object) -> None:
-        """Print nothing."""
 
-
-class _Freezing(BaseHTTPRequestHandler):
+class _Freezing(_Speaking):
     """Docker, which refuses to freeze a container some times."""
 
     refusals: ClassVar[list[int]] = []
     """Statuses of the next answers."""
     asked = 0
 
-    def do_GET(self) -> None:
-        body = b'{"ApiVersion": "1.41"}'
-        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
     def do_POST(self) -> None:
         assert self.path.endswith("/containers/name/pause")
         type(self).asked += 1
         status = self.refusals.pop(0) if self.refusals else 204
         self.wfile.write(b"HTTP/1.1 %d Said\r\nContent-Length: 0\r\n\r\n" % status)
-
-    def address_string(self) -> str:
-        return "a Unix socket"
-
-    def log_message(self, *said: object) -> None:
-        """Print nothing."""
 
 
 @pytest.mark.parametrize(
@@ -158,13 +165,9 @@ async def test_container_that_could_not_be_frozen_is_frozen_by_another_attempt(
 ) -> None:
     monkeypatch.setattr(_Freezing, "refusals", refusals)
     monkeypatch.setattr(_Freezing, "asked", 0)
-    path = tmp_path / "docker.sock"
-    with UnixStreamServer(str(path), _Freezing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        docker = Docker({"DOCKER_HOST": f"unix://{path}"})
-        with nullcontext() if fault is None else pytest.raises(fault):
-            await docker.pause("name")
-        server.shutdown()
+    refusal = nullcontext() if fault is None else pytest.raises(fault)
+    with serving(tmp_path, _Freezing) as docker, refusal:
+        await docker.pause("name")
     assert _Freezing.asked == asked
 
 
@@ -173,15 +176,60 @@ async def test_stream_has_what_came_with_the_head_of_its_response(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Upgrading, "said", said)
-    path = tmp_path / "docker.sock"
-    with UnixStreamServer(str(path), _Upgrading) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        docker = Docker({"DOCKER_HOST": f"unix://{path}"})
+    with serving(tmp_path, _Upgrading) as docker:
         stream, begun = await docker.launch_in("name", ("relay",))
         with stream:
             stream.setblocking(True)
             stream.sendall(b"hello")
             rest = stream.recv(100, socket.MSG_WAITALL)
-        server.shutdown()
     assert begun + rest == said + b"hello"
+
+
+MOUNT_FAILED = (
+    "error while mounting volume '/srv/secret/volumes/v/_data': failed to mount local volume: mount "
+    "/dev/loop5:/srv/secret/volumes/v/_data, flags: 0x6: {}"
+)
+
+
+class _Refusing(_Speaking):
+    """Docker that refuses to create volumes."""
+
+    status, words = b"", ""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer({"message": self.words}, self.status)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "kind", "answer"),
+    [
+        (b"500 Error", MOUNT_FAILED.format("no such device or address"), DockerError,
+         "it answered with status 500, no such device or address"),
+        (b"500 Error", MOUNT_FAILED.format("no such device"), DockerError,
+         "it answered with status 500, no such device"),
+        (b"500 Error", "mount /dev/loop5: device or resource busy\nsee /srv/secret", DockerError,
+         "it answered with status 500, device or resource busy"),
+        (b"500 Error", "/srv/secret", DockerError, "it answered with status 500"),
+        (b"404 Missing", "no such volume: /srv/secret", DockerNotFound, "it answered with status 404"),
+        (b"409 Conflict", "/srv/secret is in use", DockerConflict, "it answered with status 409"),
+    ],
+)  # fmt: skip
+async def test_refused_request_is_named_with_its_answer_and_no_path_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: bytes, words: str,
+    kind: type[DockerError], answer: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_Refusing, "status", status)
+    monkeypatch.setattr(_Refusing, "words", words)
+    with serving(tmp_path, _Refusing) as docker, pytest.raises(DockerError) as refused:
+        await docker.create_volume("v", {})
+    assert type(refused.value) is kind
+    assert refused.value.message == f"Docker did not create a volume: {answer}."
+    assert words in str(refused.value)  # for the operator's log
+
+
+async def test_request_without_an_answer_is_named(tmp_path: Path) -> None:
+    docker = Docker({})
+    with pytest.raises(DockerTimeout) as late:
+        await docker.ask("list containers", lambda client: threading.Event().wait(20), 0.05)
+    assert late.value.message == "Docker did not list containers within 0.05 s."
