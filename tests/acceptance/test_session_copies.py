@@ -263,14 +263,14 @@ def test_docker_killed_at_any_moment_loses_no_file(
             docker.kill()
             docker.start()
             thread.join()
-            wait_until(lambda: reads_first(copies), 60)
+            wait_until(lambda: reads_first(copies))
         for one in client.sessions():
             if not one.state.is_over and one.id != mine and one.disk_mb:
-                wait_until(lambda one=one: reads_first(copies, one.id), 60)
+                wait_until(lambda one=one: reads_first(copies, one.id))
         for one in client.sessions():
             client.end_session(one.id)
-        wait_until(lambda: copies.disks == 0, 60)
-        wait_until(lambda: docker.containers() == [], 60)
+        wait_until(lambda: copies.disks == 0)
+        wait_until(lambda: docker.containers() == [])
         assert copies.devices == []
         client.close()
         assert copies.daemon.stop() == 0

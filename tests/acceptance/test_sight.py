@@ -319,7 +319,7 @@ def test_trace_of_approved_container_call_is_one_tree_across_restart(
     def answer() -> Any:
         return client.get(f"/v1/calls/{call_id}").body["data"]["envelope"]
 
-    wait_until(answer, 60)
+    wait_until(answer)
     assert answer()["success"], answer()["error"]
     call = collector.call("execute_tool run_python")
     assert call.parent_span_id.hex() == "b7ad6b7169203331"

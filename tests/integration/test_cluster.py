@@ -20,6 +20,7 @@ from fumehood.client import Client, ControlClient
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.sandbox.cluster import ray_membership
 from fumehood.sandbox.cluster.ray_membership import RayMembership
+from support.containers import remove_containers_of
 from support.ray_cluster import Cluster, running_cluster
 from support.wait import wait_until
 from tests.conftest import (
@@ -62,9 +63,10 @@ def daemon(cluster: Cluster) -> Iterator[Daemon]:
     )  # fmt: skip
     made.credential = credential
     wait_until_ready(made)
-    wait_until(lambda: joined(made) == 2, 40)
+    wait_until(lambda: joined(made) == 2)
     yield made
     assert made.stop() == 0, made.log
+    remove_containers_of(home)
     shutil.rmtree(home, ignore_errors=True)
 
 
@@ -90,7 +92,7 @@ def test_calls_run_on_nodes_and_sessions_outlive_an_engine_killed_in_a_call(
     def started() -> Daemon:
         made = start_daemon(home, variables=cluster.environment, cluster__address=cluster.address)
         made.credential = credential
-        wait_until(lambda: joined(made) == 2, 40)
+        wait_until(lambda: joined(made) == 2)
         return made
 
     daemon = started()
@@ -185,8 +187,8 @@ def test_node_whose_process_alone_is_killed_is_back_soon(daemon: Daemon, cluster
     ((bridge, _),) = bridges
     assert os.getsid(bridge) != os.getsid(daemon.process.pid)  # so that Ctrl-C does not end it
     cluster.actor_of(cluster.processes[-1]).kill()
-    wait_until(lambda: joined(daemon) == 1, 20)
-    wait_until(lambda: joined(daemon) == 2, 20)
+    wait_until(lambda: joined(daemon) == 1)
+    wait_until(lambda: joined(daemon) == 2)
     assert run(daemon.client(), "1")["success"]
 
 
@@ -212,7 +214,7 @@ def test_node_that_is_cut_off_ends_its_run_once_and_joins_again(
             assert (refused["code"], refused["retryable"]) == ("SANDBOX_UNAVAILABLE", True)
         finally:
             actor.resume()
-    wait_until(lambda: joined(daemon) == 2, 30)
+    wait_until(lambda: joined(daemon) == 2)
     found = run(daemon.client(), "open('/tmp/mark').read()", session_id=made)
     assert found["data"]["value"] in ("x", "xx")  # what was cut off ran once at most
     with Client(daemon.socket) as client:
@@ -240,7 +242,7 @@ def test_node_killed_in_a_call_ends_it_once_and_another_serves(
         time.sleep(1.5)
         cluster.kill(cluster.processes[-1])
         killed = time.monotonic()
-        wait_until(lambda: run(daemon.client(), "1")["success"], 20)
+        wait_until(lambda: run(daemon.client(), "1")["success"])
         assert time.monotonic() - killed < AGAIN_S
         answers = [one.result(timeout=40) for one in running]
     lost = [one for one in answers if not one["success"]]
@@ -260,7 +262,7 @@ def test_node_killed_in_a_call_ends_it_once_and_another_serves(
     assert [one["data"]["value"] for one in found] == ["one", "one"]
     assert sorted(one["data"]["session"]["state"] for one in found) == ["kept", "restored"]
     cluster.add()
-    wait_until(lambda: joined(daemon) == 2, 40)
+    wait_until(lambda: joined(daemon) == 2)
 
 
 def test_attack_cluster_without_token_that_others_reach_is_refused(

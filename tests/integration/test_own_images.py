@@ -90,7 +90,7 @@ def test_rebuild_uses_the_lock_and_only_a_successful_replacement_changes_the_ima
             return {found["Id"] for found in client.containers(all=True, filters={"name": BUILDER})}
 
     left = builders()  # those of other tests end by themselves
-    wait_until(lambda: not left & builders(), deadline_s=60)
+    wait_until(lambda: not left & builders())
     with closing(open_docker(timeout_s=DEADLINE_S)) as client:
         user = client.create_container(document["digest"], command=["true"])["Id"]
         try:

@@ -15,7 +15,7 @@ from conftest import AXE, CHROMIUM, FUMEHOOD, Daemon
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 """Chromium cannot use its sandbox as root."""
 
-WAIT_MS = 20_000
+WAIT_MS = 120_000
 expect.set_options(timeout=WAIT_MS)
 WIDE, NARROW = (1280, 800), (380, 780)
 VIOLATIONS = "violations-of-the-policy"
@@ -41,7 +41,7 @@ class Console:
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from docker.errors import APIError, NotFound
 
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.sandbox.container.docker_api import DockerError, open_docker
 from fumehood.sandbox.container.spec import LABEL_OWNER
 from fumehood.storage import directory
 
@@ -31,15 +31,42 @@ def containers_of(label: str) -> list[dict[str, Any]]:
         return [one for one in inspected if one["Created"][:19] >= _BEGUN]
 
 
+_OWNERS: set[str] = set()
+"""Owner ids of engines that have stopped."""
+
+
 def remove_containers_of(home: Path) -> None:
-    """Remove the containers with which sessions of a stopped engine would go on."""
-    if not (home / directory.FILE_NAME).exists():
+    """Remove the containers with which sessions of a stopped engine would go on. The directory is
+    its state, or holds the states of several.
+    """
+    owners = set()
+    for pattern in (directory.FILE_NAME, f"*/{directory.FILE_NAME}"):
+        for file in home.glob(pattern):
+            with suppress(OSError):  # a damaged one
+                owners.add(directory.owner_id(file.parent))
+    _OWNERS.update(owners)
+    _remove(owners)
+
+
+def remove_late_containers() -> None:
+    """Remove the containers of all those engines once more: one that was killed may have asked for
+    a container that Docker made only afterwards.
+    """
+    _remove(_OWNERS)
+
+
+def _remove(owners: set[str]) -> None:
+    if not owners:
         return
-    label = f"{LABEL_OWNER}={directory.owner_id(home)}"
-    with closing(open_docker(timeout_s=30)) as client:
-        for one in client.containers(all=True, filters={"label": [label]}):
-            with suppress(APIError):  # it is gone, or being removed
-                client.remove_container(one["Id"], force=True)
+    try:
+        client = open_docker(timeout_s=30)
+    except DockerError:  # this host has none
+        return
+    with closing(client):
+        for one in client.containers(all=True, filters={"label": [LABEL_OWNER]}):
+            if one["Labels"][LABEL_OWNER] in owners:
+                with suppress(APIError):  # it is gone, or being removed
+                    client.remove_container(one["Id"], v=True, force=True)
 
 
 def kill_container(container_id: str) -> None:

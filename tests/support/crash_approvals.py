@@ -82,7 +82,7 @@ LATER_S = 2 * 3600.0
 LIFE_S = (0.02, 0.6)
 """Lifetime range of a process that plays many scripts, from its engine's start, in seconds."""
 WORKERS = 4
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 REPLAY_ENDS = ("OK", "APPROVAL_DENIED")
 NOTHING_DONE = frozenset({
     "APPROVAL_DENIED", "APPROVAL_EXPIRED", "CANCELLED",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 @dataclass

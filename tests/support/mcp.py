@@ -21,7 +21,7 @@ from conftest import FUMEHOOD, Daemon
 from support.authority import ask
 from support.http import Answer, SocketClient
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 MODES = ("auto", "legacy")
 """The two protocol eras; the library's client negotiates 2026-07-28 by itself."""
 

@@ -40,7 +40,7 @@ class OwnDocker:
         for line in reversed(mounts):
             target = line.split()[1]
             if target.startswith(f"{self._directory}/"):
-                subprocess.run([*UNMOUNT, target], check=False, timeout=30)
+                subprocess.run([*UNMOUNT, target], check=False, timeout=120)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def start(self) -> None:
@@ -64,16 +64,16 @@ class OwnDocker:
         if process is not None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(timeout=30)
+                process.wait(timeout=120)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=30)
+                process.wait(timeout=120)
 
     def kill(self) -> None:
         """Kill the daemon and everything below it, as the death of the host does."""
         process, self._process = self._process, None
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
         self._kill_below()
 
     def _kill_below(self) -> None:
@@ -87,7 +87,7 @@ class OwnDocker:
         for one in below:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
-        psutil.wait_procs(below, timeout=30)
+        psutil.wait_procs(below, timeout=120)
         for left in ("pid", "exec/containerd/containerd.pid"):
             (self._directory / left).unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from support.containers import remove_containers_of
 from support.wait import wait_until
 from tests.conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 
@@ -92,7 +93,7 @@ class Cluster:
                 with suppress(psutil.NoSuchProcess):
                     one.send_signal(signal.SIGKILL)
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
         self.processes.remove(process)
 
     def close(self) -> None:
@@ -123,4 +124,5 @@ def running_cluster(
         yield cluster
     finally:
         cluster.close()
+        remove_containers_of(directory)
         shutil.rmtree(directory, ignore_errors=True)

@@ -31,7 +31,7 @@ def daemon_of(
         assert daemon.stop() in (0, -9), daemon.log
     finally:
         daemon.process.kill()
-        daemon.process.wait(timeout=30)
+        daemon.process.wait(timeout=120)
         if home is None:
             shutil.rmtree(directory, ignore_errors=True)
 
