@@ -133,6 +133,8 @@ ATTACKS = [
     Attack("continued-line-hides-a-percent-sign", Harm.INTEGRITY, "10% \\\n- 3", "INVALID_PARAMS",
            "10 % -3"),
     Attack("thousands-separator", Harm.INTEGRITY, "1,000 + 1", "INVALID_PARAMS", "(1, 1000 + 1)"),
+    Attack("thousands-separator-in-a-call", Harm.INTEGRITY, "max(1,000, 999)", "INVALID_PARAMS",
+           "max(1, 0, 999)", "Python reads ,000 as a zero of its own"),
     Attack("decimal-comma", Harm.INTEGRITY, "2,5 + 1", "INVALID_PARAMS", "2.5 + 1"),
     Attack("empty", Harm.INTEGRITY, "   ", "INVALID_PARAMS", " 1 "),
     # results that no number can hold

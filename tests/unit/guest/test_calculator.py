@@ -108,6 +108,14 @@ ERRORS = [
     ("1\x00", "invalid", ""),
     ("(" * 10_000 + "1" + ")" * 10_000, "invalid", ""),
     ("05", "invalid", "leading zeros"),
+    ("max(1,000, 999)", "invalid", "write 1000 for 1,000"),
+    ("max(1, 000)", "invalid", "000 behind a comma begins with a zero"),
+    ("sum([1,\n000,2])", "invalid", "comma does not group digits"),
+    ("1,000,000 + 1", "invalid", "comma does not group digits"),
+    ("max(12,050, 3)", "invalid", "050 behind a comma begins with a zero"),
+    ("max(1,000.5, 3)", "invalid", "comma does not group digits"),
+    ("max(1,0_000)", "invalid", "comma does not group digits"),
+    ("max(1,000!, 3)", "invalid", "comma does not group digits"),
     # policy: a table refused it
     ("().__class__", "policy", "attributes"),
     ("open('x')", "policy", ""),
@@ -150,6 +158,18 @@ ERRORS = [
     ("(-1)!", "exception", "negative"),
     ("1 < [1]", "exception", ""),
 ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("max(1, 0)", 1), ("max(1,0,0)", 1), ("max(1,0.5)", 1), ("max(1, 0e5)", 1), ("[1,0]", [1, 0]),
+        ("max(1,0x1F)", 31), ("max(1,0b11)", 3), ("max(1000, 999)", 1000), ("max(1, 100)", 100),
+        ("round(2.345,2)", 2.35), ("max(000, 1)", 1), ("max(1,(0),0)", 1), ("max(1,200, 3)", 200),
+    ],
+)  # fmt: skip
+def test_comma_before_a_plain_zero_parts_two_numbers(expression: str, value: Any) -> None:
+    assert _run(expression)["result"]["value"] == value
 
 
 @pytest.mark.row("S2", "S4")

@@ -231,10 +231,12 @@ def _error(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"kind": kind, "message": message}}
 
 
+_STRING = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.DOTALL)
+_GROUPED = re.compile(r",\s*(0_?\d{1,20})", re.ASCII)
 _TOKEN = re.compile(
-    r"""
+    rf"""
       (?P<space>\s+)
-    | (?P<string>"(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*')
+    | (?P<string>{_STRING.pattern})
     | (?P<number>0[xXoObB][0-9a-fA-F_]+
                 |(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?[jJ]?)
     | (?P<name>[^\W\d]\w*)
@@ -258,10 +260,17 @@ def rewrite(text: str) -> str:
     """Translate the calculator's notation to Python.
 
     Raises:
-        NotationRefused: `^`, a percent sign, `5!!`, or a `!` with nothing before it.
+        NotationRefused: `^`, a percent sign, `5!!`, a `!` with nothing before it, or a comma that
+            groups digits.
     """
     if "#" in text or "\\\n" in text:
         raise NotationRefused("comments and continued lines are not part of an expression")
+    if "," in text and (grouped := _GROUPED.search(_STRING.sub("", text))) is not None:
+        # Python reads 1,000 as two numbers, so `max(1,000, 999)` would be 999.
+        raise NotationRefused(
+            "a comma does not group digits; write 1000 for 1,000 "
+            f"({grouped[1]} behind a comma begins with a zero)"
+        )
     if "!" not in text and "^" not in text and "%" not in text:
         return text
     tokens = [(match.lastgroup or "", match.group()) for match in _TOKEN.finditer(text)]
