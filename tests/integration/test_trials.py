@@ -216,6 +216,18 @@ async def test_caller_that_gives_up_leaves_the_session_as_it_was(
     assert engine.sessions._live[session].trials == 0
 
 
+async def test_trial_that_nobody_decides_on_says_so(engine: Engine, session: str) -> None:
+    code = {"code": "x = 2; open('a', 'w').write('b')"}
+    answer = await engine.call(
+        "run_python", code, session_id=session, preview=True, wait_for_approval=1
+    )
+    assert answer.error is not None
+    assert answer.error.code == "PERMISSION_DENIED"
+    assert answer.error.message == "Nobody has decided about it in time, so nothing was put in."
+    assert await tree(engine, session) == ".\n"
+    assert not (await engine.approvals.list(ApprovalQuery(state="pending"))).items
+
+
 async def test_effect_expires_if_what_it_touches_has_changed(engine: Engine, session: str) -> None:
     make = {"command": "rm -rf *; echo old > a; mkdir d; echo old > d/e"}
     command = {"command": "echo mine > a; echo mine > n; rm -r d"}

@@ -227,10 +227,15 @@ class ChildCalls:
             call_id=f"{parent.call_id}_{self._made + 1}",
             parent_id=parent.call_id,
         )
-        handle = CallHandle()
+        handle, given_up = CallHandle(), asyncio.Event()
+
+        def give_up() -> None:
+            if handle.cancel():
+                given_up.set()
+
         self._parent.handle.report(0, "the effect of the trial waits for approval")
         self._services.trials[request.call_id] = held
-        timer = asyncio.get_running_loop().call_later(patience_s, handle.cancel)
+        timer = asyncio.get_running_loop().call_later(patience_s, give_up)
         asking = asyncio.ensure_future(self._run_call(request, self._services, handle))
         try:
             answer = await asyncio.shield(asking)
@@ -244,6 +249,8 @@ class ChildCalls:
             self._services.trials.pop(request.call_id, None)
         if held.has_begun:
             return None
+        if given_up.is_set():
+            return PermissionDenied("Nobody has decided about it in time, so nothing was put in.")
         return PermissionDenied(answer.error.message if answer.error else "It was not put in.")
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
