@@ -480,13 +480,15 @@ class EngineLife:
         self._stack.push_async_callback(self._try, "budgets", made.services.budgets.close)
         self._stack.callback(made.services.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)
+        outcomes = await self._put_projects_back()
         await self._open_stores()
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
         if made.webhook is not None:
             await enter(made.webhook.running(made.approvals.show))
-        await enter(made.approvals.scheduler.running())
+        await enter(made.approvals.scheduler.running(outcomes))
+        await anyio.to_thread.run_sync(made.projects.forget)
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
 
     async def drained(self) -> None:
@@ -520,11 +522,18 @@ class EngineLife:
         await self._made.database.write(lambda rows: owe(rows, event, now, document=document))
         webhook.wake()
 
+    async def _put_projects_back(self) -> dict[str, bool]:
+        """Put back what a killed engine began to write into projects. Return the outcome of each
+        call that did: whether it has written everything, or nothing.
+        """
+        failed, outcomes = await anyio.to_thread.run_sync(self._made.projects.recover)
+        for directory in failed:
+            self._log.error("project.not_put_back", directory=directory)
+        return outcomes
+
     async def _open_stores(self) -> None:
         """Open the stores of files. If one fails, the engine starts, and answers say what is
         lost."""
-        for directory in await anyio.to_thread.run_sync(self._made.projects.recover):
-            self._log.error("project.not_put_back", directory=directory)
         async with anyio.create_task_group() as group:  # each may wait for its bucket
             group.start_soon(self._try, "blobs", self._made.services.blobs.open)
             group.start_soon(self._try, "streams", self._made.recordings.open)

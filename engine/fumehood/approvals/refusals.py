@@ -18,6 +18,7 @@ from fumehood.core.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
+    StateUnavailable,
 )
 
 # For callers.
@@ -131,6 +132,14 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
         "Do not repeat it; a human has to check and resolve it.",
         extra={"approval_id": approval.id},
+    )
+
+
+def put_back() -> StateUnavailable:
+    """The engine ended while the call ran, and the next one has put everything back."""
+    return StateUnavailable(
+        "The engine ended while it wrote the project, and everything was put back: nothing was "
+        "written. Make the call again to ask for a new approval."
     )
 
 

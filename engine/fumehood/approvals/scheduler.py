@@ -16,16 +16,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 
 import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
-from fumehood.approvals.model import PROGRAM, SESSION, TRIAL, ApprovalState, StoredApproval
+from fumehood.approvals.model import (
+    PROGRAM,
+    SESSION,
+    TRIAL,
+    ApprovalState,
+    Resolution,
+    StoredApproval,
+)
 from fumehood.approvals.preview import (
     action_of,
     changed_fields,
@@ -64,6 +72,8 @@ from fumehood.policy.model import Verdict
 from fumehood.storage.changes import stamp
 from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable
 
+NOT_KNOWN: Mapping[str, bool] = MappingProxyType({})
+
 LOOK_S = 2.0
 """The pause between two rounds while calls wait."""
 
@@ -79,12 +89,14 @@ class ApprovalScheduler:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """End the calls that a crash cut short, then run calls while the context lasts."""
+    async def running(self, outcomes: Mapping[str, bool]) -> AsyncIterator[None]:
+        """End the calls that a crash cut short, then run calls while the context lasts. `outcomes`
+        says of some of them, by id, whether they have done everything, or nothing.
+        """
         requests = self._requests
         await requests.count_pending()
         for approval_id in await requests.table.in_state(ApprovalState.STARTED):
-            await self._interrupt(approval_id)  # a crash cut it short: nothing has started yet
+            await self._interrupt(approval_id, outcomes)  # by a crash: nothing has started yet
         for approval_id in await requests.table.maybe_lost():
             await self._expire_lost(approval_id)
         async with anyio.create_task_group() as self._tasks:
@@ -252,19 +264,38 @@ class ApprovalScheduler:
             if not call.has_begun:  # a call that began may have used all of its budget
                 call.release()
 
-    async def _interrupt(self, approval_id: str) -> None:
-        """End a call as interrupted if its start was stored and its row can be read.
+    async def _interrupt(self, approval_id: str, outcomes: Mapping[str, bool] = NOT_KNOWN) -> None:
+        """End a call as interrupted if its start was stored and its row can be read; or as it has
+        ended, if that is known.
 
         Waits while the database is away, because its last commit may have stored the start.
         """
         try:
             stored = await self._settled(approval_id)
-            if stored.approval.state is ApprovalState.STARTED:
-                interrupted = refusals.interrupted(stored.approval)
-                with suppress(IdempotencyConflict):
+            if stored.approval.state is not ApprovalState.STARTED:
+                return
+            has_acted = outcomes.get(stored.approval.call_id)
+            with suppress(IdempotencyConflict):
+                if has_acted is None:
+                    interrupted = refusals.interrupted(stored.approval)
                     await self.calls.end(stored, interrupted, steps.interrupted)
+                else:
+                    await self._end_known(stored, has_acted=has_acted)
         except Exception as fault:
             self._requests.log_fault(approval_id, fault)
+
+    async def _end_known(self, stored: StoredApproval, *, has_acted: bool) -> None:
+        """End a call that a crash cut short after it had done everything, or nothing."""
+        note = "Everything was done before the engine ended; only the answer is lost."
+        answer = (
+            await self.calls.resolved(stored, Resolution(outcome="done", note=note), "engine")
+            if has_acted
+            else await self.calls.answer(stored, refusals.put_back())
+        )
+        to = ApprovalState.DONE if has_acted else ApprovalState.FAILED
+        step = steps.ended(to, answer, (), self._requests.now())
+        (after,) = await self._requests.change((stored.approval.id, step))
+        self.calls.record(after, answer)
 
     async def _expire_lost(self, approval_id: str) -> None:
         """End a call that needs a program or a trial of an engine that has ended."""

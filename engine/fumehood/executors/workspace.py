@@ -296,7 +296,8 @@ class ProjectApplyExecutor(ProjectDiffExecutor):
     async def run(self, run: ToolRun) -> Outcome:
         if run.expected is None:
             raise InvalidParams("A project is written only after a human has seen the changes.")
-        return _outcome(run, await project_of(run.lease).apply(run.lease, run.expected))
+        project, call_id = project_of(run.lease), run.request.call_id
+        return _outcome(run, await project.apply(run.lease, run.expected, call_id))
 
 
 class ProcessExecutor(Executor):

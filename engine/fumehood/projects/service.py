@@ -76,6 +76,7 @@ from fumehood.projects.writing import (
     Change,
     Conflicts,
     Journals,
+    Recovered,
     Writing,
     as_told,
 )
@@ -218,8 +219,9 @@ class SessionProject:
             told["would_fail"] = error.message
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
 
-    async def apply(self, lease: Lease, expected: str | None) -> JsonObject:
-        """Write the changes into the directory, if they have the digest `expected`.
+    async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
+        """Write the changes into the directory, if they have the digest `expected`. If the engine
+        is killed meanwhile, the next one knows by `call_id` how it ended.
 
         Raises:
             WorkspaceChanged: they are others now; nothing was written.
@@ -231,7 +233,7 @@ class SessionProject:
         found = await self._changes(lease, baseline)
         async with store.turn:
             with ExitStack() as stack:
-                project, writing = await anyio.to_thread.run_sync(self._open, stack)
+                project, writing = await anyio.to_thread.run_sync(self._open, stack, call_id)
                 try:
                     judged = await anyio.to_thread.run_sync(_judge, project, found, baseline)
                     if judged.conflicts:
@@ -257,9 +259,9 @@ class SessionProject:
                         await anyio.to_thread.run_sync(stack.close)
         return {"directory": Path(self._home.directory).name, "files": listed(judged.changes)}
 
-    def _open(self, stack: ExitStack) -> tuple[ProjectDirectory, Writing]:
+    def _open(self, stack: ExitStack, call_id: str) -> tuple[ProjectDirectory, Writing]:
         project = stack.enter_context(ProjectDirectory(Path(self._home.directory)))
-        return project, stack.enter_context(Writing(project, self._store.journals))
+        return project, stack.enter_context(Writing(project, self._store.journals, call_id))
 
     async def _take_as_baseline(self, baseline: Baseline, changes: Sequence[Change]) -> None:
         tree = dict(baseline.tree)
@@ -416,11 +418,13 @@ class Projects:
         self._sessions = sessions
         self._claims: OrderedDict[str, Claim] = OrderedDict()
 
-    def recover(self) -> list[str]:
-        """Put back what a killed engine began to write. Return the directories where that failed.
-        Blocks.
-        """
+    def recover(self) -> Recovered:
+        """Put back what a killed engine began to write. Blocks."""
         return self._store.journals.recover()
+
+    def forget(self) -> None:
+        """Forget what was recovered, once the outcomes are stored. Blocks."""
+        self._store.journals.forget()
 
     def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
         """Name a directory of the host, for sessions that are made from it. Unless the claim is

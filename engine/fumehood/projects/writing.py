@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fumehood.core.errors import EngineError, StateUnavailable
 from fumehood.core.workspace_path import MAX_NAME_BYTES
@@ -68,7 +68,12 @@ class _Step:
 class _Journal:
     directory: str
     staging: str
+    call_id: str = ""
+    """The call that writes; empty in a journal of an earlier engine."""
     state: str = "staging"
+    """Then `writing`, and `done`; or after a kill `undone`, or `mixed` if somebody else has written
+    something in between.
+    """
     steps: list[_Step] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     """Directories that are not there before."""
@@ -86,20 +91,30 @@ class _Journal:
         return cls(**told, steps=steps)
 
 
+class Recovered(NamedTuple):
+    """What was found of the writing of a killed engine."""
+
+    failed: list[str]
+    """The project directories that could not be put back. They stay for the next try."""
+    outcomes: dict[str, bool]
+    """Call → whether it has written everything. Otherwise it has written nothing."""
+
+
 class Journals:
     """The journals of one engine, in a directory of its own."""
 
     def __init__(self, directory: Path | None) -> None:
         """Without a directory nothing is noted, and what a killed engine began stays so."""
         self._directory = directory
+        self._recovered: list[Path] = []
 
-    def recover(self) -> list[str]:
-        """Finish or put back what a killed engine has begun. Return the project directories where
-        that failed, which stay for the next try.
+    def recover(self) -> Recovered:
+        """Finish or put back what a killed engine has begun. Call `forget` once the outcomes are
+        stored.
         """
-        failed: list[str] = []
+        failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
-            return failed
+            return found
         for path in sorted(self._directory.glob("*.json")):
             try:
                 journal = _Journal.parse(path.read_bytes())
@@ -109,13 +124,23 @@ class Journals:
             try:
                 with ProjectDirectory(Path(journal.directory)) as project:
                     if journal.state == "writing":
-                        _put_back(project, journal)
+                        journal.state = "undone" if _put_back(project, journal) else "mixed"
+                        self.write(journal)
                     _remove_staging(project, journal.staging)
             except (OSError, EngineError):
                 failed.append(journal.directory)
                 continue
-            path.unlink(missing_ok=True)
-        return failed
+            if journal.call_id and journal.state != "mixed":
+                outcomes[journal.call_id] = journal.state == "done"
+                self._recovered.append(path)
+            else:
+                path.unlink(missing_ok=True)
+        return found
+
+    def forget(self) -> None:
+        """Remove the journals whose outcomes were returned."""
+        while self._recovered:
+            self._recovered.pop().unlink(missing_ok=True)
 
     def write(self, journal: _Journal) -> None:
         """Store a journal durably. Raises OSError."""
@@ -144,10 +169,11 @@ class Writing:
     Stage each new file with `add`, then `write`.
     """
 
-    def __init__(self, project: ProjectDirectory, journals: Journals) -> None:
+    def __init__(self, project: ProjectDirectory, journals: Journals, call_id: str = "") -> None:
         self._project = project
         self._journals = journals
-        self._journal = _Journal(str(project.path), f"{STAGING_PREFIX}{secrets.token_hex(8)}")
+        staging = f"{STAGING_PREFIX}{secrets.token_hex(8)}"
+        self._journal = _Journal(str(project.path), staging, call_id)
         self._staged: dict[str, str] = {}
         self._is_left = False
 
@@ -311,11 +337,15 @@ def _conflicts(path: str) -> Iterator[None]:
         raise
 
 
-def _put_back(project: ProjectDirectory, journal: _Journal) -> None:
-    """Undo what was done of a journal. May be repeated. Raises OSError."""
+def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
+    """Undo what was done of a journal. May be repeated. Return whether all is as it was, but for
+    what others have written where this has not. Raises OSError.
+    """
+    is_whole = True
     with project.directory(journal.staging) as staging:
         for step in reversed(journal.steps):
-            _take_away(project, step)
+            is_gone = _take_away(project, step)
+            is_whole = is_whole and (is_gone or step.has_old or step.path in journal.emptied)
         for path in reversed(journal.made):
             with suppress(OSError), project.parent(path) as (directory, name):
                 os.rmdir(name, dir_fd=directory)
@@ -324,17 +354,20 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> None:
                 os.mkdir(name, mode, dir_fd=directory)
         for step in journal.steps:
             old = f"old-{step.number}"
-            if not step.has_old or not _is_there(old, staging):
+            if not step.has_old:
                 continue
             name = step.path.rpartition("/")[2]
             mark = f".before-{journal.staging.removeprefix(STAGING_PREFIX)}"
             short = name.encode()[: MAX_NAME_BYTES - len(mark)].decode(errors="ignore")
             aside = f"{short}{mark}"
             with _parent_or_top(project, step.path) as (directory, is_top):
-                # Somebody may have put something in its place meanwhile.
-                is_taken = is_top or _is_there(name, directory)
-                place = aside if is_taken else name
-                os.rename(old, place, src_dir_fd=staging, dst_dir_fd=directory)
+                if _is_there(old, staging):
+                    # Somebody may have put something in its place meanwhile.
+                    is_taken = is_top or _is_there(name, directory)
+                    place = aside if is_taken else name
+                    os.rename(old, place, src_dir_fd=staging, dst_dir_fd=directory)
+                is_whole = is_whole and not _is_there(aside, directory)
+    return is_whole
 
 
 @contextmanager
@@ -348,8 +381,10 @@ def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, 
         yield directory, is_top
 
 
-def _take_away(project: ProjectDirectory, step: _Step) -> None:
-    """Remove what a step has put in place, if it has, and if nobody has changed it since."""
+def _take_away(project: ProjectDirectory, step: _Step) -> bool:
+    """Remove what a step has put in place, if it has, and if nobody has changed it since. Return
+    whether nothing is there then.
+    """
     with (
         suppress(FileNotFoundError, NotADirectoryError),
         project.parent(step.path) as (
@@ -364,6 +399,8 @@ def _take_away(project: ProjectDirectory, step: _Step) -> None:
             is_ours = os.readlink(name, dir_fd=directory) == step.target
         if is_ours:
             os.unlink(name, dir_fd=directory)
+        return is_ours
+    return True
 
 
 def _is_there(name: str, directory: int) -> bool:

@@ -50,7 +50,7 @@ class Project(Protocol):
     async def effect(self, lease: Lease) -> Any:
         """Return what `apply` would do, as an executor's effect."""
 
-    async def apply(self, lease: Lease, expected: str | None) -> JsonObject:
+    async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
         """Write the changes into its directory, if they are those that were `expected`."""
 
 

@@ -19,6 +19,8 @@ from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.core.envelope import Envelope
 from fumehood.executors.base import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
+from fumehood.projects.service import Projects
+from fumehood.projects.writing import Recovered
 from support.asking import ALICE, CALLER, OTHER_CALLER, Asking, Deeds, asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
@@ -215,3 +217,33 @@ async def test_repeat_of_interrupted_call_is_outcome_unknown_until_resolved(
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
         assert answer.error.approval_id != approval_id
         assert desk.deeds.done == []
+
+
+@pytest.mark.parametrize("has_acted", [False, True])
+async def test_interrupted_call_whose_outcome_is_known_needs_nobody_to_resolve_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_acted: bool
+) -> None:
+    """Twin: one whose outcome is not known, above."""
+    async with asking(tmp_path) as desk:
+        approval_id = await desk.parked("a")
+        desk.engine.drain()
+        await desk.decide(approval_id)
+        requests = desk.engine.approvals.requests
+        stored = await requests.table.get(approval_id)
+        await requests.begin(stored)
+    recovered = Recovered([], {stored.approval.call_id: has_acted, "call_other": not has_acted})
+    monkeypatch.setattr(Projects, "recover", lambda _: recovered)
+    async with asking(tmp_path) as desk:
+        to = ApprovalState.DONE if has_acted else ApprovalState.FAILED
+        await desk.state(approval_id, to)
+        answer = await desk.ask("a")
+        assert answer.success is has_acted
+        if has_acted:
+            assert answer.data["resolution"]["by"] == "engine"
+        else:
+            assert (answer.error.code, answer.error.retryable) == ("STATE_UNAVAILABLE", True)
+            assert "nothing was written" in answer.error.message
+        with anyio.fail_after(10):  # until the fetch of the answer is on the disk
+            while answer.success or answer.error.code == "STATE_UNAVAILABLE":
+                answer = await desk.ask("a")
+        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"

@@ -76,7 +76,7 @@ def directories(files: Files) -> frozenset[str]:
 
 
 def apply(top: Path, journals: Journals, before: Files, after: Files) -> None:
-    with ProjectDirectory(top) as project, Writing(project, journals) as writer:
+    with ProjectDirectory(top) as project, Writing(project, journals, "call_1") as writer:
         todo = changes(before, after)
         for change in todo:
             file = after.get(change.path)
@@ -288,19 +288,27 @@ def killed(work: Callable[[], object], number: int, calls: Sequence[str] = STEPS
 
 def test_project_is_whole_wherever_the_engine_is_killed(top: Path, journals: Journals) -> None:
     ends = []
+    outcomes = []
     for number in range(1, 200):
         shutil.rmtree(top, ignore_errors=True)
         build(top, BEFORE)
         if not killed(lambda: apply(top, journals, BEFORE, AFTER), number):
             break
-        assert journals.recover() == []
+        failed, outcome = journals.recover()
+        assert failed == []
         assert found(top) in (BEFORE, AFTER), number
         assert not list(top.glob(f"{STAGING_PREFIX}*"))
+        assert outcome in ({}, {"call_1": found(top) == AFTER}), number
+        assert journals.recover().outcomes == outcome  # until it is stored
+        journals.forget()
+        outcomes += outcome.values()
         assert not list((top.parent / "journals").glob("*.json"))
         ends.append(found(top) == AFTER)
     assert ends.count(False) > 30
     assert ends == sorted(ends)  # first as before, then, from one moment on, with all changes
     assert ends[-1]
+    assert len(outcomes) > len(ends) - 13  # not while there is no journal
+    assert {False, True} == set(outcomes)
     assert found(top) == AFTER
 
 
@@ -317,7 +325,7 @@ def test_edit_of_a_new_file_before_the_next_engine_puts_all_back_is_kept(
             break
     with file.open("ab") as edited:
         edited.write(b"mine\n")
-    assert journals.recover() == []
+    assert journals.recover() == ([], {})  # neither all nor nothing
     after = found(top)
     assert after.pop("a.txt") == (b"one\n2\nmine\n", False)
     (kept,) = [path for path in after if path.startswith("a.txt.before-")]
@@ -333,12 +341,12 @@ def test_file_with_the_longest_name_is_put_beside_a_new_one(top: Path, journals:
     while killed(lambda: apply(top, journals, before, {name: (b"new\n", False)}), number):
         if not (top / name).exists():
             break
-        assert journals.recover() == []
+        assert journals.recover().failed == []
         shutil.rmtree(top)
         build(top, before)
         number += 1
     (top / name).write_text("mine\n")
-    assert journals.recover() == []
+    assert journals.recover().failed == []
     assert sorted(path.read_text() for path in top.iterdir()) == ["mine\n", "old\n"]
 
 
@@ -359,7 +367,8 @@ def test_recovery_that_is_killed_as_well_is_finished_by_the_next(
         build(top, BEFORE)
         assert killed(lambda: apply(top, journals, BEFORE, AFTER), 40)
         killed(journals.recover, number)
-        assert journals.recover() == []
+        assert journals.recover() == ([], {"call_1": False})
+        journals.forget()
         assert found(top) == BEFORE, number
 
 
@@ -367,4 +376,4 @@ def test_journal_of_a_project_that_is_gone_stays_and_is_told(top: Path, journals
     build(top, BEFORE)
     assert killed(lambda: apply(top, journals, BEFORE, AFTER), 40)
     shutil.rmtree(top)
-    assert journals.recover() == [str(top)]
+    assert journals.recover().failed == [str(top)]
