@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -275,9 +276,14 @@ def nothing_left_open_by_module() -> Iterator[None]:
 def nothing_left_open(nothing_left_open_by_module: None) -> Iterator[None]:
     """Collect a test's garbage at its end. A socket or a file that it did not close fails this test
     and not another one, which runs when the collector happens to come. Only young objects: a full
-    collection would take as long as many a test.
+    collection would take as long as many a test. Pytest keeps the frames of a test that failed, and
+    what they hold, until the next one runs.
     """
     yield
+    error: BaseException | None = getattr(sys, "last_value", None)
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
     gc.collect(1)
 
 

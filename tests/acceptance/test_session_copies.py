@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,18 @@ class Copies:
         return len(os.listdir(self.home / "disks"))
 
 
-def ended(copies: Copies) -> None:
-    for one in copies.client.sessions():
-        copies.client.end_session(one.id)
-    wait_until(lambda: copies.disks == 0)
-    copies.client.close()
-    assert copies.devices == []
+@contextmanager
+def own_session(daemon: Daemon) -> Iterator[Copies]:
+    """It is ended, and nothing of it is left; its daemon may be another one by then."""
+    copies = Copies(daemon, daemon.home)
+    try:
+        yield copies
+        for one in copies.client.sessions():
+            copies.client.end_session(one.id)
+        wait_until(lambda: copies.disks == 0)
+        assert copies.devices == []
+    finally:
+        copies.client.close()
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +88,15 @@ def runc(python_image: object) -> Iterator[Daemon]:
 
 @pytest.fixture
 def copies(runc: Daemon) -> Iterator[Copies]:
-    made = Copies(runc, runc.home)
-    yield made
-    ended(made)
+    with own_session(runc) as made:
+        yield made
 
 
 @pytest.fixture
 def own_copies(start_daemon: StartDaemon, home: Path, python_image: object) -> Iterator[Copies]:
     """The same, of a daemon that the test may kill."""
-    made = Copies(start_daemon(), home)
-    yield made
-    ended(made)
+    with own_session(start_daemon()) as made:
+        yield made
 
 
 def test_restore_brings_back_the_files_of_the_snapshot(copies: Copies) -> None:
@@ -119,10 +123,8 @@ def test_forks_begin_equal_and_are_separate(copies: Copies) -> None:
 
 @pytest.mark.needs("runsc")
 def test_forks_on_gvisor_begin_equal_and_are_separate(python_image: object) -> None:
-    with running_daemon(container__runtime="runsc") as daemon:
-        copies = Copies(daemon, daemon.home)
+    with running_daemon(container__runtime="runsc") as daemon, own_session(daemon) as copies:
         assert_forks_are_separate(copies)
-        ended(copies)
 
 
 def assert_forks_are_separate(copies: Copies) -> None:

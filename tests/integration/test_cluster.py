@@ -286,7 +286,7 @@ def test_attack_cluster_without_token_that_others_reach_is_refused(
             home, variables=open_to_all.environment, cluster__address=open_to_all.address,
             cluster__allow_unauthenticated="true",
         )  # fmt: skip
-        assert run(control.client(), "1")["success"]
+        wait_until(lambda: run(control.client(), "1")["success"])
 
 
 def test_engine_whose_cluster_does_not_answer_stops_at_once(

@@ -47,6 +47,7 @@ from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.session import CopySource
 from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks
 from support.nodes import LocalMembership, LocalPort, make_cluster
+from support.wait import DEADLINE_S
 from upstream import Reply, running_upstream
 
 pytestmark = [
@@ -99,7 +100,7 @@ async def members(tmp_path: Path) -> AsyncIterator[LocalMembership]:
         await port.node.close()
 
 
-async def wait_until(condition: Callable[[], object], deadline_s: float = 30) -> None:
+async def wait_until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     with anyio.fail_after(deadline_s):
         while not condition():
             await anyio.sleep(0.02)
@@ -436,8 +437,8 @@ async def test_image_that_a_node_lacks_comes_from_another(
         lacking_wall._supply.images = {}  # as if Docker had none
         monkeypatch.setattr(lacking_wall._supply, "_by_language", {})
         next(iter(lacking._joined.values())).on_change()
-        await wait_until(lambda: bool(loaded), 60)
-        await wait_until(lambda: not wall._syncing, 60)
+        await wait_until(lambda: bool(loaded))
+        await wait_until(lambda: not wall._syncing)
         await asyncio.sleep(3)
         copied = [values["image"] for event, values in told if event == "node.image_copied"]
         assert len(copied) == len(set(copied))  # a copy that does not help is not repeated
@@ -680,7 +681,6 @@ async def test_node_that_fails_in_any_way_does_not_end_the_engine(
 async def test_node_that_falls_silent_while_it_joins_is_given_up_and_may_come_back(
     members: LocalMembership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_module, "SILENT_S", 1.0)
     port = members.add()
     async with make_cluster(members) as wall:
         await joined(wall, 1)
@@ -688,6 +688,7 @@ async def test_node_that_falls_silent_while_it_joins_is_given_up_and_may_come_ba
         await run_in(place, "x = 41")
         await members.remove(port)
         await wait_until(lambda: not wall._links)
+        monkeypatch.setattr(cluster_module, "SILENT_S", 1.0)
         again = members.add()
         resumes = again.node.resume
 

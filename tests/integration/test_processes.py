@@ -249,7 +249,7 @@ async def test_next_engine_finds_the_processes_and_their_output(own_box: OneCont
 
 
 async def test_unread_input_is_bounded_and_its_end_is_passed_on(box: OneContainer) -> None:
-    await start(box, "a", "sleep 0.5; wc -c")
+    await start(box, "a", "while [ ! -e /tmp/go ]; do sleep 0.1; done; wc -c")
     piece = "x" * MAX_INPUT_BYTES
     for _ in range(MAX_WAITING_BYTES // MAX_INPUT_BYTES):
         await ask(box, "write", "a", text=piece)
@@ -259,6 +259,7 @@ async def test_unread_input_is_bounded_and_its_end_is_passed_on(box: OneContaine
     await ask(box, "write", "a", close=True)
     with pytest.raises(InvalidParams, match="is closed"):
         await ask(box, "write", "a", text="x")
+    in_container(box, "touch /tmp/go")
     await until_ended(box, "a")
     count = int((await ask(box, "read", "a"))["text"])
     assert count == MAX_WAITING_BYTES + MAX_INPUT_BYTES

@@ -349,7 +349,7 @@ def test_model_can_do_all_with_tools(client: Client, session: str) -> None:
     call("write_process", name="shouter", text="hello\n")
     for _ in range(100):
         read = call("read_process", name="shouter")
-        if read["text"]:
+        if read["text"].endswith("\n"):
             break
         time.sleep(0.05)
     assert (read["text"], read["offset"], read["ended"]) == ("HELLO\n", 6, False)
