@@ -171,6 +171,7 @@ def asking() -> Iterator[Daemon]:
         (None, "accept", "REQUIRES_HUMAN_APPROVAL"),
         (None, "decline", "REQUIRES_HUMAN_APPROVAL"),
         ("approve", "cancel", "REQUIRES_HUMAN_APPROVAL"),
+        ("approve", "accept without looking", "REQUIRES_HUMAN_APPROVAL"),
     ],
 )
 async def test_elicitation_accept_rechecks_approval_without_granting_it(
@@ -184,7 +185,13 @@ async def test_elicitation_accept_rechecks_approval_without_granting_it(
         if decision is not None:
             reason = "not today" if decision == "deny" else None
             await asyncio.to_thread(decide, asking, params.message, decision, reason)
-        return types.ElicitResult(action=action, content={} if action == "accept" else None)
+        # Each client shows a form of booleans.
+        assert {each["type"] for each in params.requested_schema["properties"].values()} == {
+            "boolean"
+        }
+        name, _, is_left = action.partition(" ")
+        content: dict[str, Any] = {"look": False} if is_left else {}
+        return types.ElicitResult(action=name, content=content if name == "accept" else None)
 
     async with connected(asking, way, mode, elicitation_callback=elicit) as client:
         result = await client.call_tool("note", {"text": text})

@@ -99,6 +99,9 @@ FILE_LISTS = ("images", "files")
 QUESTION = "approval"
 """The key of the server's only question in `inputRequests` and `inputResponses`."""
 
+LOOK = "look"
+"""The only field of the question's form."""
+
 NO_STATE = "This requestState is not of this call. Send the call again without it."
 
 
@@ -285,7 +288,7 @@ class McpServer:
                 "requestState": f"{envelope.metadata.call_id}.{_digest(name, arguments, client)}",
             }
         answered = await self._ask(question, client, exchange)
-        if answered.get("action") == "accept":
+        if _is_accepted(answered):
             envelope = await self._look(envelope, client, exchange)
         return result_of(envelope)
 
@@ -384,7 +387,7 @@ class McpServer:
             raise RpcError(INVALID_PARAMS, NO_STATE)
         responses = params.get("inputResponses")
         answered = responses.get(QUESTION) if isinstance(responses, dict) else None
-        is_accepted = isinstance(answered, dict) and answered.get("action") == "accept"
+        is_accepted = _is_accepted(answered)
         waiting = RequiresHumanApproval(
             "The call still waits for a human's approval. It runs once it is approved.",
             extra={"approval_id": approval.id},
@@ -536,8 +539,23 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
         "it, not this dialogue. Accept to look for the decision now."
     )
-    schema = {"type": "object", "properties": {}}
+    # Some clients cannot show a form without fields, and the kind that all show is a boolean.
+    field = {
+        "type": "boolean",
+        "title": "Look for the decision now",
+        "description": "This answer approves and denies nothing.",
+        "default": True,
+    }
+    schema = {"type": "object", "properties": {LOOK: field}}
     return {"mode": "form", "message": message, "requestedSchema": schema}
+
+
+def _is_accepted(answer: Any) -> bool:
+    """Whether the client's user wants the engine to look for the decision."""
+    if not isinstance(answer, dict) or answer.get("action") != "accept":
+        return False
+    content = answer.get("content")
+    return not isinstance(content, dict) or content.get(LOOK) is not False
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
