@@ -9,6 +9,7 @@ is, with its comments; a change that would affect more than the one table is ref
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -42,13 +43,35 @@ NEW = "new"
 PLACES = {
     "claude-code": (".mcp.json", "in the project, or run: claude mcp add-json fumehood '…'"),
     "claude-desktop": ("claude_desktop_config.json", "opened from its settings, Developer"),
+    "cline": ("cline_mcp_settings.json", "opened from MCP Servers, Configure"),
     "codex": ("~/.codex/config.toml", "as a table of its own"),
+    "copilot-cli": ("~/.copilot/mcp-config.json", "or .mcp.json in the project"),
     "cursor": (".cursor/mcp.json", "in the project, or ~/.cursor/mcp.json"),
     "gemini-cli": (".gemini/settings.json", "in the project, or ~/.gemini/settings.json"),
+    "goose": ("~/.config/goose/config.yaml", "beside the entries of its extensions"),
+    "opencode": ("opencode.json", "in the project, or ~/.config/opencode/opencode.json"),
     "vscode": (".vscode/mcp.json", "in the workspace"),
     "windsurf": ("~/.codeium/windsurf/mcp_config.json", "for all projects"),
+    "zed": ("~/.config/zed/settings.json", "opened by the command zed: open settings"),
 }
 """Client → the file for the snippet, and its place."""
+
+TIME_LIMITS = {
+    "claude-code": ("timeout", 1000),
+    "cline": ("timeout", 1),
+    "codex": ("tool_timeout_sec", 1),
+    "copilot-cli": ("timeout", 1000),
+    "gemini-cli": ("timeout", 1000),
+    "goose": ("timeout", 1),
+    "opencode": ("timeout", 1000),
+    "zed": ("timeout", 1),
+}
+"""Client → its own key for how long it waits for a call, and its units in a second. Other clients
+have none.
+"""
+
+RUN_S = 120
+"""Seconds that a client waits for a call beyond `--wait`: the call runs after the decision."""
 
 
 mcp = typer.Typer(
@@ -150,7 +173,13 @@ def config(
             arguments += [option, f"{value:g}" if isinstance(value, float) else value]
     file, place = PLACES[client]
     say(f"Put this into {file} ({place}):", to_stderr=True)
-    say(_snippet(client, _executable(), arguments))
+    if wait is not None and client not in TIME_LIMITS:
+        say(
+            f"{client} has no setting for how long it waits for a call. If it gives up before the "
+            "time of --wait, repeat the call after the decision.",
+            to_stderr=True,
+        )
+    say(_snippet(client, _executable(), arguments, wait))
 
 
 def _session_with(session: str | None, described: Mapping[str, object]) -> str | None:
@@ -204,15 +233,35 @@ def remove(name: Annotated[str, typer.Argument(help="The server's name.")]) -> N
     _remove_server(name)
 
 
-def _snippet(client: str, command: str, arguments: list[str]) -> str:
-    if client == "codex":  # a JSON text is a TOML text, too
-        words = ", ".join(dumps(word).decode() for word in arguments)
-        return f"[mcp_servers.fumehood]\ncommand = {dumps(command).decode()}\nargs = [{words}]"
+def _snippet(client: str, command: str, arguments: list[str], wait: float | None) -> str:
     server: dict[str, Any] = {"command": command, "args": arguments}
-    if client in ("claude-code", "vscode"):
-        server = {"type": "stdio", **server}
-    key = "servers" if client == "vscode" else "mcpServers"
-    return json.dumps({key: {"fumehood": server}}, indent=2)
+    match client:
+        case "claude-code" | "vscode":
+            server = {"type": "stdio", **server}
+        case "copilot-cli":
+            server = {"type": "local", **server, "tools": ["*"]}
+        case "goose":
+            server = {"enabled": True, "type": "stdio", "name": "fumehood", "cmd": command,
+                      "args": arguments}  # fmt: skip
+        case "opencode":
+            server = {"type": "local", "command": [command, *arguments], "enabled": True}
+    if wait is not None and client in TIME_LIMITS:
+        key, units = TIME_LIMITS[client]
+        server[key] = math.ceil(wait + RUN_S) * units
+    # A JSON value is a TOML value here, and a YAML value.
+    if client == "codex":
+        return "\n".join(["[mcp_servers.fumehood]", *_lines(server, " = ")])
+    if client == "goose":
+        return "\n  ".join(["extensions:", "fumehood:", *_lines(server, ": ", "  ")])
+    place = {"opencode": "mcp", "vscode": "servers", "zed": "context_servers"}
+    return json.dumps({place.get(client, "mcpServers"): {"fumehood": server}}, indent=2)
+
+
+def _lines(server: dict[str, Any], sign: str, indent: str = "") -> list[str]:
+    return [
+        f"{indent}{key}{sign}{json.dumps(value, ensure_ascii=False)}"
+        for key, value in server.items()
+    ]
 
 
 def _executable() -> str:

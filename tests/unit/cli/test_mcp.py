@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fumehood.cli.main import app
@@ -23,14 +24,36 @@ def snippet(client: str, *options: str) -> dict[str, Any]:
     done = CliRunner().invoke(app, ["mcp", "config", "--client", client, *options])
     assert done.exit_code == 0
     assert PLACES[client][0] in done.stderr
-    return tomllib.loads(done.stdout) if client == "codex" else json.loads(done.stdout)
+    loads = {"codex": tomllib.loads, "goose": yaml.safe_load}.get(client, json.loads)
+    return loads(done.stdout)
+
+
+def started(server: dict[str, Any]) -> list[str]:
+    """The command line of a server, in the form of its client."""
+    command = server.get("command", server.get("cmd"))
+    return command if isinstance(command, list) else [command, *server["args"]]
 
 
 @pytest.mark.parametrize("client", PLACES)
 def test_snippet_starts_the_server_with_the_options_given(client: str) -> None:
-    (servers,) = snippet(client, *OPTIONS).values()
-    assert servers["fumehood"]["args"] == ["mcp", *OPTIONS]
-    assert servers["fumehood"]["command"].endswith("fumehood")
+    path = "/run/m\u00fcller \U0001f600/x.sock"
+    (servers,) = snippet(client, *OPTIONS[:-1], path).values()
+    command, *arguments = started(servers["fumehood"])
+    assert arguments == ["mcp", *OPTIONS[:-1], path]
+    assert command.endswith("fumehood")
+
+
+@pytest.mark.parametrize("client", PLACES)
+def test_wait_sets_the_time_limit_of_a_client_that_has_one(client: str) -> None:
+    seconds = {"cline": 421, "codex": 421, "goose": 421, "zed": 421}
+    milliseconds = dict.fromkeys(["claude-code", "copilot-cli", "gemini-cli", "opencode"], 421_000)
+    key = "tool_timeout_sec" if client == "codex" else "timeout"
+    done = CliRunner().invoke(app, ["mcp", "config", "--client", client, "--wait", "300.5"])
+    (servers,) = snippet(client, "--wait", "300.5").values()
+    assert servers["fumehood"].get(key) == {**seconds, **milliseconds}.get(client)
+    assert ("has no setting" in done.stderr) is (key not in servers["fumehood"])
+    (servers,) = snippet(client).values()  # the twin
+    assert key not in servers["fumehood"]
 
 
 def test_snippet_names_the_socket_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +78,14 @@ def test_mcp_config_has_a_snippet_for_each_client() -> None:
     assert list(snippet("vscode")) == ["servers"]
     assert snippet("claude-code")["mcpServers"]["fumehood"]["type"] == "stdio"
     assert list(snippet("codex")) == ["mcp_servers"]
+    assert list(snippet("zed")) == ["context_servers"]
+    goose = snippet("goose")["extensions"]["fumehood"]
+    assert (goose["type"], goose["name"], goose["enabled"]) == ("stdio", "fumehood", True)
+    opencode = snippet("opencode")["mcp"]["fumehood"]
+    assert (opencode["type"], opencode["enabled"]) == ("local", True)
+    copilot = snippet("copilot-cli")["mcpServers"]["fumehood"]
+    assert (copilot["type"], copilot["tools"]) == ("local", ["*"])
+    assert snippet("cline")["mcpServers"]["fumehood"].keys() == {"command", "args"}
 
 
 def test_unknown_client_is_refused_with_the_known_ones() -> None:
