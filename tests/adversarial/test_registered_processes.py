@@ -15,7 +15,7 @@ import pytest
 
 from fumehood.sandbox.images.catalog import Image
 from support.one_container import OneContainer, one_container, value_of
-from support.processes_beside import ask, count_of, start, state_of, until_printed
+from support.processes_beside import ask, count_of, in_container, start, state_of, until_printed
 from support.weakened import WITHOUT_ANCESTRY, weak_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
@@ -196,6 +196,17 @@ async def test_process_that_forks_for_ever_lets_calls_end_clean(box: OneContaine
     assert value_of(await box.python("x")) == 1
     assert (await ask(box, "stop", "churn", grace_s=0.2))["state"] == "ended"
     assert count_of(box, "sleep 0.0") == 0
+
+
+async def test_process_that_an_operator_starts_in_the_container_costs_no_variables(
+    box: OneContainer,
+) -> None:
+    """As `docker exec` does, with a child of its own, while the waiting processes are watched."""
+    await box.python("x = 1")
+    seen = await anyio.to_thread.run_sync(in_container, box, "sleep 2 & wait; echo over")
+    assert seen == "over\n"
+    assert box.ended is None
+    assert value_of(await box.python("x")) == 1
 
 
 async def test_fork_bomb_lets_calls_end_and_is_stopped(python_image: Image) -> None:

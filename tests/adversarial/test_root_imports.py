@@ -124,8 +124,9 @@ if os.fork() == 0:
 """
 
 ANY_PARENT = """
+import types
 from fumehood.guest.container import takeover
-takeover.processes.parent_of = lambda pid: 0
+takeover.processes = types.SimpleNamespace(origin_of=lambda pid: 0)
 """
 
 

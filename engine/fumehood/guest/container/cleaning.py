@@ -125,7 +125,7 @@ class Cleaner:
         if relays is None:
             return more == 0
         others = [pid for pid in processes.all_pids() if pid not in own]
-        begun = [pid for pid in others if processes.parent_of(pid) == 0]  # by Docker
+        begun = [pid for pid in others if processes.origin_of(pid) == 0]  # by Docker
         return more == sum(
             processes.threads_of(pid) for pid in begun if not processes.is_stranger(pid)
         )

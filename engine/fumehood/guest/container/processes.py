@@ -96,11 +96,19 @@ def is_dead_child(pid: int, parents: Collection[int]) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a process, or None if it is gone. It is 0 for one that Docker has started here:
-    nothing in a container can make another such process.
-    """
+    """The parent of a process, or None if it is gone. It is 0 for one from outside."""
     shown = field(status(pid), b"PPid")
     return None if shown is None else int(shown)
+
+
+def origin_of(pid: int) -> int | None:
+    """Where a process descends from: 1, the container's first process; or 0, one that Docker has
+    started here, which nothing inside can imitate; or None if one of them is gone.
+    """
+    current: int | None = pid
+    while current is not None and current > 1:
+        current = parent_of(current)
+    return current
 
 
 def waited_cpu_ns(pid: int) -> int:

@@ -51,7 +51,7 @@ class Takeover:
             return None
         is_higher = said.isdigit() and int(said) > epoch
         # Root alone proves nothing: the guest's own processes are root's as well.
-        is_hosts = sender is not None and sender[1] == 0 and processes.parent_of(sender[0]) == 0
+        is_hosts = sender is not None and sender[1] == 0 and processes.origin_of(sender[0]) == 0
         if not is_hosts or len(descriptors) != DESCRIPTORS or not is_higher:
             for descriptor in descriptors:
                 os.close(descriptor)

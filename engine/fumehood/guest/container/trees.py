@@ -103,7 +103,7 @@ class Trees:
         found = [
             pid
             for pid in set(processes.all_pids()) - {*keepers, *self._own()}
-            if not processes.is_stranger(pid) and processes.parent_of(pid)
+            if not processes.is_stranger(pid) and processes.origin_of(pid) == 1
         ]
         return [pid for pid in found if not self._is_below(pid, keepers, ())] if keepers else found
 
