@@ -6,8 +6,9 @@ call (see `link`). If the first is killed, the copy takes its place, and the var
 from before the call. A first process that still has threads is replaced in the same way.
 
 Messages of these processes are not trusted, because programs of the session ran in them; only the
-sender's id is, which the kernel adds. Invariant: nothing here waits for them for more than a few
-seconds, and the worst outcome is that the variables are lost.
+sender's id is, which the kernel adds. Invariant: nothing here waits for them longer than it takes
+them to use a few seconds of processor time or to sleep for a few seconds, and the worst outcome is
+that the variables are lost.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import socket
 import time
 from collections.abc import Callable, Collection
 
-from fumehood.guest.container import processes
+from fumehood.guest.container import processes, trees
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
 from fumehood.guest.core import kernel
 from fumehood.guest.core.pipes import receive
 
-COPY_PATIENCE_S = 3.0
-"""Seconds a process has to copy itself."""
+COPY_CPU_S = 2.0
+"""Processor time that a process has to copy itself."""
+
+LOOK_S = 0.1
+IDLE_LOOKS = 30
+"""Looks at a process that is to copy itself, at which it only waits for something."""
 
 MAX_MESSAGES = 4096
 """Messages of links read at once; more do not fit the socket."""
@@ -37,8 +42,8 @@ WATCH_S = 0.5
 AWAKE_NS = 5_000_000
 """CPU time that a waiting process may use before it counts as awake."""
 
-END_PATIENCE_S = 1.0
-"""Seconds a program's descendants have to end before its process copies itself."""
+END_CPU_S = 1.0
+"""Processor time for the end of a program's descendants before its process copies itself."""
 
 
 class Chain:
@@ -61,9 +66,10 @@ class Chain:
         self._behind: int | None = None
         self._aside: dict[str, int] = {}
         """Token of a trial → the process with its variables."""
-        self._seen_awake: set[int] = set()
+        self._seen_awake: dict[int, int] = {}
+        """CPU time of the processes that were not stopped at the last look."""
         self._used_ns: dict[int, int] = {}
-        """CPU time of the waiting processes when they were first seen waiting."""
+        """CPU time of the waiting processes when they were first seen stopped."""
         self._are_ended = False
         """Whether they were ended between two calls and no call was notified yet."""
 
@@ -170,21 +176,23 @@ class Chain:
 
     def are_asleep(self) -> bool:
         """Whether the waiting processes are stopped and have used no CPU time since they were first
-        seen waiting. A stopped process can be woken by what it has prepared: a timer with SIGCONT
-        as its signal, or a child or parent at whose end the kernel sends SIGCONT. On a busy host a
-        process may not have stopped yet: it is stopped again, and counts as awake if it is seen
-        awake twice.
+        seen so. A stopped process can be woken by what it has prepared: a timer with SIGCONT as its
+        signal, or a child or parent at whose end the kernel sends SIGCONT. On a busy host a process
+        may not have stopped yet: it is stopped again, and counts as awake if it is seen so twice
+        and has used CPU time in between.
         """
-        awake = {
-            pid for pid in self.pids if not processes.is_stopped(pid) and processes.is_alive(pid)
-        }
-        was_awake, self._seen_awake = self._seen_awake, awake
+        was_awake, self._seen_awake = self._seen_awake, {}
+        are_asleep = True
         for pid in self.pids:
             used_ns = kernel.process_cpu_ns(pid) or 0
-            if used_ns - self._used_ns.setdefault(pid, used_ns) > AWAKE_NS:
-                return False
+            if processes.is_stopped(pid) or not processes.is_alive(pid):
+                first_ns = self._used_ns.setdefault(pid, used_ns)
+                are_asleep = are_asleep and used_ns - first_ns <= AWAKE_NS
+            else:
+                self._seen_awake[pid] = used_ns
+                are_asleep = are_asleep and used_ns <= was_awake.get(pid, used_ns)
         self._stop()
-        return not awake & was_awake
+        return are_asleep
 
     def end(self) -> None:
         """Kill the waiting processes, and their variables with them. `tell_end` reports it to the
@@ -257,15 +265,16 @@ class Chain:
     def _await_copy(self, pid: int) -> int | None:
         """Resume a process until it reports its copy; then both are stopped."""
         self._received(pid)  # earlier messages are void
-        give_up = time.monotonic() + COPY_PATIENCE_S
         found, is_done = None, False
+        effort = _Effort(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
         # Both must have sent their message: one that is stopped before keeps the other waiting.
-        while not is_done and (left_s := give_up - time.monotonic()) > 0:
+        while not is_done and effort.is_worth_it():
             if not processes.is_alive(pid):
                 return None
-            select.select([self._orders], [], [], min(left_s, 0.1))
+            if not select.select([self._orders], [], [], LOOK_S)[0]:
+                effort.look()
             newer, is_done = self._received(pid)
             found = newer or found
         self._behind = found if is_done else None
@@ -325,8 +334,34 @@ class Chain:
 
     def _end_the_others(self, spared: int | None = None) -> None:
         """Kill all others, briefly; the supervisor continues until none is left."""
-        give_up = time.monotonic() + END_PATIENCE_S
+        patience = processes.Patience(END_CPU_S)
         kept = self.pids | ({spared} if spared is not None else set())
-        while self._kill(kept) and time.monotonic() < give_up:
+        while self._kill(kept) and patience.rest():
             self._reap()
-            time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
+
+
+class _Effort:
+    """What a process and those below it have done to make a copy, and this one to wait for it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._own_until_s = time.process_time() + COPY_CPU_S
+        self._idle_looks = 0
+        self._first_ns: int | None = None
+        self._used_ns = 0
+
+    def look(self) -> None:
+        """Look at them, because nothing came of them for a while."""
+        them = {self._pid, *trees.below(self._pid)}
+        used_ns = sum(kernel.process_cpu_ns(pid) or 0 for pid in them)
+        self._first_ns = self._first_ns or used_ns
+        self._used_ns = used_ns - self._first_ns
+        self._idle_looks += not any(map(processes.works, them))
+
+    def is_worth_it(self) -> bool:
+        """Whether to go on waiting."""
+        return (
+            self._idle_looks < IDLE_LOOKS
+            and self._used_ns < COPY_CPU_S * 1e9
+            and time.process_time() < self._own_until_s  # they may send messages without end
+        )

@@ -21,22 +21,26 @@ from fumehood.guest.container import processes, workspace
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.prefork_pool import PreforkPools
-from fumehood.guest.container.processes import become_user
+from fumehood.guest.container.processes import KILL_CPU_S, Patience, become_user
 from fumehood.guest.container.registered import Registered
 from fumehood.guest.container.run import Run
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.workspace import Mounts, message_queues
-from fumehood.guest.core import children
+from fumehood.guest.core import children, kernel
 from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
-KILL_DEADLINE_S = 2.0
-CALM_S = 0.03
-"""Seconds until registered processes that come and go all the time are frozen for the cleaning."""
+CALM_CPU_S = 0.03
+"""Processor time until registered processes that come and go all the time are frozen for the
+cleaning.
+"""
 TELL_S = 0.002
 """Seconds for a zygote to tell that it has reaped a process."""
 
-HOUSEKEEPER_DEADLINE_S = 20.0
+HOUSEKEEPER_CPU_S = 20.0
+"""Processor time of a housekeeper."""
+HOUSEKEEPER_LOOKS = 20
+"""Looks at a housekeeper, a second apart, since which it has used no processor and wants none."""
 LEFT_OUT_BYTES = 8
 
 
@@ -134,12 +138,12 @@ class Cleaner:
         """Kill the program's processes until none is left. Returns False on failure."""
         self._reaped.clear()
         if not self._registered.pids:
-            return self.is_alone() or self._kill_the_rest(KILL_DEADLINE_S)
+            return self.is_alone() or self._kill_the_rest()
         if self._kill_beside():
             return True
         # They cannot be told from the program's, so they end with it.
         self._registered.kill_all()
-        return self._kill_the_rest(KILL_DEADLINE_S)
+        return self._kill_the_rest()
 
     def _kill_beside(self) -> bool:
         """Kill the program's processes beside registered ones. False if they cannot be told apart
@@ -147,10 +151,10 @@ class Cleaner:
         """
         if not (self._is_counted and self._registered.get_orphans):
             return self._kill_uncounted()
-        if all(self._count(looks=False)) or self._kill_the_rest(CALM_S):
+        if all(self._count(looks=False)) or self._kill_the_rest(CALM_CPU_S):
             return True
         with self._trees.frozen(self._chain.pids) as freeze:
-            return self._kill_the_rest(KILL_DEADLINE_S, freeze)
+            return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
         """The same for gVisor, which counts nothing, and hangs up a group that was frozen.
@@ -160,9 +164,9 @@ class Cleaner:
         process of a trial: an orphan is the supervisor's, which reaps none meanwhile, and any other
         parent is seen itself. Zygotes tell what they reap, a moment later; so two looks must agree.
         """
-        give_up = time.monotonic() + KILL_DEADLINE_S
+        patience = Patience(KILL_CPU_S)
         was_clean = False
-        while time.monotonic() < give_up:
+        while True:
             found = self._trees.strangers(self._chain.pids)
             gone = {pid for pid in found if not children.status(pid)}
             processes.kill([pid for pid in found if pid not in gone])
@@ -176,33 +180,34 @@ class Cleaner:
             if is_clean and (was_clean or not found):
                 return True
             was_clean = is_clean
-        return False
+            if not patience.rest():
+                return False
 
     def _kill_the_rest(
-        self, patience_s: float, before_look: Callable[[], None] = lambda: None
+        self, cpu_s: float = KILL_CPU_S, before_look: Callable[[], None] = lambda: None
     ) -> bool:
-        give_up = time.monotonic() + patience_s
+        patience = Patience(cpu_s)
         while True:
             before_look()
             if not self._trees.kill_all(self._chain.pids) and not self._is_one_unseen():
                 break
             self._reap()
             self._pools.receive()  # where memory ran out, a spare child may be dead, too
-            if time.monotonic() > give_up:
+            if not patience.rest():
                 return False
-            time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
         self._reap()
         return True
 
     def is_left_alone(self) -> bool:
         """Whether only the guest, a session's waiting processes and registered ones exist."""
-        if self.is_alone():
-            return True
-        if self._pools.is_settled and self._trees.intruders():
-            return False
-        if not self._trees.strangers(self._chain.pids):
-            return True
-        # Otherwise one that vanished during the look may be a registered one.
+        for _ in range(2):  # one that vanished during the first look may be Docker's
+            if self.is_alone():
+                return True
+            if self._pools.is_settled and self._trees.intruders():
+                return False
+            if not self._trees.strangers(self._chain.pids):
+                return True
+        # Otherwise it may be a registered one.
         return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
@@ -280,11 +285,14 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
     """Wait for its report, which it writes at once, or its end, at which its pipe closes."""
-    ready, _, _ = select.select([readable], [], [], HOUSEKEEPER_DEADLINE_S)
-    if not ready:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return Housekeeper(1, "the workspace could not be read in time")
+    idle_looks, used_ns = 0, 0
+    while not select.select([readable], [], [], 1.0)[0]:
+        before_ns, used_ns = used_ns, kernel.process_cpu_ns(pid) or 0
+        idle_looks += used_ns == before_ns and not processes.works(pid)
+        if idle_looks > HOUSEKEEPER_LOOKS or used_ns > HOUSEKEEPER_CPU_S * 1e9:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return Housekeeper(1, "the workspace could not be read in time")
     report = os.read(readable, LEFT_OUT_BYTES)
     os.waitpid(pid, 0)
     if len(report) < LEFT_OUT_BYTES:

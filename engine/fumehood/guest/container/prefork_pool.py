@@ -14,14 +14,13 @@ import resource
 import selectors
 import signal
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fumehood.guest.container import processes
-from fumehood.guest.container.processes import USER_ID
+from fumehood.guest.container.processes import KILL_CPU_S, USER_ID, Patience
 from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
 from fumehood.guest.core import kernel
 from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_REPLY_DEPTH
@@ -289,7 +288,6 @@ class Stream:
 REQUEST = b"G" + framing.encode(
     {"program": "javascript", "keep": False, "arguments": {"standby": True}}
 )
-END_DEADLINE_S = 2.0
 
 
 class Standby:
@@ -348,11 +346,11 @@ class Standby:
             return
         self._ended.add(child.pid)
         child.close()
-        give_up = time.monotonic() + END_DEADLINE_S
+        patience = Patience(KILL_CPU_S)
         try:
-            while time.monotonic() < give_up:  # its zygote reaps it
-                os.kill(child.pid, signal.SIGKILL)
-                time.sleep(0.0005)
+            os.kill(child.pid, signal.SIGKILL)
+            while patience.rest():  # its zygote reaps it
+                os.kill(child.pid, 0)
         except ProcessLookupError:
             return
         raise PreforkFailed("the standby Node process could not be ended")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Collection
 
 from fumehood.guest.core import kernel
@@ -18,6 +19,8 @@ from fumehood.guest.core.children import field, size, status
 
 SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
 """*Source*: proc_pid_status(5), SigPnd."""
+
+SIGSTOP_PENDING = 1 << (signal.SIGSTOP - 1)
 
 EXITING = 0x4
 """*Source*: PF_EXITING in the kernel's include/linux/sched.h; proc_pid_stat(5), flags."""
@@ -64,8 +67,23 @@ def has_ended(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, and not continued."""
-    return (field(status(pid), b"State") or b"X").startswith(b"T")
+    """Whether a process was stopped by a signal, and not continued.
+
+    One that has not had a processor since then still counts as running or asleep, but the signal is
+    pending, and its only thread stops before it executes another instruction. gVisor does not show
+    that.
+    """
+    shown = status(pid)
+    if (field(shown, b"State") or b"X").startswith(b"T"):
+        return True
+    pending = (int(field(shown, name) or b"0", 16) for name in (b"SigPnd", b"ShdPnd"))
+    has_one_thread = field(shown, b"Threads") == b"1"
+    return has_one_thread and any(signals & SIGSTOP_PENDING for signals in pending)
+
+
+def works(pid: int) -> bool:
+    """Whether a process has work to do: it has a processor, or waits for one or for a disk."""
+    return (field(status(pid), b"State") or b"X")[:1] in b"RD"
 
 
 def threads_of(pid: int) -> int:
@@ -131,6 +149,33 @@ def _stat(pid: int) -> list[bytes]:
     except OSError:
         return [b"X", *[b"0"] * 5, b"%d" % EXITING]
 
+
+class Patience:
+    """Waits for killed processes to be gone. Judged by the processor time of this process, which
+    looks for them: on a busy machine neither gets much, and no time on the clock proves that a
+    process does not end.
+    """
+
+    def __init__(self, cpu_s: float) -> None:
+        self._until_s = time.process_time() + cpu_s
+        self._looks = 0
+
+    def rest(self) -> bool:
+        """Pause before the next look. False if this has taken too much processor time."""
+        if time.process_time() >= self._until_s:
+            return False
+        self._looks += 1
+        time.sleep(SHORT_PAUSE_S if self._looks < SHORT_PAUSES else LONG_PAUSE_S)
+        return True
+
+
+KILL_CPU_S = 2.0
+"""Processor time for the end of a program's processes, however fast they make others."""
+
+SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
+"""Killed is not yet dead, and dead not yet gone. After so many short pauses the killed processes
+need the processor more than another look does.
+"""
 
 USER_ID = 10_001
 """User and group id of programs; the image has a passwd entry for it."""

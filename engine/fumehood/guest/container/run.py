@@ -89,7 +89,8 @@ class Run:
     before: Measures | None = None
     deadline: float = 0.0
     killed_for: str | None = None
-    killed_at: float = 0.0
+    look_at: float = 0.0
+    """When to look whether it is dead, once it was killed."""
     since_ns: int = 0
     """When it started, by the clock that stamps files."""
     stayed: bool = False

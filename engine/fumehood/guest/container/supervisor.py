@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from fumehood.guest.container import processes, selfcheck
 from fumehood.guest.container.chain import WATCH_S, Chain
 from fumehood.guest.container.child import limits_of, read_image
-from fumehood.guest.container.cleaning import KILL_DEADLINE_S, NOTHING_DONE, Cleaner
+from fumehood.guest.container.cleaning import NOTHING_DONE, Cleaner
 from fumehood.guest.container.host import Host, Reporter, end
 from fumehood.guest.container.meter import Counters, Meter
 from fumehood.guest.container.prefork_pool import (
@@ -71,6 +71,9 @@ MEMORY_LOOK_S = 0.1
 """Seconds between checks whether the kernel killed a process of the program for memory; unless it
 was the first one, there is no other sign.
 """
+
+HIDDEN_S = 2.0
+"""Seconds between looks whether a killed process is dead though nobody has reported its end."""
 
 QUIET_S = 0.25
 """Seconds without a program after which the fat zygote loads its modules, which takes most of a
@@ -495,7 +498,7 @@ class Supervisor:
         """Kill the program; its ending is reported when the kernel confirms the death."""
         if run.killed_for is None:
             run.killed_for = reason
-            run.killed_at = time.monotonic()
+            run.look_at = time.monotonic() + HIDDEN_S
         if run.child is None:
             self._conclude(run)
             return
@@ -722,7 +725,7 @@ class Supervisor:
             times.append(self._output_due)
         run = self._run
         if run is not None and run.child is not None and run.killed_for is not None:
-            times.append(run.killed_at + KILL_DEADLINE_S)
+            times.append(run.look_at)
         if run is not None and run.child is not None and run.killed_for is None:
             times += [run.deadline, now + MEMORY_LOOK_S]
             if _has_cpu_limit(run):
@@ -756,8 +759,7 @@ class Supervisor:
             for stream in (run.child.stdout, run.child.stderr):
                 self._reporter.output(run, stream)
         if run.killed_for is not None:
-            if now >= run.killed_at + KILL_DEADLINE_S:  # another of its processes hides its end
-                self._conclude(run)
+            self._look_at_killed(run, run.child.pid, now)
             return
         if self._meter.is_out_of_memory(run):
             self._stop(run, "memory")
@@ -765,6 +767,13 @@ class Supervisor:
             self._stop(run, "wall_time")
         elif _has_cpu_limit(run) and self._meter.left_cpu_s(run) <= 0:
             self._stop(run, "cpu_time")
+
+    def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
+        """Conclude a run whose first process is dead, if another of its processes hides that."""
+        if now >= run.look_at:
+            run.look_at = now + HIDDEN_S
+            if processes.has_ended(pid):
+                self._conclude(run)
 
 
 def _is_running(run: Run) -> bool:

@@ -22,7 +22,7 @@ GONE = 2**22 + 1
 def test_process_that_vanishes_counts_if_it_may_be_the_programs(
     has_trial: bool, reaped: list[int], is_clean: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleaning, "KILL_DEADLINE_S", 0.05)
+    monkeypatch.setattr(cleaning, "KILL_CPU_S", 0.05)
     pools, trees = Mock(), Mock()
     trees.strangers.return_value = [GONE]
     cleaner = Cleaner(
