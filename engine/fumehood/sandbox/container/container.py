@@ -29,6 +29,9 @@ from fumehood.sandbox.wall import RunEnding, RunSinks
 START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
 
+TAKEOVER_DEADLINE_S = 60.0
+"""Seconds for a guest to be taken over, which first ends what the earlier engine ran in it."""
+
 LOSS_DEADLINE_S = 5.0
 """Seconds to find out why a container ended."""
 
@@ -128,7 +131,7 @@ class Container(Channel):
         container._is_kept = True  # its guest tells at once how many processes run
         try:
             stream, begun = await docker.launch_in(name, relay_command(epoch))
-            await container._connect(stream, required, START_DEADLINE_S, begun)
+            await container._connect(stream, required, TAKEOVER_DEADLINE_S, begun)
         except BaseException:
             container.end("it was not taken over")
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from fumehood.protocol import framing
 from fumehood.protocol.container_frames import PART_CHARACTERS
 from fumehood.sandbox.container.channel import (
     MAX_UNSENT_BYTES,
+    USUAL_CLOCKS,
+    Channel,
     Demultiplexer,
     needs_preloaded,
 )
@@ -104,6 +107,7 @@ DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
     "reset-before-the-ending": [reset()],
     "data-without-a-file": [data()],
     "data-beyond-the-file": [file(size=1), data(b"xy")],
+    "data-without-a-byte": [file(size=1), data(b"")],
     "path-upwards": [file("../../etc/passwd")],
     "absolute-path": [file("/etc/passwd")],
     "path-with-nul": [file("a\0b")],
@@ -203,6 +207,23 @@ async def test_guest_that_never_finishes_sending_files_loses_the_run() -> None:
     guest.says(file(size=100), data())
     assert (await task).ended_by is EndedBy.SANDBOX_LOST
     assert guest.channel.dead.is_set()
+
+
+async def test_each_frame_of_a_runs_files_gives_a_slow_guest_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deadlines: list[float] = []
+    expect_by = Channel._expect_by
+
+    def noted(channel: Channel, seconds: float, late: Callable[[], None]) -> None:
+        deadlines.append(seconds)
+        expect_by(channel, seconds, late)
+
+    guest, task = await begun()
+    monkeypatch.setattr(Channel, "_expect_by", noted)
+    guest.says(file(size=3), data(), data(), data(), ended())
+    await task
+    assert deadlines == [USUAL_CLOCKS.collect_s] * 4 + [USUAL_CLOCKS.reset_s]
 
 
 async def test_guest_that_does_not_reset_in_time_is_ended_as_dirty() -> None:
