@@ -283,6 +283,8 @@ def nothing_left_open(nothing_left_open_by_module: None) -> Iterator[None]:
     error: BaseException | None = getattr(sys, "last_value", None)
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            frame.f_locals  # noqa: B018  # a copy, which is brought up to date
         error = error.__cause__ or error.__context__
     gc.collect(1)
 
