@@ -423,7 +423,7 @@ def _make_cluster(
     from fumehood.sandbox.cluster.wall import ClusterWall
 
     if find_spec("ray") is None:
-        raise ConfigError("cluster.address needs Ray: pip install 'fumehood[cluster]'.")
+        raise ConfigError("cluster.address needs Ray: pip install 'PATH_OF_THE_CHECKOUT[cluster]'.")
     assert settings.address is not None
     start = database.write_now(count_start)
     return ClusterWall(

@@ -245,7 +245,7 @@ def cluster_findings(settings: ClusterSettings) -> Iterator[Finding]:
         return
     if find_spec("ray") is None:
         found = "Ray is not installed, and no engine starts without it"
-        yield Finding("cluster", "missing", found, "pip install 'fumehood[cluster]'")
+        yield Finding("cluster", "missing", found, "pip install 'PATH_OF_THE_CHECKOUT[cluster]'")
         return
     try:
         found, asks = probe(settings.address, allow_unauthenticated=settings.allow_unauthenticated)

@@ -93,7 +93,10 @@ def node(
             "Name the head with --address HOST:PORT, or start it here with --head.", ExitCode.USAGE
         )
     if find_spec("ray") is None:
-        fail("A cluster needs Ray: pip install 'fumehood[cluster]'.", ExitCode.UNAVAILABLE)
+        fail(
+            "A cluster needs Ray: pip install 'PATH_OF_THE_CHECKOUT[cluster]'.",
+            ExitCode.UNAVAILABLE,
+        )
     if address is not None:
         _require_answer(address)
     _use_token(may_make=head)

@@ -251,7 +251,7 @@ def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider
         log.warning(
             "traces.not_sent",
             message=f"{names[0]} is set, but the packages that send traces are not installed.",
-            remedy="Install them (pip install 'fumehood[otel]'), or unset the variable.",
+            remedy="Install them: pip install 'PATH_OF_THE_CHECKOUT[otel]'; or unset it.",
         )
         return None
     except Exception as fault:  # a variable that OpenTelemetry does not understand

@@ -357,7 +357,7 @@ def _repairer() -> Callable[[str], Any]:
         import json_repair
     except ImportError:
         raise InvalidParams(
-            "repair_arguments needs the extra fumehood[repair], which is not installed here.",
+            "repair_arguments needs the extra `repair`, which is not installed here.",
             fields=["options.repair_arguments"],
         ) from None
     return lambda text: json_repair.loads(text, skip_json_loads=True)

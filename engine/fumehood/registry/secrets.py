@@ -289,7 +289,8 @@ class SecretBindings:
         """
         if find_spec("keyring") is None:
             raise KeyringFault(
-                "the extra for keyrings is not installed", "Install it: fumehood[keyring]."
+                "the extra for keyrings is not installed",
+                "Install it: pip install 'PATH_OF_THE_CHECKOUT[keyring]'.",
             )
         if not self._keyring_lock.acquire(timeout=KEYRING_WAIT_S):
             raise KeyringFault("the keyring does not answer", "Unlock it.")

@@ -216,7 +216,9 @@ class Client:
         try:
             from s3fs import S3FileSystem
         except ImportError:
-            raise StoreError("Files in S3 need s3fs: pip install 'fumehood[s3]'") from None
+            raise StoreError(
+                "Files in S3 need s3fs: pip install 'PATH_OF_THE_CHECKOUT[s3]'"
+            ) from None
         self._s3 = S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,

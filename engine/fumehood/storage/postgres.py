@@ -66,7 +66,7 @@ try:
     from psycopg.pq import TransactionStatus
 except ImportError:
     raise StoreError(
-        "A state in PostgreSQL needs psycopg: pip install 'fumehood[postgres]'"
+        "A state in PostgreSQL needs psycopg: pip install 'PATH_OF_THE_CHECKOUT[postgres]'"
     ) from None
 
 CONNECT_S = 5

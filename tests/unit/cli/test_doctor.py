@@ -406,7 +406,7 @@ def test_doctor_says_whether_the_cluster_can_be_used_and_what_to_do(
 def test_doctor_names_the_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     (found,) = cluster_findings(ClusterSettings(address="auto"))
-    assert (found.verdict, "fumehood[cluster]" in found.cure) == ("missing", True)
+    assert (found.verdict, "'PATH_OF_THE_CHECKOUT[cluster]'" in found.cure) == ("missing", True)
     assert list(cluster_findings(ClusterSettings())) == []
 
 

@@ -160,4 +160,4 @@ def test_missing_otlp_extra_is_logged_with_a_remedy(monkeypatch: pytest.MonkeyPa
     assert otlp_provider(endpoint, log) is None
     (call,) = log.calls
     assert (call.method_name, call.args) == ("warning", ("traces.not_sent",))
-    assert "fumehood[otel]" in call.kwargs["remedy"]
+    assert "'PATH_OF_THE_CHECKOUT[otel]'" in call.kwargs["remedy"]

@@ -199,7 +199,7 @@ def test_missing_keyring_package_is_told_to_the_operator(
     with pytest.raises(ExecutionError, match="the extra for keyrings is not installed"):
         from_keyring(log)
     (event,) = log.named("secret.unusable")
-    assert event["remedy"] == "Install it: fumehood[keyring]."
+    assert event["remedy"] == "Install it: pip install 'PATH_OF_THE_CHECKOUT[keyring]'."
 
 
 def test_locked_keyring_blocks_only_one_call(
