@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -401,11 +402,17 @@ NOTE_BYTES = 100
 MAX_STEPS = 4_000_000
 """Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
+PART_STEPS = 500
+"""Comparisons that take as long as beginning with one part of two texts does, whatever its size."""
+
 NO_NEWLINE = "\\ No newline at end of file\n"
 """The line after a last line without a newline. *Source*: POSIX diff, its output format."""
 
 
-Group = Sequence[tuple[str, int, int, int, int]]
+Code = tuple[str, int, int, int, int]
+"""One part of a comparison, as `SequenceMatcher` calls opcodes."""
+
+Group = Sequence[Code]
 """One hunk, as `SequenceMatcher.get_grouped_opcodes` yields it."""
 
 
@@ -441,13 +448,11 @@ def unified(
     # Only the lines between the first and the last difference, and their context, are compared.
     skipped, rest = max(0, start - CONTEXT_LINES), max(0, end - CONTEXT_LINES)
     old, new = old[skipped : len(old) - rest], new[skipped : len(new) - rest]
-    matcher = SequenceMatcher(None, old, new)
-    steps = most_steps(matcher)
-    is_coarse = steps > max_steps
-    steps = 0 if is_coarse else steps
+    matcher: Any = SequenceMatcher(None, old, new)
+    is_coarse, steps = False, most_steps(matcher)
+    if steps > max_steps:
+        matcher.opcodes, is_coarse, steps = _in_parts(old, new, max_steps)
     groups: Iterable[Group] = matcher.get_grouped_opcodes(CONTEXT_LINES)
-    if is_coarse:
-        groups = [_one_change(len(old), len(new), start - skipped, end - rest)]
     text, is_truncated = _cut(_runs(old, new, groups, skipped), max_bytes)
     return Diff(text, is_truncated=is_truncated, is_coarse=is_coarse, steps=steps)
 
@@ -464,12 +469,78 @@ def most_steps(matcher: Any) -> int:
     return int((len(matcher.a) + pairs) * min(len(matcher.a), len(matcher.b)))
 
 
-def _one_change(old: int, new: int, before: int, after: int) -> Group:
-    """Return one change from `old` lines to `new` lines, with this many equal lines around it."""
+def _in_parts(
+    old: Sequence[str], new: Sequence[str], max_steps: int
+) -> tuple[list[Code], bool, int]:
+    """Compare the parts between lines that both texts have once, in the same order. Return what
+    `SequenceMatcher` calls opcodes, whether a part is shown as one change because comparing it
+    would take too long, and the steps.
+    """
+    codes: list[Code] = []
+    is_coarse, steps = False, 0
+
+    def add(tag: str, first: int, last: int, new_first: int, new_last: int) -> None:
+        if codes and codes[-1][0] == tag == "equal":
+            _, first, _, new_first, _ = codes.pop()
+        if first < last or new_first < new_last:
+            codes.append((tag, first, last, new_first, new_last))
+
+    at = new_at = 0
+    whole = (len(old), len(new))
+    for here, new_here in [*_anchors(old, new), whole]:
+        if steps + PART_STEPS > max_steps:  # all the rest is one part
+            here, new_here = whole
+        if at < here or new_at < new_here:
+            part, new_part = old[at:here], new[new_at:new_here]
+            matcher = SequenceMatcher(None, part, new_part)
+            found: Sequence[Code] = _one_change(part, new_part)
+            if steps + PART_STEPS + most_steps(matcher) <= max_steps:
+                steps += most_steps(matcher)
+                found = matcher.get_opcodes()
+            else:
+                is_coarse = True
+            steps = min(steps + PART_STEPS, max_steps)
+            for tag, first, last, new_first, new_last in found:
+                add(tag, at + first, at + last, new_at + new_first, new_at + new_last)
+        at, new_at = min(here + 1, len(old)), min(new_here + 1, len(new))
+        add("equal", here, at, new_here, new_at)
+        if here == len(old) and new_here == len(new):
+            break
+    return codes, is_coarse, steps
+
+
+def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of lines that both texts have exactly once: the longest series that is in
+    order in both. *Source*: patience diff.
+    """
+    counts, new_counts = Counter(old), Counter(new)
+    places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
+    ends: list[int] = []
+    """For each length of a series, the place in the new text where the best of these ends."""
+    series: list[tuple[int, int, Any]] = []
+    """For each length, the last pair of that series, and the pair before it."""
+    for number, line in enumerate(old):
+        if counts[line] != 1 or line not in places:
+            continue
+        length = bisect_left(ends, places[line])
+        pair = (number, places[line], series[length - 1] if length else None)
+        ends[length : length + 1] = [places[line]]
+        series[length : length + 1] = [pair]
+    found: list[tuple[int, int]] = []
+    last: Any = series[-1] if series else None
+    while last is not None:
+        found.append(last[:2])
+        last = last[2]
+    return found[::-1]
+
+
+def _one_change(old: Sequence[str], new: Sequence[str]) -> Sequence[Code]:
+    """Return one change from all old lines to all new ones, but for the equal ones around it."""
+    start, end = _shared_ends(old, new)
     return [
-        ("equal", 0, before, 0, before),
-        ("replace", before, old - after, before, new - after),
-        ("equal", old - after, old, new - after, new),
+        ("equal", 0, start, 0, start),
+        ("replace", start, len(old) - end, start, len(new) - end),
+        ("equal", len(old) - end, len(old), len(new) - end, len(new)),
     ]
 
 
