@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from enum import Enum
 from itertools import takewhile
 from pathlib import PurePath
 from typing import Any, Protocol
@@ -98,6 +99,16 @@ class SessionRequest:
         return workspace_mb(self.memory_mb, self.disk_mb) if self.durable else 0
 
 
+class Leftovers(Enum):
+    """Unfinished files that may be in a workspace: programs see them, and its owner does not."""
+
+    NONE = 0
+    WRITES = 1
+    """Of requests that did not end as they should."""
+    UPLOADS = 2
+    """Also of uploads, which an earlier engine had begun."""
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     """An active session. Times are from the monotonic clock, except the fields named `…_at`."""
@@ -147,6 +158,7 @@ class Session:
     """When to try again to stop it because it was not used, by the monotonic clock."""
     is_outdated: bool = False
     """Whether its database row is out of date."""
+    leftovers: Leftovers = Leftovers.NONE
     finished: KeptSession | None = None
     """The final record, once the session has ended or is lost."""
     _turn: anyio.Lock = field(default_factory=anyio.Lock)

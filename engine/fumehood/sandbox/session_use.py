@@ -37,7 +37,14 @@ from fumehood.core.names import listed
 from fumehood.core.session import SessionStatus
 from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
 from fumehood.protocol.strict_json import dumps
-from fumehood.sandbox.session import NotSaved, Saver, Session, source_of, with_env
+from fumehood.sandbox.session import (
+    Leftovers,
+    NotSaved,
+    Saver,
+    Session,
+    source_of,
+    with_env,
+)
 from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks, try_later
 
 
@@ -88,12 +95,17 @@ class SessionLease:
         await self.until_ready()
         # Of what was there before this run: its container may be lost while its files are saved.
         copied_at, was_stopped = session.copied_at, session.stopped_why is not None
+        leftovers = session.leftovers
+        if program == "files" and leftovers is Leftovers.NONE:
+            session.leftovers = Leftovers.WRITES  # until it is known to have ended well
         limits = replace(limits, memory_mb=session.spec.memory_mb)
         arguments = session.with_env(program, arguments)
         if session.copy is None:
             ending = await session.container.run(program, arguments, limits, sinks)
         else:
             ending = await self._run_and_save(program, arguments, limits, sinks)
+        if ending.ended_by is EndedBy.OK:
+            session.leftovers = leftovers
         if ending.ended_by is not EndedBy.SANDBOX_LOST:
             ending = self._with_state(ending, program, copied_at, was_stopped=was_stopped)
         elif session.copy is not None:
@@ -458,6 +470,19 @@ class SessionProcesses:
         """
         async with self._visit(), await self._session.container.connect(port) as stream:
             yield stream
+
+
+_SWEEP_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=None, output_bytes=MB)
+
+
+async def sweep(session: Session) -> None:
+    """Remove what requests have left in the workspace that were cut off, during a turn."""
+    uploads = session.leftovers is Leftovers.UPLOADS
+    ending = await source_of(session).run(
+        "files", {"do": "sweep", "uploads": uploads}, _SWEEP_LIMITS
+    )
+    if ending.ended_by is not EndedBy.SANDBOX_LOST:  # if it cannot be done, it is not repeated
+        session.leftovers = Leftovers.NONE
 
 
 async def start_again(session: Session, tell: Callable[[str, str], None]) -> None:

@@ -58,6 +58,7 @@ from fumehood.core.session import (
 from fumehood.core.tasks import start_soon
 from fumehood.sandbox.session import (
     CopyLost,
+    Leftovers,
     NotSaved,
     Saver,
     Session,
@@ -80,6 +81,7 @@ from fumehood.sandbox.session_use import (
     SessionProcesses,
     SessionTrials,
     start_again,
+    sweep,
 )
 from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
@@ -413,6 +415,7 @@ class SessionKeeper:
             found = _snapshot_of(self._record(session), snapshot_id)
             await session.container.restore(found.id)
             session.stopped_why = f"Its files are those of {found.name or found.id} again."
+            session.leftovers = Leftovers.UPLOADS  # it may have been made during one
             self._leave_place(session)
             if session.copy is not None:  # a copy of the files before would be restored
                 await self._until_ready(session)
@@ -746,6 +749,7 @@ class SessionKeeper:
             project=home.project,
             kept_processes=home.processes,
             restored_at=record.restored_at,
+            leftovers=Leftovers.UPLOADS,  # it may have been killed at any moment
         )
         self._live[session.id] = session
         if session.has_place:
@@ -890,6 +894,9 @@ class SessionKeeper:
             if session.needs_copy:
                 with anyio.CancelScope(shield=True):  # a caller that gives up would cause another
                     await self._restore_copy(session)
+                await session.container.until_free()
+            if session.leftovers is not Leftovers.NONE and session.container.lost is None:
+                await sweep(session)
                 await session.container.until_free()
         finally:
             if session.is_stopped:

@@ -27,7 +27,7 @@ from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, RunEnding
-from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
+from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, always_four
 from support.session_rows import SessionRows
 from support.wait import DEADLINE_S, settle
 
@@ -529,6 +529,35 @@ async def test_lost_session_keeps_its_name_and_says_when_and_why_it_was_lost() -
         assert made.keeper.id_of(BOB, "build") == "build"
     async with bench(rows) as again:  # also after a restart
         assert again.keeper.find(ALICE, "build").id == record.id
+
+
+async def test_what_a_killed_engine_left_of_uploads_is_removed_before_a_program_runs() -> None:
+    """Once, at the first use. Later only what a request has left that did not end well."""
+
+    def requests(made: Bench) -> list[tuple[str, Any]]:
+        return [(run.program, run.arguments.get("uploads")) for run in made.wall.runs]
+
+    rows = SessionRows()
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    made = Bench(rows, wall)
+    async with made.keeper:
+        record = await made.keeper.create(ALICE)
+        await made.run(record)
+        assert requests(made) == [("python", None)]
+        await made.run(record, program="files")
+        wall.answer = lambda run: RunEnding(EndedBy.WALL_TIME, "session")
+        await made.run(record, program="files")
+        wall.answer = always_four
+        wall.runs.clear()
+        for _ in range(2):
+            await made.run(record)
+        assert requests(made) == [("files", False), ("python", None), ("python", None)]
+    again = Bench(rows, wall)
+    wall.runs.clear()
+    async with again.keeper:
+        for _ in range(2):
+            await again.run(record)
+        assert requests(again) == [("files", True), ("python", None), ("python", None)]
 
 
 async def test_forgotten_session_gives_its_name_up() -> None:

@@ -67,6 +67,7 @@ PROC = "/proc"
 MOUNTS = "/proc/self/mounts"
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
+_UNFINISHED = re.compile(rf"{re.escape(UPLOAD_PREFIX)}(new-)?{_TOKEN.pattern}")
 
 Result = dict[str, Any]
 
@@ -577,6 +578,31 @@ def _drop(arguments: Result) -> Result:
     return {}
 
 
+def _sweep(arguments: Result) -> Result:
+    """Remove the files of writes that were cut off, and with `uploads` also those of uploads. None
+    of them may be in progress.
+    """
+    with directory_at("") as top:
+        return {"removed": _sweep_below(top, bool(arguments["uploads"]), MAX_DIRECTORY_DEPTH)}
+
+
+def _sweep_below(directory: int, uploads: bool, depth: int) -> int:
+    removed = 0
+    for name in os.listdir(directory):
+        # One that a registered process has removed, or a directory that its owner has closed.
+        with suppress(FileNotFoundError, PermissionError):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            unfinished = _UNFINISHED.fullmatch(name)
+            if stat.S_ISDIR(status.st_mode):
+                if depth:
+                    with held(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as inner:
+                        removed += _sweep_below(inner, uploads, depth - 1)
+            elif stat.S_ISREG(status.st_mode) and unfinished and (uploads or unfinished[1]):
+                os.unlink(name, dir_fd=directory)
+                removed += 1
+    return removed
+
+
 def _drop_quietly(name: str, top: int) -> None:
     try:
         os.unlink(name, dir_fd=top)
@@ -673,6 +699,7 @@ _VERBS: dict[str, Callable[[Result], Result]] = {
     "finish": _finish,
     "unpack": _unpack,
     "drop": _drop,
+    "sweep": _sweep,
     "delete": _delete,
     "survey": _survey,
 }

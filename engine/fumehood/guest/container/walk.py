@@ -28,6 +28,9 @@ MAX_ANSWER_BYTES = 200 * 1024
 UPLOAD_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished file, which no listing shows."""
 
+WRITE_PREFIX = f"{UPLOAD_PREFIX}new-"
+"""The same of a file that one request writes. An upload takes several."""
+
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -116,7 +119,7 @@ def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
 
     Returns its descriptor and its name, which a program could not have foreseen and taken.
     """
-    name = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
+    name = f"{WRITE_PREFIX}{os.urandom(16).hex()}"
     with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
         try:
             yield descriptor, name

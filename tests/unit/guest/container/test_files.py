@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.container import files
+from fumehood.guest.container import files, walk
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -55,6 +55,30 @@ def test_upload_in_pieces_is_visible_only_when_complete(do: Do, place: Path) -> 
     assert do("finish", token=TOKEN, path="d/whole", size=6, mode="create") == {"size": 6}
     assert listed(do) == ["d", "d/whole"]
     assert (place / "d/whole").read_bytes() == b"abcdef"
+
+
+def test_sweep_removes_what_was_cut_off_and_nothing_else(do: Do, place: Path) -> None:
+    """A write takes one request, so that none is in progress; an upload may be."""
+    upload, write = f"{files.UPLOAD_PREFIX}{TOKEN}", f"{walk.WRITE_PREFIX}{TOKEN}"
+    (place / "d/e").mkdir(parents=True)
+    kept = ["d/x", f"d/{files.UPLOAD_PREFIX}x", f"{upload}0", f"a{upload}"]
+    for path in (upload, write, f"d/e/{write}", *kept):
+        (place / path).write_text("half")
+    (place / f"d/{write}").mkdir()  # by a program: neither it nor what it leads to is removed
+    (place / f"d/e/{upload}").symlink_to(place / "d/x")
+    (place / "out").symlink_to(place.parent)
+    (place.parent / write).write_text("outside")
+    closed = place / "closed"
+    closed.mkdir(mode=0)
+    assert do("sweep", uploads=False) == {"removed": 2}
+    assert (place / upload).exists()
+    assert do("sweep", uploads=True) == {"removed": 1}
+    assert do("sweep", uploads=True) == {"removed": 0}
+    assert all((place / path).read_text() == "half" for path in kept)
+    assert (place / f"d/{write}").is_dir()
+    assert (place / f"d/e/{upload}").is_symlink()
+    assert (place.parent / write).read_text() == "outside"
+    assert closed.stat().st_mode & 0o777 == 0
 
 
 # -- versions -----------------------------------------------------------------------------
