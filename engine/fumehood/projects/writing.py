@@ -25,7 +25,7 @@ from fumehood.core.errors import EngineError, StateUnavailable
 from fumehood.core.workspace_path import MAX_NAME_BYTES
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory, entry_of
-from fumehood.storage.directory import flush, private_directory, write_private
+from fumehood.storage.directory import private_directory, write_private
 
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -115,6 +115,8 @@ class Journals:
         failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
             return found
+        for draft in self._directory.glob("*.json.new"):  # of a kill before the rename
+            draft.unlink(missing_ok=True)
         for path in sorted(self._directory.glob("*.json")):
             try:
                 journal = _Journal.parse(path.read_bytes())
@@ -148,10 +150,7 @@ class Journals:
             return
         private_directory(self._directory)
         path = self._directory / _file_name(journal)
-        new = path.with_suffix(".new")
-        write_private(new, journal.text())
-        new.rename(path)
-        flush(self._directory)
+        write_private(path, journal.text())
 
     def drop(self, journal: _Journal) -> None:
         """Forget one: nothing of it is left."""

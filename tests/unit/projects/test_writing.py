@@ -302,7 +302,7 @@ def test_project_is_whole_wherever_the_engine_is_killed(top: Path, journals: Jou
         assert journals.recover().outcomes == outcome  # until it is stored
         journals.forget()
         outcomes += outcome.values()
-        assert not list((top.parent / "journals").glob("*.json"))
+        assert not list((top.parent / "journals").glob("*"))
         ends.append(found(top) == AFTER)
     assert ends.count(False) > 30
     assert ends == sorted(ends)  # first as before, then, from one moment on, with all changes
