@@ -31,8 +31,10 @@ from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.protocol import framing
 
-PATIENCE_S = 10.0
-"""How long the host may leave a frame unread, in seconds."""
+PATIENCE_S = 30.0
+"""How long the host may leave a frame unread, in seconds: then it counts as gone, and the run in
+progress is rolled back. Another host that takes over waits longer than that.
+"""
 
 
 Request = Run | Answer | framing.ConnectionFrame | dict[str, Any]

@@ -21,7 +21,10 @@ from fumehood.guest.core.children import field
 from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
-PROBE_PATIENCE_S = 5.0
+PROBE_PATIENCE_S = 60.0
+"""Seconds for the probe's attempts: more than the host waits for a container, so that a busy
+machine is never taken for one that does not enforce its limits.
+"""
 PROBE_WALL_S = 0.03
 """Seconds that remain for the probe after it reported its attempts."""
 PROBE_OUTPUT_BYTES = 1024

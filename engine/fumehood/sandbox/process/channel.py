@@ -59,17 +59,17 @@ GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
 """Seconds for a guest to become ready."""
 
-LEND_DEADLINE_S = 10.0
+LEND_DEADLINE_S = 30.0
 """Seconds for the guest to hand over a child; a slower guest is killed."""
 
-ANSWER_GRACE_S = 5.0
+ANSWER_GRACE_S = 30.0
 """Seconds that the host waits for an ending beyond the guest's own deadline. Giving up kills every
-run of the guest, so this is generous. The guest's clock starts only when a child is ready, which
-takes time on a busy host.
+run of the guest, also of other callers, so this is generous. The guest's clock starts only when a
+child is ready, which takes time on a busy host.
 """
 
-CANCEL_GRACE_S = 2.0
-"""Seconds for the guest to end a cancelled run; a slower guest is killed."""
+CANCEL_GRACE_S = 30.0
+"""Seconds for the guest to end a cancelled run; a slower guest is killed, with every other run."""
 
 CHECKOUT = struct.Struct("!qi")
 """A checkout's id and the child's process id, in the guest's binary format."""

@@ -13,10 +13,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from fumehood.guest.container import cleaning, processes
+from fumehood.guest.container import cleaning, host, processes, selfcheck
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.cleaning import Cleaner
 from fumehood.guest.core import kernel
+from fumehood.guest.process import supervisor
+from fumehood.sandbox.container import container
+from fumehood.sandbox.process import channel
 
 pytestmark = pytest.mark.row("S6")
 
@@ -132,3 +135,13 @@ def test_waiting_process_that_is_not_stopped_counts_as_awake_if_it_uses_a_proces
             os.sched_yield()
         assert waiting.are_asleep() is is_asleep
         process.kill()
+
+
+def test_hosts_give_up_on_a_slow_guest_before_it_takes_a_limit_for_missing() -> None:
+    """The one is tried again; the other is a fault of the machine, which only its operator mends."""
+    assert selfcheck.PROBE_PATIENCE_S > container.START_DEADLINE_S
+    assert supervisor.PROBE_DEADLINE_S > channel.START_DEADLINE_S
+
+
+def test_next_engine_waits_longer_than_a_guest_does_for_the_one_before() -> None:
+    assert container.TAKEOVER_DEADLINE_S > host.PATIENCE_S
