@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/frameworks
+GENERATORS := $(VENV)/generators
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
@@ -52,12 +53,18 @@ $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 	@touch $(STAMP)
 
 # For the tests of the adapters: the frameworks would not fit the developers' pins.
-frameworks: $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed
+frameworks: $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed $(GENERATORS)/.installed
 
 $(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)
 	$(BIN)/uv pip install --quiet --python=$(FRAMEWORKS)/bin/python --require-hashes \
 		--requirement requirements/frameworks.lock
+	@touch $@
+
+$(GENERATORS)/.installed: requirements/generators.lock | $(STAMP)
+	$(BIN)/python -m venv --without-pip $(GENERATORS)
+	$(BIN)/uv pip install --quiet --python=$(GENERATORS)/bin/python --require-hashes \
+		--requirement requirements/generators.lock
 	@touch $@
 
 # Without what `tool.uv` in pyproject.toml excludes, so without a check of dependencies.
@@ -84,6 +91,8 @@ lock: $(STAMP)
 	$(BIN)/uv pip compile pyproject.toml --group frameworks-mcp1 --extra crewai --extra langchain \
 		--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --upgrade -o requirements/frameworks-mcp1.lock
+	$(BIN)/uv pip compile --group generators --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/generators.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

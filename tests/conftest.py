@@ -54,6 +54,7 @@ CHROMIUM = Path(shutil.which("chromium-headless-shell") or "/usr/bin/chromium")
 AXE = NPM.parent / "axe-core" / "axe.min.js"
 FRAMEWORKS = Path(sys.executable).parents[1] / "frameworks" / "bin" / "python"
 FRAMEWORKS_MCP1 = FRAMEWORKS.parents[2] / "frameworks-mcp1" / "bin" / "python"
+GENERATORS = FRAMEWORKS.parents[2] / "generators" / "bin"
 """Of the environments that `make frameworks` makes."""
 
 CLEAN_ENVIRONMENT = {
@@ -228,7 +229,7 @@ def has_runsc() -> bool:
 
 def has_npm_programs() -> bool:
     """Whether `scripts/npm-programs` has installed the programs of others that tests talk to."""
-    return (NPM / "mcp-inspector").exists()
+    return (NPM / "mcp-inspector").exists() and (NPM / "openapi-typescript").exists()
 
 
 def has_browser() -> bool:
@@ -258,6 +259,7 @@ AVAILABLE = {
     "node": has_node,
     "npm": has_npm_programs,
     "browser": has_browser,
+    "generators": lambda: (GENERATORS / "openapi-python-client").exists(),
     "frameworks": lambda: FRAMEWORKS.exists() and FRAMEWORKS_MCP1.exists(),
 }
 

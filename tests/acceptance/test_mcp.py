@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from support.authority import Authority, ask
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.definitions import rest_document
 from support.mcp import MODES, PATIENCE_S, WAYS, connected, decide, raw_client
+from support.network import free_port
 from support.wait import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D3")]
@@ -492,13 +492,6 @@ async def test_program_reports_monotonic_progress_and_ends_on_cancellation(
 def _newest_code(daemon: Daemon, tool: str) -> str:
     items = ask(daemon.socket, "GET", f"/v1/calls?tool={tool}&limit=1").body["data"]["items"]
     return items[0]["code"] if items else ""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -153,9 +153,15 @@ ADDRESSES = {
     "parent-escaped": "/%2e%2e/%2e%2e/etc/passwd",
     "parent-half-escaped": "/.%2e/a",
     "parent-in-the-middle": "/d/../a",
-    "slash-escaped": "/d%2fa",
     "slash-escaped-with-parent": "/..%2f..%2fetc%2fpasswd",
-    "slash-in-capitals": "/d%2Fa",
+    "slash-escaped-with-escaped-parent": "/%2e%2e%2F%2e%2e%2Fetc%2Fpasswd",
+    "slash-escaped-to-leave-and-return": "/d%2f..%2fa",
+    "slash-escaped-absolute": "/%2fetc%2fpasswd",
+    "slash-escaped-empty-part": "/d%2f%2fa",
+    "slash-escaped-at-the-end": "/d%2F",
+    "slash-escaped-current-directory": "/.%2fa",
+    "slash-escaped-reserved": "/d%2f.fumehood-upload-x",
+    "slash-escaped-too-long-a-path": "/" + "%2F".join(["x" * 200] * 21),
     "slash-overlong": "/d%c0%afa",
     "absolute": "//etc/passwd",
     "empty-part": "/d//a",
@@ -204,10 +210,24 @@ def test_twin_escaped_but_unambiguous_file_url_is_accepted(session: Session) -> 
 
 
 @in_memory
+def test_twin_escaped_slash_is_a_slash(session: Session) -> None:
+    """As generated clients write it. Only one escape is undone."""
+    assert raw(session, "PUT", "/d%2Fe%2fa", b"x").body["data"]["path"] == "d/e/a"
+    assert session.shell("cat d/e/a")["stdout"] == "x"
+    for address in ("/d/e/a", "/d%2Fe%2Fa", "/d%2fe/a"):
+        assert session.files("GET", address).body == b"x"
+    assert raw(session, "PUT", "/d%252Fa", b"y").body["data"]["path"] == "d%2Fa"
+    assert raw(session, "GET", "/d%2Fa").code == "RESOURCE_NOT_FOUND"
+    assert session.shell("ls")["stdout"] == "d\nd%2Fa\n"
+    assert raw(session, "DELETE", "/d%2Fe?recursive=true").status == 200
+
+
+@in_memory
 @pytest.mark.parametrize(
     "address",
     [
         "/v1/sessions/{id}%2ffiles/a",
+        "/v1/sessions/{id}%2Ffiles%2Fa",
         "/v1/sessions/x/../{id}/files/a",
         "/v1/sessions/{id}/files%2fa",
         "/v1/sessions/%73{tail}/files/a",

@@ -455,6 +455,38 @@ def test_control_invalid_document_is_detected(face: Face) -> None:
 
 
 @pytest.mark.row("D1")
+def test_openapi_document_has_only_what_generators_understand(face: Face) -> None:
+    """One plain object for each answer, one name for each type, and no default that a client would
+    send for a field that its caller did not set.
+    """
+    schemas = face.document["components"]["schemas"]
+    assert all(re.fullmatch(r"[A-Za-z]+", name) for name in schemas)
+    keywords = {key for schema in schemas.values() for key in _keywords_in(schema)}
+    assert keywords.isdisjoint({"allOf", "default"}), keywords
+    assert {"properties", "anyOf", "const"} <= keywords  # not vacuous
+    for path, method, operation in operations_of(face.document):
+        for status, response in operation["responses"].items():
+            said = response["content"].get("application/json", {}).get("schema")
+            if said is not None and operation["operationId"] != "openapi":
+                answer = schemas[said["$ref"].rpartition("/")[2]]
+                assert answer["type"] == "object", (path, method, status)
+                assert answer["additionalProperties"] is False, (path, method, status)
+        for parameter in operation.get("parameters", []):
+            assert "default" not in parameter["schema"], (path, method, parameter["name"])
+
+
+def _keywords_in(schema: Any) -> Iterator[str]:
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _keywords_in(part)
+    elif isinstance(schema, dict):
+        yield from schema
+        for key, value in schema.items():
+            parts = list(value.values()) if key == "properties" else value
+            yield from _keywords_in(parts)
+
+
+@pytest.mark.row("D1")
 def test_openapi_document_covers_exactly_the_served_routes(face: Face) -> None:
     served = {(operation.path, operation.method.lower()) for operation in FACES[face.name][0]}
     described = {(path, method) for path, method, _ in operations_of(face.document)}

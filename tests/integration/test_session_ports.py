@@ -149,6 +149,15 @@ def test_request_reaches_the_server_without_the_callers_credential(
     assert not any("authorization" in line for line in told)
 
 
+def test_escaped_slash_of_a_path_is_a_slash(daemon: Daemon, session: str) -> None:
+    """As generated clients write it. In the query and behind another escape it stays."""
+    for path, expected in (
+        ("/a%2Fb%2fc?d=%2F", "/a/b/c?d=%2F"), ("/a%252Fb", "/a%252Fb"), ("/%2e%2e", "/%2e%2e"),
+    ):  # fmt: skip
+        _, body = fetched(daemon, session, path)
+        assert body.decode().splitlines()[0] == f"GET {expected}"
+
+
 def test_bodies_pass_in_both_directions(daemon: Daemon, session: str) -> None:
     status, body = fetched(daemon, session, "/post", "POST", body=b"abc" * 100_000)
     assert (status, body) == (201, b"cba" * 100_000)

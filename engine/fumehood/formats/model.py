@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from fumehood.core.call import MAX_CALLS, CallOptions
 from fumehood.core.envelope import Envelope
@@ -56,6 +56,9 @@ class HandleOptions(CallOptions):
         return self
 
 
+_ANY_OBJECT: dict[str, JsonValue] = {"type": "object", "additionalProperties": True}
+
+
 class HandleBody(Value):
     """The body of `POST /v1/tool_calls`."""
 
@@ -64,7 +67,7 @@ class HandleBody(Value):
     format: MessageFormat
     message: Any = Field(
         description="An object; for `openai-responses` also a list of objects.",
-        json_schema_extra={"type": ["object", "array"]},
+        json_schema_extra={"anyOf": [_ANY_OBJECT, {"type": "array", "items": _ANY_OBJECT}]},
     )
     options: HandleOptions = Field(default_factory=HandleOptions)
 

@@ -9,6 +9,7 @@ operations that the socket serves, so that none is undocumented.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -21,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
-    TOOL_CODE,
     TOOL_CODE_HTTP_STATUS,
     EngineError,
     InternalError,
@@ -177,7 +177,14 @@ def _tool_of(scope: Scope) -> str | None:
 
 
 REFERENCE = "#/components/schemas/{model}"
-ANY_OBJECT: JsonObject = {"type": "object"}
+ANY_OBJECT: JsonObject = {"type": "object", "additionalProperties": True}
+"""Said explicitly, because some generators take an object without properties for an empty one."""
+
+BINARY = "application/octet-stream"
+"""The type by which generated clients send and take bytes. Files of any other type are accepted."""
+
+BYTES: JsonObject = {"schema": {"type": "string", "format": "binary"}}
+REFUSAL = "Refusal"
 SECURITY: dict[Needs, list[JsonObject]] = {
     Needs.NOBODY: [],
     Needs.CALLER: [{}, {"bearer": []}],  # the peer's uid suffices
@@ -204,12 +211,15 @@ SIGNATURE: JsonObject = {
     "description": "`t=UNIX,v1=HEX`: HMAC-SHA-256 with the webhook's secret over `UNIX.body`.",
 }
 
-Mode = Literal["validation", "serialization"]
-Schemas = dict[tuple[type[Any], Mode], JsonObject]
+Schemas = dict[type[Any], JsonObject]
 
 
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
-    """Make the document of one socket."""
+    """Make the document of one socket.
+
+    Each answer has one plain schema of its own, because generators of clients support combined
+    schemas and equal names only in part.
+    """
     schemas, definitions = _schemas(operations)
     paths: dict[str, JsonObject] = {}
     for operation in operations:
@@ -230,16 +240,40 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
-    """Return a schema reference per model, and the definitions that they refer to."""
-    # The envelope omits absent fields, which only its "validation" schema expresses.
-    wanted: dict[tuple[type[BaseModel], Mode], None] = {(Envelope, "validation"): None}
+    """Return a schema reference per model, and the definitions that they refer to.
+
+    A model has one definition for both directions: how it is read. Only that tells that an answer
+    may lack a field.
+    """
+    wanted: dict[type[BaseModel], None] = {Envelope: None}
     for operation in operations:
-        if operation.body is not None:
-            wanted[operation.body, "validation"] = None
-        if operation.data is not None:
-            wanted[operation.data, "serialization"] = None
-    schemas, found = models_json_schema(list(wanted), ref_template=REFERENCE)
-    return {key: dict(schema) for key, schema in schemas.items()}, found["$defs"]
+        wanted |= {model: None for model in (operation.body, operation.data) if model is not None}
+    modes: list[tuple[type[BaseModel], Literal["validation"]]]
+    modes = [(model, "validation") for model in wanted]
+    schemas, found = models_json_schema(modes, ref_template=REFERENCE)
+    definitions = {name: _worded(schema) for name, schema in found["$defs"].items()}
+    return {model: dict(schema) for (model, _), schema in schemas.items()}, definitions
+
+
+def _worded(schema: Any) -> Any:
+    """Return a schema with its defaults in words. Generated clients would send them, and what is
+    sent is set: a change of one field would reset the others.
+    """
+    if isinstance(schema, list):
+        return [_worded(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: {name: _worded(said) for name, said in value.items()}
+        if key == "properties"
+        else _worded(value)
+        for key, value in schema.items()
+        if key != "default"
+    }
+    if schema.get("default") not in (None, "", [], {}):
+        words = f"Default: {json.dumps(schema['default'])}."
+        made["description"] = " ".join(filter(None, (schema.get("description"), words)))
+    return made
 
 
 def _described(operation: Operation, schemas: Schemas, definitions: JsonObject) -> JsonObject:
@@ -248,7 +282,7 @@ def _described(operation: Operation, schemas: Schemas, definitions: JsonObject) 
         "operationId": operation.id,
         "summary": summary,
         "security": SECURITY[operation.needs],
-        "responses": _responses(operation, schemas),
+        "responses": _responses(operation, schemas, definitions),
     }
     if description:
         entry["description"] = description
@@ -256,47 +290,53 @@ def _described(operation: Operation, schemas: Schemas, definitions: JsonObject) 
     if parameters:
         entry["parameters"] = parameters
     if operation.body is not None:
-        content = _json_content(schemas[operation.body, "validation"])
+        content = _json_content(schemas[operation.body])
         entry["requestBody"] = {"required": True, "content": content}
     if operation.upload is not None:
-        entry["requestBody"] = {"required": True, "content": {operation.upload: {}}}
+        entry["requestBody"] = {"required": True, "content": {BINARY: BYTES}}
     return entry
 
 
-def _responses(operation: Operation, schemas: Schemas) -> JsonObject:
-    envelope = schemas[Envelope, "validation"]
-    data = ANY_OBJECT if operation.data is None else schemas[operation.data, "serialization"]
+def _responses(operation: Operation, schemas: Schemas, definitions: JsonObject) -> JsonObject:
+    data = ANY_OBJECT if operation.data is None else schemas[operation.data]
+    nothing = {**ANY_OBJECT, "maxProperties": 0}
+    refusal = _envelope(definitions, REFUSAL, is_success=False, data=nothing)
     statuses: dict[int, list[str]] = {}
     for error in sorted(operation.all_errors, key=lambda error: error.code):
         statuses.setdefault(error.http_status, []).append(error.code)
-    refusals = {
-        status: _response(", ".join(codes), _refusal(envelope, {"enum": codes}))
-        for status, codes in statuses.items()
-    }
+    refusals = {status: _response(", ".join(codes), refusal) for status, codes in statuses.items()}
     if operation.has_tool_codes:
-        own = _refusal(envelope, {"pattern": TOOL_CODE.pattern})
-        refusals[TOOL_CODE_HTTP_STATUS] = _response("A code of the tool's own.", own)
+        refusals[TOOL_CODE_HTTP_STATUS] = _response("A code of the tool's own.", refusal)
     answers: dict[int, JsonObject]
     if operation.media is not None:
-        answers = {200: {"description": "The bytes.", "content": {operation.media: {}}}}
+        answers = {
+            200: {"description": "The bytes.", "content": {BINARY: BYTES, operation.media: BYTES}}
+        }
     elif operation.plain:
         answers = {status: _response("The answer.", data) for status in operation.plain}
     else:
-        answers = {200: _response("The envelope.", _success(envelope, data))}
+        name = "ResultEnvelope" if operation.data is None else f"{operation.data.__name__}Envelope"
+        success = _envelope(definitions, name, is_success=True, data=data)
+        answers = {200: _response("The envelope.", success)}
     if operation.events is not None:
         answers[200]["content"][operation.events] = {"schema": {"type": "string"}}
     return {str(status): answer for status, answer in sorted({**refusals, **answers}.items())}
 
 
-def _success(envelope: JsonObject, data: JsonObject) -> JsonObject:
-    here = {"success": {"const": True}, "error": {"type": "null"}, "data": data}
-    return {"allOf": [envelope, {"properties": here}]}
-
-
-def _refusal(envelope: JsonObject, code: JsonObject) -> JsonObject:
-    error = {"type": "object", "properties": {"code": code}}
-    here = {"success": {"const": False}, "error": error, "data": {"maxProperties": 0}}
-    return {"allOf": [envelope, {"properties": here}]}
+def _envelope(
+    definitions: JsonObject, name: str, *, is_success: bool, data: JsonObject
+) -> JsonObject:
+    """Add the definition of a kind of envelope, and return a reference to it."""
+    any_envelope = definitions["Envelope"]
+    fields = {
+        **any_envelope["properties"],
+        "success": {"type": "boolean", "const": is_success},
+        "status": {"type": "string", "const": "success" if is_success else "error"},
+        "data": data,
+        "error": {"type": "null"} if is_success else {"$ref": REFERENCE.format(model="ErrorInfo")},
+    }
+    definitions[name] = {**any_envelope, "title": name, "properties": fields}
+    return {"$ref": REFERENCE.format(model=name)}
 
 
 def _path_parameters(operation: Operation) -> list[JsonObject]:
@@ -317,10 +357,10 @@ def _query_parameters(operation: Operation, definitions: JsonObject) -> list[Jso
     if operation.query is None:
         return []
     schema: dict[str, Any] = operation.query.model_json_schema(ref_template=REFERENCE)
-    definitions |= schema.get("$defs", {})
+    definitions |= {name: _worded(said) for name, said in schema.get("$defs", {}).items()}
     required = schema.get("required", [])
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": of_value}
+        {"name": name, "in": "query", "required": name in required, "schema": _worded(of_value)}
         for name, of_value in schema["properties"].items()
     ]
 

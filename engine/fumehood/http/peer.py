@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 
 ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
+ESCAPED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
 PIECE_BYTES = 64 * 1024
 
@@ -160,7 +161,8 @@ def port_request(engine: Engine, request: Request, upgrade: bytes | None) -> Por
     if upgrade == b"tcp":
         return PortRequest(processes, port, b"")
     query = request.scope["query_string"]
-    target = (found[3] or b"/") + (b"?" + query if query else b"")
+    path = ESCAPED_SLASH.sub(b"/", found[3] or b"/")  # generated clients escape it in a path
+    target = path + (b"?" + query if query else b"")
     head = [request.method.encode(), b" ", target, b" HTTP/1.1\r\n"]
     for name, value in _sent_on(request.scope["headers"], upgrade):
         head += [name, b": ", value, b"\r\n"]

@@ -150,18 +150,18 @@ def _refuse_while_draining(request: Request) -> None:
 
 
 def file_path(request: Request, _: Principal) -> str:
-    """Decode the file's path from the raw bytes of the address.
+    """Decode the file's path from the raw bytes of the address, and check what it then says.
 
-    The server has decoded the address leniently, which could give one file two names, and turn an
-    escape into a slash.
+    The server has decoded the address leniently, which could give one file two names. A slash may
+    be escaped, as generated clients write it.
     """
     prefix = f"/v1/sessions/{request.path_params['session_id']}/files/".encode()
     raw: bytes = request.scope["raw_path"]
     if not raw.startswith(prefix):
         raise InvalidParams("Write the address without escapes before the path.", fields=["path"])
     rest = raw.removeprefix(prefix)
-    if ESCAPE.search(rest) or b"%2f" in rest.lower():
-        raise InvalidParams("The path has an escaped slash or an invalid escape.", fields=["path"])
+    if ESCAPE.search(rest):
+        raise InvalidParams("The path has an invalid escape.", fields=["path"])
     try:
         path = unquote_to_bytes(rest).decode("utf-8")
     except UnicodeDecodeError:
@@ -184,9 +184,7 @@ SnapshotAnswer = Annotated[
 ProcessName = Annotated[str, "The process's name."]
 ProcessAnswer = Annotated[SessionProcess, As("process", "ProcessAnswer", "A process as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
-FilePath = Annotated[
-    str, "The file's path in the workspace, with literal slashes.", Given(file_path)
-]
+FilePath = Annotated[str, "The file's path in the workspace.", Given(file_path)]
 
 
 @endpoint("GET", "/v1/sessions", Needs.CALLER, client="sessions")
