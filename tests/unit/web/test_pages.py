@@ -768,6 +768,19 @@ def test_session_whose_processes_cannot_be_listed_says_why(
     assert "live-tick" not in page
 
 
+def test_lost_session_says_when_and_why_it_was_lost(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.session = {
+        "state": SessionStatus.LOST, "name": "build", "why": "Its container is gone.",
+        "expires_at": datetime.now(UTC) - timedelta(hours=3),
+    }  # fmt: skip
+    page = browser.get(f"/sessions/{SESSION}").text
+    assert "<h1>build " in page
+    assert "Its container is gone." in page
+    assert re.search(r"<dt>Lost</dt><dd>.*3 h ago", page)
+
+
 def test_session_page_names_project_preset_and_environment(
     browser: Browser, told: SimpleNamespace
 ) -> None:
