@@ -246,6 +246,15 @@ async def test_service_answer_is_relayed_while_it_arrives(
     assert answer_of([event]).data == {"text": body.decode(), "content_type": SSE}
 
 
+async def test_relayed_answer_loses_its_byte_order_mark_in_any_pieces(
+    relaying: Engine, upstream: Upstream
+) -> None:
+    marked = "\ufeffdata: \ufeff\n\n"  # only the first one is a mark
+    upstream.script("/now", Reply(body=marked.encode(), content_type=SSE, drip_s=0.0))
+    events = await follow(relaying, "relay", {})
+    assert text_of(events) == answer_of(events).data["text"] == marked[1:]
+
+
 @pytest.mark.row("T5", "E6")
 @pytest.mark.parametrize("is_packed", [True, False])
 async def test_relayed_answer_up_to_its_limit_is_kept_as_a_blob_and_a_longer_one_fails(

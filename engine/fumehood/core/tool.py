@@ -575,7 +575,7 @@ class Finding(_Value):
 
 # -- what a schema says of its own value ------------------------------------------------------
 
-_ALTERNATIVES = ("allOf", "anyOf", "oneOf")
+ALTERNATIVES = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
 
 
@@ -595,11 +595,23 @@ def parameter_names(schema: JsonObject) -> set[str]:
         for name, others in node.get("dependentRequired", {}).items():
             names |= {name, *others}
         waiting += node.get("dependentSchemas", {}).values()
-        waiting += (part for keyword in _ALTERNATIVES for part in node.get(keyword, ()))
+        waiting += (part for keyword in ALTERNATIVES for part in node.get(keyword, ()))
         waiting += (node.get(keyword) for keyword in _CONDITIONS)
         if isinstance(node.get("$ref"), str):
             waiting.append(target_of(node["$ref"], schema))
     return names
+
+
+def with_own_root(parameters: JsonObject) -> JsonObject:
+    """Return parameters with the target of a reference at their root in its place."""
+    root = parameters
+    for _ in range(MAX_SCHEMA_DEPTH):
+        if not isinstance(root.get("$ref"), str):
+            break
+        target = target_of(root["$ref"], parameters)
+        beside = {keyword: said for keyword, said in root.items() if keyword != "$ref"}
+        root = {**target, **beside} if isinstance(target, dict) else beside
+    return root
 
 
 def target_of(reference: str, root: JsonObject) -> Any:

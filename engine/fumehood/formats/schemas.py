@@ -18,7 +18,7 @@ from typing import Any
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
-from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition, target_of
+from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition, target_of, with_own_root
 from fumehood.formats.model import Loss
 
 MAX_BRANCHES = 50
@@ -96,7 +96,7 @@ def without_unions(tool: ToolDefinition) -> Fitted:
     """Return the parameters unchanged, but without unions at the root, which every provider
     refuses.
     """
-    given = _inlined(tool.parameters)
+    given = with_own_root(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
     losses = [
         Loss(tool=tool.name, where=f"parameters.{keyword}", what=AT_ROOT, change=FROM_ROOT)
@@ -144,17 +144,6 @@ def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
     return value
 
 
-def _inlined(parameters: JsonObject) -> JsonObject:
-    """Return parameters with the target of a reference at their root in its place, because
-    providers take no root without properties.
-    """
-    target = _resolved(parameters, parameters) if "$ref" in parameters else None
-    if not isinstance(target, dict):
-        return parameters
-    beside = {keyword: said for keyword, said in parameters.items() if keyword != "$ref"}
-    return {**target, **beside}
-
-
 def _undescribed(schema: JsonObject) -> JsonObject:
     """Return a schema for each property that an open object requires and does not describe.
 
@@ -182,7 +171,7 @@ class _Fitting:
 
     def run(self) -> Fitted:
         """Convert the root and its definitions."""
-        root, result = dict(_inlined(self._root)), self._result
+        root, result = dict(with_own_root(self._root)), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:
                 self._miss(f"parameters.{keyword}", AT_ROOT, FROM_ROOT)

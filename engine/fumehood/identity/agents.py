@@ -19,7 +19,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import ALTERNATIVES, ToolDefinition, with_own_root
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.index import LeftOut, ToolIndex
 from fumehood.storage.changes import OneChange, recorded, stamp
@@ -192,21 +192,34 @@ def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
     """
     if not binding.fixed and not binding.defaults:
         return tool
-    parameters = dict(tool.parameters)
-    properties = parameters.get("properties", {})
-    parameters["properties"] = {
-        name: _with_default(schema, name, binding)
-        for name, schema in properties.items()
-        if name not in binding.fixed
-    }
-    if "required" in parameters:
-        given = binding.fixed.keys() | binding.defaults.keys()
-        parameters["required"] = [name for name in parameters["required"] if name not in given]
+    parameters = _parameters_seen(with_own_root(tool.parameters), binding)
     examples = tuple(
         {name: value for name, value in example.items() if name not in binding.fixed}
         for example in tool.input_examples
     )
     return tool.model_copy(update={"parameters": parameters, "input_examples": examples})
+
+
+def _parameters_seen(schema: JsonObject, binding: Binding) -> JsonObject:
+    """Return a schema of all parameters, or one of its alternatives, as the agent sees it."""
+    seen = dict(schema)
+    if "properties" in schema:
+        seen["properties"] = {
+            name: _with_default(said, name, binding)
+            for name, said in schema["properties"].items()
+            if name not in binding.fixed
+        }
+    if "required" in schema:
+        given = binding.fixed.keys() | binding.defaults.keys()
+        seen["required"] = [name for name in schema["required"] if name not in given]
+    for keyword in ALTERNATIVES:
+        if keyword in schema:
+            parts = schema[keyword]
+            seen[keyword] = [
+                _parameters_seen(part, binding) if isinstance(part, dict) else part
+                for part in parts
+            ]
+    return seen
 
 
 def _with_default(schema: object, name: str, binding: Binding) -> object:

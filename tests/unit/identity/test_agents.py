@@ -263,6 +263,30 @@ def test_fixed_argument_is_hidden_from_the_agent() -> None:
 
 
 @pytest.mark.row("R3")
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_alternatives_do_not_demand_what_the_agent_may_not_give(keyword: str) -> None:
+    both = {"properties": {"account": {"type": "string"}}, "required": ["account", "text"]}
+    named: Any = {"account": {"type": "string"}, "text": {"type": "string"}}
+    tool = function_definition(named, schema={keyword: [both]})
+    seen = seen_by_agent(tool, Binding(tool="act", fixed={"account": "mine"})).parameters
+    assert seen[keyword] == [{"properties": {}, "required": ["text"]}]
+    assert seen["properties"].keys() == {"text"}
+    assert tool.parameters[keyword] == [both]
+
+
+@pytest.mark.row("R3")
+def test_fixed_argument_behind_a_reference_at_the_root_is_hidden() -> None:
+    named = {"account": {"type": "string"}, "text": {"type": "string"}}
+    target = {"type": "object", "properties": named, "required": ["account", "text"]}
+    tool = function_definition().model_copy(
+        update={"parameters": {"type": "object", "$ref": "#/$defs/A", "$defs": {"A": target}}}
+    )
+    seen = seen_by_agent(tool, Binding(tool="act", fixed={"account": "mine"})).parameters
+    assert (list(seen["properties"]), seen["required"]) == (["text"], ["text"])
+    assert "$ref" not in seen
+
+
+@pytest.mark.row("R3")
 def test_argument_with_an_agent_default_is_optional() -> None:
     seen = seen_by_agent(TOOL, Binding(tool="act", defaults={"lines": 3}))
     assert seen.parameters["properties"]["lines"] == {
