@@ -144,3 +144,53 @@ def test_hostile_environment_variables_affect_only_their_own_program(session: Se
         assert late.code == "TIMEOUT"
         assert session.python("6 * 7")["value"] == 42
         assert session.shell(f"cat {name}; echo $LD_PRELOAD$BASH_ENV")["stdout"] == "hi\n\n"
+
+
+def test_program_awaits_at_its_top_level_and_keeps_its_variables(session: Session) -> None:
+    """Each call has an event loop of its own; a call that is stopped changes no variable."""
+    first = "import asyncio\nx = await asyncio.sleep(0, 41)\nlock = asyncio.Lock()\nx"
+    assert data(session.call("run_python", code=first))["value"] == 41
+    second = "x += 1\nasync with lock:\n    y = await asyncio.gather(asyncio.sleep(0, x))\ny"
+    assert data(session.call("run_python", code=second))["value"] == [42]
+    stopped = session.call("run_python", code="x = 0\nexit(await asyncio.sleep(0, 3))")
+    assert stopped.body["error"]["details"]["exit_code"] == 3
+    failed = session.call("run_python", code="\n\nawait asyncio.wait_for(lock.gone(), 1)")
+    assert failed.body["error"]["details"]["exception"]["line"] == 3
+    killed = session.call(
+        "run_python", code="x = 7\nimport os\nawait asyncio.sleep(0)\nos.kill(os.getpid(), 9)"
+    )
+    assert killed.code == "EXECUTION_ERROR"
+    assert data(session.call("run_python", code="x, y"))["value"] == [0, [42]]
+
+
+SPAWNING = """
+import multiprocessing, os, sys
+def work(n):
+    return os.path.basename(__file__), n * n
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(pool.map(work, range(3)), __file__)
+"""
+SPAWNED = "[('main.py', 0), ('main.py', 1), ('main.py', 4)] "
+
+
+@pytest.mark.parametrize(
+    ("directory", "place"), [({}, "/workspace"), ({"working_directory": "d"}, "/workspace/d")]
+)
+def test_processes_of_multiprocessing_load_the_program(
+    daemon: Daemon, session: Session, directory: dict[str, str], place: str
+) -> None:
+    session.shell("mkdir -p d")
+    arguments = {"code": SPAWNING, **directory}
+    for where in ({}, {"session_id": session.id}):
+        files = [{"path": "d/x", "content": ""}] if not where else []
+        ran = session.http.call(
+            "run_python", {**arguments, "files": files}, timeout_seconds=120, **where
+        )
+        assert data(ran)["stdout"] == f"{SPAWNED}{place}/main.py\n"
+        assert data(ran)["files"] == []
+
+
+def test_command_with_carriage_returns_gets_a_hint(daemon: Daemon) -> None:
+    failed = once(daemon, "run_shell", command="echo a\r\nls\r\n")
+    assert "end with CR LF" in failed.body["error"]["message"]

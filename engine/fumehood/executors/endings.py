@@ -136,6 +136,9 @@ NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 _NETWORK_PROGRAMS = "curl|dig|nc|nslookup|ping|rsync|scp|sftp|ssh|telnet|wget"
 _INSTALLERS = "conda|npm|npx|pip3?|pnpm|uv|yarn"
 
+_CARRIAGE_RETURN = re.compile(
+    r"\$'[^'\n]*\\r'|\\r['’]: No such file|\^M: bad interpreter"  # as bash and env quote it
+)
 _NO_NETWORK = re.compile(
     r"name resolution|Name or service not known|Network is unreachable|ENETUNREACH|gaierror"
     r"|Could not resolve (?:host|proxy)|EAI_AGAIN|ENOTFOUND|TypeError: fetch failed"
@@ -158,6 +161,8 @@ _NO_TERMINAL = re.compile(
 
 _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
     {
+        _CARRIAGE_RETURN: "Lines of the script end with CR LF, and the CR counts as a part of each "
+        "command: write it with LF alone (sed -i 's/\\r$//' FILE changes a file).",
         _NO_NETWORK: "Programs have no network: get the data with another tool, and pass it in as "
         "files or stdin; or ask for the host with the option network, if the operator allows it.",
         _NO_SCIENCE: "Programs have no network and cannot install packages; the image "

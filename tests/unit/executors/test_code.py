@@ -78,6 +78,7 @@ async def failed(place: Place, ended_by: EndedBy, **fields: Any) -> Any:
 
 
 NETWORK, PACKAGES, SCIENCE = "Programs have no network: ", "images new", "image python-science has"
+CRLF = "end with CR LF"
 
 
 RESOLUTION = (
@@ -123,7 +124,7 @@ async def test_exception_caused_by_missing_network_or_package_has_a_hint(
         place, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=1,
         stderr="/bin/sh: 1: pip: not found\n",
     )  # fmt: skip
-    assert [one for one in (NETWORK, PACKAGES, SCIENCE) if one in error.message] == (
+    assert [one for one in (CRLF, NETWORK, PACKAGES, SCIENCE) if one in error.message] == (
         [] if hint is None else [hint]
     )
 
@@ -147,6 +148,13 @@ async def test_exception_caused_by_missing_network_or_package_has_a_hint(
         ("npm ERR! code EAI_AGAIN\nnpm ERR! request to https://a.b/x failed\n", NETWORK),
         ("curl: (7) Failed to connect to localhost port 80 after 0 ms: …\n", None),
         ("config: key not found: x\nerror: not found\n", None),
+        ("bash: line 1: $'ls\\r': command not found\n", CRLF),
+        ("bash: line 2: $'\\r': command not found\n", CRLF),
+        ("bash: -c: line 1: syntax error near unexpected token `$'do\\r''\n", CRLF),
+        ("bash: cd: $'/tmp\\r': No such file or directory\n", CRLF),
+        ("/usr/bin/env: ‘python3\\r’: No such file or directory\n", CRLF),
+        ("bash: ./a: /bin/sh^M: bad interpreter: No such file or directory\n", CRLF),
+        ("ls: cannot access 'a\\rb': Permission denied\n", None),
         ("", None),
     ],
     ids=lambda given: str(given)[:30],
@@ -155,7 +163,7 @@ async def test_failed_command_caused_by_missing_network_or_package_has_a_hint(
     place: Place, stderr: str, hint: str | None
 ) -> None:
     error = await failed(place, EndedBy.EXIT, exit_code=1, stderr=stderr)
-    assert [one for one in (NETWORK, PACKAGES, SCIENCE) if one in error.message] == (
+    assert [one for one in (CRLF, NETWORK, PACKAGES, SCIENCE) if one in error.message] == (
         [] if hint is None else [hint]
     )
 

@@ -131,9 +131,7 @@ def _fonts_of_image() -> Iterator[None]:
 
 def catch_show(figures: Callable[[], Figures]) -> None:
     """Make `pyplot.show()` take all open figures, like in a notebook."""
-    for finder in sys.meta_path:
-        if isinstance(finder, LateModules):
-            finder.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
+    late_modules().around["matplotlib.pyplot"] = lambda: _show_caught(figures)
     _catch_show(figures)
 
 
@@ -156,6 +154,15 @@ def _catch_show(figures: Callable[[], Figures]) -> None:
 
 
 Around = Callable[[], AbstractContextManager[object]]
+
+
+def late_modules() -> LateModules:
+    """The finder of this process, which is added if it is missing."""
+    for finder in sys.meta_path:
+        if isinstance(finder, LateModules):
+            return finder
+    sys.meta_path.insert(0, made := LateModules())
+    return made
 
 
 class LateModules:

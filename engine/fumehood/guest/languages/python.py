@@ -17,6 +17,7 @@ import ast
 import atexit
 import builtins
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -33,7 +34,7 @@ from types import TracebackType
 from typing import Any
 
 from fumehood.guest.languages import figures
-from fumehood.guest.languages.figures import MAX_NOTES, Figures, LateModules, catch_show
+from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show, late_modules
 from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_REPORTS
@@ -46,6 +47,9 @@ MAX_TRACEBACK_CHARACTERS = 16_000
 
 OK = 0
 FAILED = 1
+
+COROUTINE = 0x80
+"""Flag of code that contains a top-level `await`. *Source*: inspect.CO_COROUTINE."""
 
 PRELOADED = (
     "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
@@ -75,10 +79,9 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 def expect_late() -> None:
     """Set up modules of the image the same way if a program loads them itself."""
-    late = LateModules()
+    late = late_modules()
     late.around["matplotlib"] = figures.fonts_found_late
     late.around["pandas"] = _pandas_set_up
-    sys.meta_path.insert(0, late)
 
 
 @contextlib.contextmanager
@@ -150,6 +153,8 @@ class Program:
         self._reports = 0
         self._figures = Figures(memory_bytes)
         catch_show(lambda: self._figures)
+        self._code = ""
+        _catch_spawn(lambda: self._code)
         self._calls: ToolCalls | None = None
 
     def run(self, code: str, tools: Sequence[dict[str, Any]] | None = None) -> tuple[int, Claim]:
@@ -157,6 +162,10 @@ class Program:
         still run.
         """
         self._programs += 1
+        self._code = code
+        with contextlib.suppress(OSError):  # the working directory was deleted
+            # As of a file there, for paths beside it; nothing is written to it.
+            self._names["__file__"] = os.path.join(os.getcwd(), "main.py")
         self._offer(tools)
         self._reports = 0
         self._figures = Figures(self._memory_bytes)
@@ -219,6 +228,39 @@ class Program:
                 self._report(float(percent), str(message))
 
 
+def _catch_spawn(code: Callable[[], str]) -> None:
+    """Give processes that `multiprocessing` spawns the running program as a file, which they load
+    as their main module.
+    """
+    late_modules().around["multiprocessing.spawn"] = lambda: _spawn_caught(code)
+    if "multiprocessing.spawn" in sys.modules:
+        _replace_preparation(code)
+
+
+@contextlib.contextmanager
+def _spawn_caught(code: Callable[[], str]) -> Iterator[None]:
+    yield
+    _replace_preparation(code)
+
+
+def _replace_preparation(code: Callable[[], str]) -> None:
+    spawn: Any = sys.modules["multiprocessing.spawn"]
+    util = sys.modules["multiprocessing.util"]
+    prepare = spawn.get_preparation_data
+    prepare = getattr(prepare, "__wrapped__", prepare)  # of an earlier main module
+
+    @functools.wraps(prepare)
+    def with_program(name: str) -> dict[str, Any]:
+        told: dict[str, Any] = prepare(name)
+        if "init_main_from_path" in told:
+            told["init_main_from_path"] = path = os.path.join(util.get_temp_dir(), "main.py")
+            with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+                file.write(code())
+        return told
+
+    spawn.get_preparation_data = with_program
+
+
 def _is_program(filename: str | None) -> bool:
     return filename is not None and filename.startswith("<code") and filename.endswith(">")
 
@@ -257,11 +299,30 @@ def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    exec(compile(tree, filename, "exec", dont_inherit=True), names)  # noqa: S102  # what it is for
-    if not isinstance(last, ast.Expr):
-        return NoValue
-    expression = ast.Expression(last.value)
-    return eval(compile(expression, filename, "eval", dont_inherit=True), names)  # noqa: S307
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    parts = [compile(tree, filename, "exec", flags, dont_inherit=True)]
+    if isinstance(last, ast.Expr):
+        expression = ast.Expression(last.value)
+        parts.append(compile(expression, filename, "eval", flags, dont_inherit=True))
+    value = None
+    with contextlib.ExitStack() as stack:
+        runner: Any = None
+        for part in parts:
+            value = eval(part, names)  # noqa: S307  # what it is for
+            if part.co_flags & COROUTINE:
+                if runner is None:
+                    runner = stack.enter_context(_event_loop())
+                value = runner.run(value)
+    return value if len(parts) > 1 else NoValue
+
+
+def _event_loop() -> Any:
+    """The event loop of a program with a top-level `await`. It ends with the program, because the
+    next one of a session runs in another process; tasks that still run are cancelled then.
+    """
+    import asyncio
+
+    return asyncio.Runner()
 
 
 def _failure(error: BaseException) -> Claim:

@@ -222,3 +222,84 @@ def test_unclosed_zip_archive_is_completed_at_exit(run: Any, tmp_path: Path) -> 
     run("import zipfile\nz = zipfile.ZipFile('out', 'w')\nz.writestr('name', 'text')")
     with zipfile.ZipFile(tmp_path / "out") as archive:
         assert archive.read("name") == b"text"
+
+
+AWAITED = """
+import asyncio
+async def twice(n):
+    await asyncio.sleep(0)
+    return 2 * n
+async def numbers():
+    for n in range(3):
+        yield n
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("await twice(21)", 42),
+        ("x = await twice(21)\nx + 1", 43),
+        ("x = await twice(1)\nawait twice(x)", 4),
+        ("[await twice(n) async for n in numbers()]", [0, 2, 4]),
+        ("found = []\nasync for n in numbers():\n    found.append(n)\nfound", [0, 1, 2]),
+        ("async with asyncio.timeout(60):\n    x = await twice(2)\nx", 4),
+        ("task = asyncio.create_task(twice(3)) if await twice(0) == 0 else 0\nawait task", 6),
+        ("asyncio.run(twice(4))", 8),
+        ("x = asyncio.run(twice(4))\nawait twice(x)", 16),
+        ("def make():\n    return twice(5)\nasyncio.run(make())", 10),
+    ],
+)
+def test_program_may_await_at_its_top_level(run: Any, code: str, value: Any) -> None:
+    ran = run(AWAITED + code)
+    assert (ran.exit_code, ran.result[0], ran.stderr) == (0, value, "")
+
+
+def test_awaiting_program_fails_and_ends_as_another(run: Any) -> None:
+    ran = run(AWAITED + "async def fail():\n    await twice(1)\n    1 / 0\n\nawait fail()")
+    assert (ran.exception["type"], ran.exception["line"]) == ("ZeroDivisionError", 11)
+    assert ran.stderr.startswith(
+        'Traceback (most recent call last):\n  File "<code>", line 13, in <module>\n'
+    )
+    assert run(AWAITED + "await twice(1)\nexit(7)").exit_code == 7
+    assert run("def f():\n    await g()").exception["line"] == 2
+    ran = run(AWAITED + "async def left():\n    try:\n        await asyncio.sleep(600)\n"
+              "    finally:\n        print('cancelled')\n"
+              "task = asyncio.create_task(left()) if await twice(0) == 0 else 0\n"
+              "await twice(3)")  # fmt: skip
+    assert (ran.result[0], ran.stdout) == (6, "cancelled\n")
+
+
+def test_nothing_ran_if_the_last_line_cannot_be_compiled(run: Any) -> None:
+    ran = run("print('ran')\nlambda: (yield from await_)(await x)")
+    assert (ran.exception["type"], ran.stdout) == ("SyntaxError", "")
+
+
+def test_file_of_a_program_is_in_the_working_directory(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("found")
+    code = "from pathlib import Path\n(Path(__file__).parent / 'data.txt').read_text(), __file__"
+    assert run(code).result[0] == ["found", str(tmp_path / "main.py")]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_processes_of_multiprocessing_load_the_program(
+    run: Any, method: str, line_end: str
+) -> None:
+    code = f"""
+import multiprocessing as mp, sys
+OFFSET = 10
+def work(n):
+    if n == 3:
+        raise ValueError(sys._getframe().f_lineno)
+    return n * n + OFFSET
+if __name__ == "__main__":
+    with mp.get_context({method!r}).Pool(2) as pool:
+        print(pool.map(work, range(3)))
+        try:
+            pool.map(work, [3])
+        except ValueError as error:
+            print(error)
+"""
+    ran = run(code.replace("\n", line_end))
+    assert (ran.stdout, ran.stderr) == ("[10, 11, 14]\n6\n", "")
