@@ -33,6 +33,7 @@ from fumehood.sandbox.images.recipe import read_recipe
 from support.checked_once import check_once
 from support.containers import remove_containers_of, remove_late_containers
 from support.definition_files import DefinitionDirectory, definition_directory
+from support.health import DAEMONS
 from support.http import SocketClient
 from support.postgres import SERVER, programs, running_postgres, use_postgres
 from support.preloaded import PYTHON, commands, start_from_preloaded
@@ -398,7 +399,10 @@ def launch(
             stdout=log,
             stderr=log,
         )
-    return Daemon(process, directory, environment)
+    daemon = Daemon(process, directory, environment)
+    DAEMONS[:] = [one for one in DAEMONS if one[0].poll() is None]
+    DAEMONS.append((process, daemon.socket))
+    return daemon
 
 
 def wait_until_ready(daemon: Daemon) -> Daemon:

@@ -288,7 +288,7 @@ async def test_dns_rebinding_after_check_does_not_change_connected_address(
 async def test_oversized_page_is_refused_with_bounded_memory(
     make: Callable[[], Reply], upstream: Upstream, home: Path
 ) -> None:
-    upstream.script("/page", make())
+    upstream.script("/page", await anyio.to_thread.run_sync(make))
     async with Engine(config=config(home, upstream.authority)) as engine:
         assert (await fetch_with(engine, f"{upstream.url}/other")).success  # twin
         before = psutil.Process().memory_info().rss

@@ -87,6 +87,16 @@ def test_secrets_are_in_no_record_and_not_found(client: Client) -> None:
     assert SECRET not in repr(kept)
 
 
+def test_record_of_a_long_call_is_there_once_it_is_answered(client: Client) -> None:
+    """It is made in a thread."""
+    answer = client.call("calculator", {"expression": f"1 + '{SECRET} {'long ' * 50_000}here'"})
+    found = client.call_state(str(answer.metadata.call_id))
+    assert found.arguments is not None
+    assert found.arguments["expression"].startswith("1 + '[redacted] long long")
+    assert found.arguments["expression"].endswith("long here'")
+    assert found.call.call_id in [one.call_id for one in client.calls().items]
+
+
 def test_nobody_else_sees_a_call_or_finds_it(
     daemon: Daemon, client: Client, control: ControlClient
 ) -> None:

@@ -1,12 +1,39 @@
-"""Shorten a text that is too long to its beginning, or to its beginning and end."""
+"""Texts and values that are too long: to be shown as a whole, or for work in the event loop."""
 
 from __future__ import annotations
+
+from typing import Any
 
 INLINE_BYTES = 10 * 1024
 """Bytes of UTF-8 of the longest text that stays whole."""
 
 SIDE_BYTES = 5000
 """Bytes kept at each end. The note between them fits into the rest of `INLINE_BYTES`."""
+
+LOOP_SIZE = 64 * 1024
+"""Size in characters, with `ELEMENT_SIZE` for each element, of the longest value on which work is
+done in the event loop. On a longer one it is done in a thread, so that other calls need not wait.
+"""
+
+ELEMENT_SIZE = 16
+
+
+def is_long(value: Any) -> bool:
+    """Whether work on a JSON value belongs in a thread. Takes no longer for a longer one.
+
+    An object of another class, as a function can return, is not looked into: it may do anything.
+    """
+    left, waiting = LOOP_SIZE, [value]
+    while waiting and left >= 0:
+        value = waiting.pop()
+        kind = type(value)
+        if kind in (str, bytes):
+            left -= len(value)
+        elif kind in (dict, list, tuple):
+            left -= ELEMENT_SIZE * len(value)
+            if left >= 0:
+                waiting += (*value, *value.values()) if kind is dict else value
+    return left < 0
 
 
 def cut(text: str, longest: int) -> str:

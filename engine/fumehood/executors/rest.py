@@ -39,6 +39,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.core.long_text import is_long
 from fumehood.core.tool import (
     CURSOR,
     MAX_HEADER_VALUE,
@@ -133,11 +134,15 @@ async def run_request(
     """Send the request of one call and turn its answer into an outcome."""
 
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
-        if tool.response is not None:
+        def parse() -> JsonObject:
+            if tool.response is None:
+                return _data(answer, values, redactor)
             document = _document(answer, values, redactor)
-            return mapped(tool, arguments, document, values, redactor, cursors), frozenset()
-        data = _data(answer, values, redactor)
-        return data, frozenset() if is_json(answer) else _CONTENTS
+            return mapped(tool, arguments, document, values, redactor, cursors)
+
+        data = await anyio.to_thread.run_sync(parse) if is_long(answer.body) else parse()
+        is_file = tool.response is None and not is_json(answer)
+        return data, _CONTENTS if is_file else frozenset()
 
     def make() -> UpstreamRequest:
         return make_request(tool, cursors.with_position(tool, arguments), traceparent)

@@ -46,7 +46,7 @@ from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.storage.blobs import BlobStore
-from fumehood.storage.calls import CallLog
+from fumehood.storage.calls import CallLog, Record
 
 T = TypeVar("T")
 
@@ -98,6 +98,9 @@ class CallContext:
     """The id of its approval if it is stored, and continues without its caller after it."""
     has_begun: bool = False
     """Whether it may have had an effect."""
+    has_record: bool = False
+    """Whether `record` was made before its answer, because the call is long."""
+    record: Record | None = None
     attempts: Attempts = field(default_factory=Attempts)
     fallback: FallbackAnswer | None = None
     """Set if its tool failed and its fallback was called."""

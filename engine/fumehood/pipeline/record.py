@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import asyncio
 
+import anyio
+import anyio.to_thread
+
 from fumehood.core.call import MAX_TOOL_CHARACTERS, CallRequest
 from fumehood.core.envelope import Envelope, Metadata, Resources, UsageReport
 from fumehood.core.errors import NO_FAULT
+from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import is_long
 from fumehood.observe.metrics import UNKNOWN, EndedCall
 from fumehood.observe.tracing import EndedStage, EndedTrace, context_of, span_id_of
 from fumehood.pipeline.context import FALLBACK_SUFFIX, CallContext, PipelineServices
@@ -41,6 +46,19 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
     asyncio.get_running_loop().call_soon(_write_down, call, envelope, services)
 
 
+async def make_long_record(
+    call: CallContext, envelope: Envelope, services: PipelineServices
+) -> None:
+    """Make the record of a long call in a thread. Cancelled meanwhile, the call gets none."""
+    error = envelope.error
+    told = envelope.data if error is None else error.details
+    is_kept = services.calls.keeps_record_of(error.code if error is not None else "OK")
+    if is_kept and (is_long(_given(call)) or is_long(told)):
+        call.has_record = True
+        with anyio.CancelScope(shield=True):
+            call.record = await anyio.to_thread.run_sync(_record, call, envelope, services)
+
+
 def _write_down(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
     request = call.request
     metadata = envelope.metadata
@@ -68,7 +86,8 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
         if metadata.sandbox is not None and metadata.sandbox.network is not None:
             row["network"] = metadata.sandbox.network.model_dump()
         if services.calls.keeps_record_of(code):
-            row["record"] = _record(call, envelope, services)
+            made = call.record if call.has_record else _record(call, envelope, services)
+            row["record"] = made
         services.calls.record(row)
 
 
@@ -185,7 +204,7 @@ def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
 
 def _record(call: CallContext, envelope: Envelope, services: PipelineServices) -> Record | None:
     """Return what the call was given and what it answered, or None if that is too long."""
-    given = call.validated.shown_arguments if call.validated else call.request.arguments
+    given = _given(call)
     texts = texts_in(given)
     if not services.redactor.is_clean(texts):
         given = services.redactor.value(given)[0]
@@ -195,6 +214,10 @@ def _record(call: CallContext, envelope: Envelope, services: PipelineServices) -
     if error is not None:
         texts += (error.code, error.message)
     return Record.of(given, encode_envelope(envelope), texts)
+
+
+def _given(call: CallContext) -> JsonObject:
+    return call.validated.shown_arguments if call.validated else call.request.arguments
 
 
 def _row(

@@ -21,6 +21,7 @@ from decimal import Decimal
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from pydantic_core import to_jsonable_python
 
 from fumehood.approvals.model import ApprovalState, StoredApproval
@@ -50,7 +51,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
-from fumehood.core.long_text import INLINE_BYTES, ends_of, head_and_tail
+from fumehood.core.long_text import INLINE_BYTES, ends_of, head_and_tail, is_long
 from fumehood.core.receipt import (
     REPEATED_OPTIONS,
     SESSION_WISHES,
@@ -517,7 +518,7 @@ async def build_envelope(
     else:
         if call.resolved is not None:
             max_bytes = call.plan.limits.output_bytes if call.plan is not None else MB
-            shaped = shape(ending, call.resolved.tool, max_bytes, services.redactor)
+            shaped = await _shaped(ending, call.resolved.tool, max_bytes, services.redactor)
             if shaped.outcome.recorded is not None:
                 link = await keep_receipt(call, shaped.outcome, shaped.data, services)
             shaped = await _shorten(shaped, call.request, call.resolved, services)
@@ -533,6 +534,17 @@ async def build_envelope(
         checked = await _check(call, shaped, services.checkers)
     envelope = _envelope(call, shaped, error, services, redacted, checked, link)
     return _with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
+
+
+async def _shaped(
+    outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
+) -> ShapedOutcome:
+    """As `shape`, in a thread if the outcome is long."""
+    error = outcome.error
+    told = outcome.data if error is None else (error.message, error.details)
+    if not is_long(told):
+        return shape(outcome, tool, max_bytes, redactor)
+    return await anyio.to_thread.run_sync(shape, outcome, tool, max_bytes, redactor)
 
 
 async def _check(call: CallContext, shaped: ShapedOutcome, checkers: ResultCheckers) -> CheckedData:
@@ -790,10 +802,15 @@ async def keep_receipt(
     with suppress(EngineError):  # its image may be gone by now
         place = await place_of(plan, services.sessions)
     now = timestamp(services.clock.now())
-    receipt = _receipt(call, plan, place, outcome, data, recorded, now, services.redactor)
+
+    def make() -> bytes:
+        receipt = _receipt(call, plan, place, outcome, data, recorded, now, services.redactor)
+        return receipt.model_dump_json(indent=1).encode()
+
     with anyio.CancelScope(shield=True):  # bounded by the disk; the program has already run
+        document = await anyio.to_thread.run_sync(make)
         draft = services.blobs.draft(principal.id)
-        draft.feed(receipt.model_dump_json(indent=1).encode())
+        draft.feed(document)
         try:
             blob = await services.blobs.keep(draft, "receipt.json", "application/json")
         except NotKept as reason:

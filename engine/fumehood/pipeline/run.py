@@ -31,6 +31,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import anyio
+import anyio.to_thread
 from pydantic_core import from_json
 
 from fumehood.approvals.preview import definition_digest
@@ -56,6 +57,7 @@ from fumehood.core.errors import (
     Timeout,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import is_long
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import HeldTrial, Outcome, cancelled
 from fumehood.observe.clock import timestamp
@@ -85,11 +87,16 @@ from fumehood.pipeline.context import (
 )
 from fumehood.pipeline.execute import dry_run, execute, plan_admission
 from fumehood.pipeline.plan import make_plan
-from fumehood.pipeline.record import record_ending, record_intent, record_replay
-from fumehood.pipeline.resolve import resolve
+from fumehood.pipeline.record import (
+    make_long_record,
+    record_ending,
+    record_intent,
+    record_replay,
+)
+from fumehood.pipeline.resolve import ResolvedCall, resolve
 from fumehood.pipeline.result import build_envelope
 from fumehood.pipeline.retry import is_harmless, is_of_service, is_passing
-from fumehood.pipeline.validate import validate
+from fumehood.pipeline.validate import ValidatedCall, validate
 from fumehood.policy.model import Verdict
 from fumehood.protocol import strict_json
 from fumehood.sandbox.session_use import SessionLease
@@ -265,7 +272,7 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
     """Run the call of a context. Its handle must be attached."""
     request, trace, handle = call.request, call.trace, call.handle
     try:
-        permitted = permit(call, services)
+        permitted = await _permit_apart(call, services)
         if request.options.dry_run:
             planned = await dry_run(permitted, services)
             return await conclude(call, trace.passed("dry_run", planned), services)
@@ -334,13 +341,31 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     Raises:
         EngineError: as these three stages.
     """
-    trace = call.trace
-    call.resolved = resolved = trace.passed(
+    return _authorized(call, validate(_resolved(call, services)), services)
+
+
+async def _permit_apart(call: CallContext, services: PipelineServices) -> PermittedCall:
+    """As `permit`, with long arguments validated in a thread."""
+    resolved = _resolved(call, services)
+    if not is_long(call.request.arguments):
+        return _authorized(call, validate(resolved), services)
+    return _authorized(call, await anyio.to_thread.run_sync(validate, resolved), services)
+
+
+def _resolved(call: CallContext, services: PipelineServices) -> ResolvedCall:
+    call.resolved = resolved = call.trace.passed(
         "resolve", resolve(call.request, services.registry, services.agents, services.clock.now)
     )
     if call.request.parent_id is not None and not call.request.is_decision_on_trial:
         require_for_program(resolved.tool.definition)
-    call.validated = validated = trace.passed("validate", validate(resolved))
+    return resolved
+
+
+def _authorized(
+    call: CallContext, validated: ValidatedCall, services: PipelineServices
+) -> PermittedCall:
+    trace = call.trace
+    call.validated = trace.passed("validate", validated)
 
     def is_over_budget() -> bool:
         return call.reservation is None and services.exceeded(validated) is not None
@@ -503,7 +528,10 @@ async def conclude(
     envelope = await call.settle(await build_envelope(call, ending, services))
     if call.flight is not None:
         land(call, call.flight, envelope)
-    record_ending(call, envelope, services)
+    try:
+        await make_long_record(call, envelope, services)
+    finally:
+        record_ending(call, envelope, services)
     return envelope
 
 
