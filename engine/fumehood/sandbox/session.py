@@ -104,9 +104,9 @@ class Leftovers(Enum):
 
     NONE = 0
     WRITES = 1
-    """Of requests that did not end as they should."""
+    """Some of requests that did not end as they should."""
     UPLOADS = 2
-    """Also of uploads, which an earlier engine had begun."""
+    """The same, and some of uploads that an earlier engine had begun."""
 
 
 @dataclass(eq=False, slots=True)

@@ -93,7 +93,7 @@ class SessionLease:
         """
         session = self.session
         await self.until_ready()
-        # Of what was there before this run: its container may be lost while its files are saved.
+        # Read before the run, because its container may be lost while its files are saved.
         copied_at, was_stopped = session.copied_at, session.stopped_why is not None
         leftovers = session.leftovers
         if program == "files" and leftovers is Leftovers.NONE:
@@ -129,7 +129,7 @@ class SessionLease:
             ending = replace(ending, state="restarted")
         else:
             return ending
-        if not session.is_stopped:  # otherwise the next call is told of a new reason
+        if not session.is_stopped:  # otherwise it is the reason for the next call
             session.stopped_why = None
         return ending
 
