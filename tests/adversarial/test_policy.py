@@ -218,6 +218,8 @@ UNREADABLE = [
     "sudo -u [ar]* ls", "find [-r]* \\;", "chroot / <<< 'rm x'", "strace -o '|rm x' ls", "chrt -i rm x",
     "env {a}>f rm x", "git {a}<f push", "nice {a}<<<x rm y", "sudo {a[0]}>f rm x", "git {a}<<E push\nE", "echo ${x@P }",
     "echo $'\\\\'; rm x; echo 'a'", "echo $'a\\\\' && rm x #'",
+    "x=$ rm", "x=$\nrm x", "x=$ \"rm\" x", "x+=$ git push", "if x=$ rm; then ls; fi", "<$ rm x", "bash -c 'x=$ rm'",
+    "touch rm; r[m] =x", "echo $(cat <<E\n$(\nErm x)\nE\n)", "echo $(cat <<-E\n$(\n\tErm x)\n\tE\n)",
     "echo `cat <<'E'\n`a`$(rm x)\nE\n`", '$"rm" x', 'r$"m" x', '"r"$"m" x', 'git p$"ush"', "set -Ho history\n: rm x\n!:1 x", "set -o history -o histexpand\n: rm x\n^: ^^",
     "set $X\n: rm x\n!:1 x", "a" * 20_000, "(" * 5_000, "$(" * 5_000, "a|" * 900, "a=(" * 900, "f()" * 900, "))" * 4_000,
     "`" * 9_001, "{ " * 8_000, "if a; then " * 1_000, "<<E " * 400, "a;" * 8_000, "nice " * 20 + "rm x",
@@ -233,6 +235,7 @@ EVALUATED = {
     'declare "BASH_CMDS[ls]=/bin/rm"; ls x': 'declare "m[ls]=/bin/rm"; ls x',
     "read BASH_CMDS[ls] <<< /bin/rm; ls x": "read -r line <<< BASH_CMDS; ls x",
     "read -ad BASH_CMDS[ls] <<< /bin/rm": "read -ra words <<< /bin/rm",
+    "printf -vBASH_CMDS[ls] /bin/rm; ls x": "printf -vx /bin/rm; ls x",
     "printf -v BASH_CMDS[ls] /bin/rm; ls x": "printf %s BASH_CMDS[ls] /bin/rm",
     'x=BASH_CMDS[ls]; read "$x" <<< /bin/rm': 'x=BASH_CMDS[ls]; read -p "$x" y',
     ": ${BASH_CMDS[ls]:=/bin/rm}; ls x": ": ${BASH_CMDS[ls]:-/bin/rm}; ls x",
@@ -278,6 +281,28 @@ EVALUATED = {
     "bash -c 'echo $(($1))' - 'a[$(rm x)]'": "bash -c 'echo $(date) $((1))' - 'a[x]'",
     "env x='a[$(rm x)]' bash -c 'echo $((x))'": "env x='a[$(rm x)]' bash -c 'echo $x'",
     "[ a = b ]x || rm": "[ a = b ] || echo rm",
+    # one word of quotes becomes several, or a word becomes an option
+    "set -- v rm x; y=@; env \"A=${!y}\" ls": "set -- v rm x; y=@; env \"A=${y}\" ls",
+    "a=(b push); y='a[@]'; git --x=\"${!y}\"": "a=(b push); y='a[@]'; git --x=\"${y}\"",
+    "set -- b push; y=@; git --x=\"${!y:1}\"": "set -- b push; y=@; git --x=\"${y:1}\"",
+    "set -- . -exec rm {} \\;; y=@; find \"./${!y}\"": "set -- . -exec rm {} \\;; y=@; find \"./${y}\"",
+    "HOME=--git-dir=; git ~/x push": "HOME=/home/me; git ~/x push",
+    "OLDPWD=--git-dir=; git ~-/x push": "OLDPWD=~/y; git ~-/x push",
+    "for PWD in --git-dir=; do git ~+/x push; done": "for A in --git-dir=; do git ~+/x push; done",
+    "y=--x=; HOME=$y; git ~/x push": "HOME=$(mktemp -d); git x push",
+    "y=--x=; env HOME=\"$y\" bash -c 'git ~/x push'": "y=--x=; env A=\"$y\" bash -c 'git ~/x push'",
+    "y='$(rm x)'; env BASH_ENV=\"$y\" bash -c :": "y='$(rm x)'; env A=\"$y\" bash -c :",
+    "y='() { rm x; }'; env \"BASH_FUNC_ls%%=$y\" bash -c ls": "y='() { rm x; }'; env \"A=$y\" bash -c ls",
+    # the grammar has no arithmetic here, or only a subshell
+    "x='a[$(rm x)]'; cat <<E\n$((x))\nE": "x='a[$(rm x)]'; cat <<'E'\n$((x))\nE",
+    "x='a[$(rm x)]'; cat <<E\nb $[x]\nE": "x='a[$(rm x)]'; cat <<'E'\nb $[x]\nE",
+    "x='a[$(rm x)]'; echo ${y:-$((x))}": "x='a[$(rm x)]'; echo ${y:-$( (ls))}",
+    "x='a[$(rm x)]'; echo ${y:-$[x]}": "x='a[$(rm x)]'; echo ${y:-[x]}",
+    "x='a[$(rm x)]'; echo ${PATH%$[x]}": "x='a[$(rm x)]'; echo ${PATH%[x]}",
+    "x='a[$(rm x)]'; [[ a =~ $[x] ]]": "x='a[$(rm x)]'; [[ a =~ [x] ]]",
+    "x='a[$(rm x)]'; [[ a == b$((x)) ]]": "x='a[$(rm x)]'; [[ a == b$( (ls)) ]]",
+    "x='a[$(rm x)]'; ! ((x))": "x='a[$(rm x)]'; ! ( (ls) )",
+    "x='a[\\x24(rm x)]'; y=${x@E}; echo $((y))": "x='a[\\x24(rm x)]'; y=${x@Q}; echo $((y))",
 }  # fmt: skip
 """Commands that run one of the programs by a variable or an option of bash, each with the nearest
 command that does not. *Source*: each attack but those that need an option of a newer bash, or another
@@ -291,6 +316,7 @@ UNREAD = {
 }
 
 HARMLESS = [
+    "echo \"5$ rm\" $x", "cat <<EOF\nEnd (rm x)\n$ rm\nEOF", "x=$(cat <<EOF\nE(rm x)\nEOF\n)", "a[1]=x b=$x ls",
     "echo ${NAME:-not set}", 'echo "${NAME:-not set}"', "x=${A:+b c d}", "echo ${A:?is not set}",
     "ls a\u00a0b", "ls \u2003", "printf '%s\\n' a\u3000rm", "[ -f x ] && ls", "[ ! -d \"$X\" ] || ls",
     "export PATH=$HOME/bin:$PATH; ls", "npm --prefix \"$DIR\" install", "npm install $PACKAGE",
@@ -336,6 +362,8 @@ def test_variables_of_the_call_do_not_hide_a_program(as_list: bool) -> None:
     assert ruled("bash -c :", BASH_ENV="$(rm x)") is DENY
     assert ruled("ls", **{"BASH_FUNC_ls%%": "() { rm x; }"}) is DENY
     assert ruled("ls", ENV="$(rm x)") is DENY
+    assert ruled("git ~/x push", HOME="--git-dir=") is DENY
+    assert ruled("git ~/x push", HOME="/home/me") is ALLOW
     assert ruled("ls", ENV="production", PS4="+ ", NODE_ENV="$(rm x)") is ALLOW
     for command, value in UNREAD.items():
         assert ruled(f"echo {command}", x=value) is DENY
@@ -476,6 +504,10 @@ def test_argv_without_shell_is_matched_by_its_words(argv: object, expected: Verd
         ({"command": "((PATH=0)); ls"}, ASK),
         ({"command": "ls $((PATH=0))"}, ASK),
         ({"command": "ls $[PATH=0]"}, ASK),
+        ({"command": "grep x <<E\na $[PATH=0]\nE\nls"}, ASK),
+        ({"command": "grep x <<E\na $((ls -PATH--))\nE\nls"}, ASK),
+        ({"command": "! ((ls -PATH--)); ls"}, ASK),
+        ({"command": "grep x <<E\na $(ls -l)\nE\nls"}, ALLOW),
         ({"command": "ls ${BASH_ENV:=x}"}, ASK),
         ({"command": "[[ PATH=0 -eq 0 ]]; ls"}, ASK),
         ({"command": "PATH=/tmp ls"}, ASK),

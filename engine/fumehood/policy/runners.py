@@ -213,7 +213,11 @@ NUMBERS = frozenset({
 })  # fmt: skip
 """Variables whose value bash evaluates as arithmetic when it is set."""
 
+DIRECTORIES = frozenset({"HOME", "OLDPWD", "PWD"})
+"""Variables whose value bash puts in the place of a `~`."""
+
 ASSIGNED = re.compile(
-    rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(VARIABLES)})=(.*)", re.ASCII | re.DOTALL
+    rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(sorted({*VARIABLES, *DIRECTORIES}))})=(.*)",
+    re.ASCII | re.DOTALL,
 )
 """An assignment to one of the variables in an argument of `env` and its like."""

@@ -19,6 +19,7 @@ from typing import Any
 from fumehood.core.json_types import JsonObject
 from fumehood.policy.runners import (
     ASSIGNED,
+    DIRECTORIES,
     EXPANDED,
     HARMLESS_LETTERS,
     HARMLESS_LONG_OPTIONS,
@@ -132,7 +133,10 @@ def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
 
 
 def _doubt_of_variable(name: str, value: Word) -> str | None:
-    """Return the reason why setting this variable of bash may run a text, or None."""
+    """Return the reason why setting this variable may run a text or make an option, or None."""
+    if name in DIRECTORIES:
+        is_path = value.text.startswith(("/", "~")) or value == Word("")
+        return None if is_path else f"{name} may make an option of a word that begins with ~"
     if name not in VARIABLES and not name.startswith("BASH_FUNC_"):
         return None
     is_plain = not value.text or (name in EXPANDED and PLAIN_VALUE.fullmatch(value.text))
@@ -399,8 +403,9 @@ class _Reader:
         for each.
         """
         if wrapper.takes_variables:
-            for found in filter(None, (ASSIGNED.search(word.text) for word in words)):
-                self.sets(found[1], Word(found[2]))
+            for word in words:
+                if found := ASSIGNED.search(word.text):
+                    self.sets(found[1], Word(found[2], word.whole))
         has_program = is_bare = False
         for at, holder in self._places(name, wrapper, words, starts):
             if at == len(words):
@@ -491,7 +496,8 @@ class _Reader:
         """Record what setting a variable, or an element of it, may run."""
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
-        if why := _doubt_of_variable(base, value):
+        is_used = base not in DIRECTORIES or any("~" in text for text in self._read)
+        if is_used and (why := _doubt_of_variable(base, value)):
             self.doubt(why)
 
     def _sets_one_of(self, word: Word) -> None:
@@ -527,9 +533,9 @@ class _Reader:
         """Read the names after `printf -v` and `wait -p`."""
         option = {"printf": "-v", "wait": "-p"}[name]
         for word, following in pairwise([*words, Word("")]):
-            if word.whole and word.text[:1] == "-" and option[1] in word.text:
-                attached = word.text.partition(option[1])[2]
-                self._sets_one_of(Word(attached) if attached else following)
+            if word.text[:1] == "-" and option[1] in word.text:
+                attached = Word(word.text.partition(option[1])[2], word.whole)
+                self._sets_one_of(following if attached == Word("") else attached)
             elif word.may_be(option):
                 self.evaluates = True
                 self.sets(following.text)

@@ -129,6 +129,7 @@ _PLAIN = frozenset({
 _READS = re.compile(r"[0-9]*(<(?![>&]).*|&?>>?[ \t]*/dev/null|[<>]&[0-9-]+)", re.DOTALL)
 """Redirections that write no file and set no variable."""
 
+_TRANSFORMS = re.compile(r"@[EP]")
 _EXPANDS = re.compile(r"`|\$[({]|[<>]\(")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _BLANK = re.compile(r"[ \t\n]")
@@ -140,6 +141,9 @@ _HIDDEN = re.compile(r"\\[`$]|\$'.*\\", re.DOTALL)
 """Escapes behind which there may be what bash expands if it evaluates the text."""
 
 _EVALUATING = ("arithmetic_expansion", "c_style_for_statement", "subscript")
+_BARE = frozenset({"extglob_pattern", "heredoc_body", "regex", "string_content", "word"})
+"""Nodes in which the grammar may take `$[x]` for text."""
+
 _EVALUATING_TEST = re.compile(r"-(v|eq|ne|lt|le|gt|ge)(?![A-Za-z])")
 """Operators of `[[ … ]]` that evaluate variables."""
 
@@ -185,10 +189,18 @@ class Text:
             self._reader.program((Word("test"), *self._tested(node)))
         else:
             self._look_at_values(node)
+        if self._is_unnoticed_arithmetic(node):
+            self._reader.evaluates, self._reader.is_plain = True, False
         if not self._is_plain(node):
             self._reader.is_plain = False
         if not self._is_as_bash_reads(node):
             self._reader.doubt(OTHERWISE)
+
+    def _is_unnoticed_arithmetic(self, node: Node) -> bool:
+        """Whether bash may evaluate arithmetic here that has no node of its own in the tree."""
+        if node.type in ("command_substitution", "subshell"):
+            return self._of(node).startswith(("$((", "(("))
+        return node.type in _BARE and "$[" in self._of(node) and not self._is_literal(node)
 
     def _is_plain(self, node: Node) -> bool:
         """Whether the node itself sets no variable and writes no file."""
@@ -262,7 +274,8 @@ class Text:
         for child in node.named_children:
             if child.type != "string_content":
                 end = min(end, child.start_byte)
-                several |= "@" in self._of(child)
+                # `${!x}` is `$@` if x is `@`
+                several |= not set(self._of(child)).isdisjoint("@!")
         text = _ESCAPED_IN_QUOTES.sub(r"\1", self._text[begin:end]).replace("\\\n", "")
         return Word(text, whole=end == node.end_byte - 1, several=several)
 
@@ -346,10 +359,10 @@ class Text:
         return self._has_no_gaps(node, " \t")
 
     def _is_expansion(self, node: Node) -> bool:
-        """Whether the expansion is not a prompt (`@P`), which may run commands, and all its parts
-        are known.
+        """Whether all its parts are known, and it is neither a prompt (`@P`), which may run
+        commands, nor escapes (`@E`), which may become what bash evaluates.
         """
-        return "@P" not in self._of(node) and self._expands_nothing_else(node)
+        return not _TRANSFORMS.search(self._of(node)) and self._expands_nothing_else(node)
 
     def _is_in_expansion(self, node: Node) -> bool:
         above = node.parent
@@ -364,6 +377,11 @@ class Text:
     def _is_joined(self, node: Node) -> bool:
         pairs = pairwise(node.children)
         return all(one.end_byte == other.start_byte for one, other in pairs)
+
+    def _is_variable(self, node: Node) -> bool:
+        """Whether bash reads a variable here. The grammar does in `x=$ rm`, too."""
+        is_quoted = node.parent is not None and node.parent.type in ("heredoc_body", "string")
+        return is_quoted or self._is_joined(node)
 
     def _is_test(self, node: Node) -> bool:
         """Whether no operator or line break ends the `[ … ]` early. Bash ends it there; the grammar
@@ -427,6 +445,8 @@ class Text:
                     and all(begin <= one.start_byte and one.end_byte <= end for one in bodies)
                     and (is_raw or "\\\n" not in self._text[begin:at])
                 )
+            if line.lstrip("\t").startswith(delimiter) and ")" in line:
+                return False  # within `$(…)` bash ends it here, and runs the rest of the line
             at = end + 1
         return False
 
@@ -481,7 +501,10 @@ class Text:
         "file_redirect": _is_redirect,
         "heredoc_redirect": _is_heredoc,
         "herestring_redirect": _is_one_line,
+        "simple_expansion": _is_variable,
         "test_command": _is_test,
+        "translated_string": _is_joined,
+        "variable_assignment": _is_joined,
         "unset_command": _is_one_line,
     }
 
