@@ -158,15 +158,22 @@ class Patience:
 
     def __init__(self, cpu_s: float) -> None:
         self._until_s = time.process_time() + cpu_s
-        self._looks = 0
+        self._looks = self._idle_looks = 0
 
     def rest(self) -> bool:
-        """Pause before the next look. False if this has taken too much processor time."""
+        """Pause before the next look. False if this has taken too much processor time, or no other
+        process had anything to do at the last looks.
+        """
         if time.process_time() >= self._until_s:
             return False
         self._looks += 1
-        time.sleep(SHORT_PAUSE_S if self._looks < SHORT_PAUSES else LONG_PAUSE_S)
-        return True
+        if self._looks < SHORT_PAUSES:
+            time.sleep(SHORT_PAUSE_S)
+            return True
+        time.sleep(LONG_PAUSE_S)
+        is_idle = not any(works(pid) for pid in all_pids() if pid != os.getpid())
+        self._idle_looks = self._idle_looks + 1 if is_idle else 0
+        return self._idle_looks < IDLE_LOOKS
 
 
 KILL_CPU_S = 2.0
@@ -176,6 +183,9 @@ SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
 """Killed is not yet dead, and dead not yet gone. After so many short pauses the killed processes
 need the processor more than another look does.
 """
+
+IDLE_LOOKS = 200
+"""Looks in a row at which no process had a processor, or waited for one or for a disk."""
 
 USER_ID = 10_001
 """User and group id of programs; the image has a passwd entry for it."""

@@ -60,6 +60,18 @@ def test_only_processor_time_ends_the_wait_for_killed_processes(
     assert (next(left, None) is None) is is_over
 
 
+@pytest.mark.parametrize(("state", "is_over"), [(b"R", True), (b"D", True), (b"S", False)])
+def test_wait_ends_if_nothing_has_had_anything_to_do_for_a_while(
+    state: bytes, is_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is not killed then, such as a process of root. It is gone after 3,000 looks."""
+    monkeypatch.setattr(processes, "time", Clock(0.0))
+    monkeypatch.setattr(processes, "all_pids", lambda: [os.getpid(), 2])
+    monkeypatch.setattr(processes, "status", lambda pid: b"\nState:\t" + state)
+    patience = processes.Patience(2.0)
+    assert all(patience.rest() for _ in range(3000)) is is_over
+
+
 @contextmanager
 def starved(tmp_path: Path) -> Iterator[int]:
     """A process that cannot stop now, because it waits in the kernel: for its new process, which
