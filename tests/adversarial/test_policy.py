@@ -219,6 +219,7 @@ UNREADABLE = [
     "env {a}>f rm x", "git {a}<f push", "nice {a}<<<x rm y", "sudo {a[0]}>f rm x", "git {a}<<E push\nE", "echo ${x@P }",
     "echo $'\\\\'; rm x; echo 'a'", "echo $'a\\\\' && rm x #'",
     "x=$ rm", "x=$\nrm x", "x=$ \"rm\" x", "x+=$ git push", "if x=$ rm; then ls; fi", "<$ rm x", "bash -c 'x=$ rm'",
+    "git >&- push", "git 2>&-push", "xargs <&- rm", "git <<E push\nE", "find <<E . -delete\nE", "[[ a>(rm) ]]", "[[ -n $x && (b<(rm x)) ]]",
     "touch rm; r[m] =x", "echo $(cat <<E\n$(\nErm x)\nE\n)", "echo $(cat <<-E\n$(\n\tErm x)\n\tE\n)",
     "echo `cat <<'E'\n`a`$(rm x)\nE\n`", '$"rm" x', 'r$"m" x', '"r"$"m" x', 'git p$"ush"', "set -Ho history\n: rm x\n!:1 x", "set -o history -o histexpand\n: rm x\n^: ^^",
     "set $X\n: rm x\n!:1 x", "a" * 20_000, "(" * 5_000, "$(" * 5_000, "a|" * 900, "a=(" * 900, "f()" * 900, "))" * 4_000,
@@ -317,6 +318,7 @@ UNREAD = {
 
 HARMLESS = [
     "echo \"5$ rm\" $x", "cat <<EOF\nEnd (rm x)\n$ rm\nEOF", "x=$(cat <<EOF\nE(rm x)\nEOF\n)", "a[1]=x b=$x ls",
+    "ls >&-", "(( 1 > (2) ))", "[[ a > b ]] && ls", "cat <<E 2>f\nx\nE",
     "echo ${NAME:-not set}", 'echo "${NAME:-not set}"', "x=${A:+b c d}", "echo ${A:?is not set}",
     "ls a\u00a0b", "ls \u2003", "printf '%s\\n' a\u3000rm", "[ -f x ] && ls", "[ ! -d \"$X\" ] || ls",
     "export PATH=$HOME/bin:$PATH; ls", "npm --prefix \"$DIR\" install", "npm install $PACKAGE",
@@ -507,6 +509,7 @@ def test_argv_without_shell_is_matched_by_its_words(argv: object, expected: Verd
         ({"command": "grep x <<E\na $[PATH=0]\nE\nls"}, ASK),
         ({"command": "grep x <<E\na $((ls -PATH--))\nE\nls"}, ASK),
         ({"command": "! ((ls -PATH--)); ls"}, ASK),
+        ({"command": "git status <<E -c core.fsmonitor=x\nE"}, ASK),
         ({"command": "grep x <<E\na $(ls -l)\nE\nls"}, ALLOW),
         ({"command": "ls ${BASH_ENV:=x}"}, ASK),
         ({"command": "[[ PATH=0 -eq 0 ]]; ls"}, ASK),

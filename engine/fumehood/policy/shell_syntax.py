@@ -347,13 +347,15 @@ class Text:
     def _is_redirect(self, node: Node) -> bool:
         """Whether the redirection has at most one target, which bash expands only once.
 
-        The grammar reads arguments after a redirection as further targets, and bash expands the
-        target of `>&` twice unless it is a number.
+        The grammar reads arguments after a redirection as further targets, also after `>&-`, and
+        bash expands the target of `>&` twice unless it is a number.
         """
         targets = node.children_by_field_name("destination")
-        is_copy = any(child.type in (">&", "<&") for child in node.children)
+        operators = {child.type for child in node.children}
+        is_copy = not operators.isdisjoint((">&", "<&"))
+        most = int(operators.isdisjoint((">&-", "<&-")))
         is_plain = all(target.type in ("number", "word") for target in targets)
-        return len(targets) <= 1 and (is_plain or not is_copy) and self._is_one_line(node)
+        return len(targets) <= most and (is_plain or not is_copy) and self._is_one_line(node)
 
     def _is_one_line(self, node: Node) -> bool:
         return self._has_no_gaps(node, " \t")
@@ -373,6 +375,13 @@ class Text:
     def _is_ansi(self, node: Node) -> bool:
         """Whether it ends where bash ends it. The grammar reads `\\\\'` as an escaped quote."""
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
+
+    def _is_comparison(self, node: Node) -> bool:
+        """Whether its operator is one. The grammar takes that of `[[ a >(rm) ]]` for one."""
+        ends = [child.end_byte for child in node.children if child.type in ("<", ">")]
+        return all(self._text[end : end + 1] != "(" for end in ends) and (
+            self._has_no_gaps(node, " \t\n") and self._expands_nothing_else(node)
+        )
 
     def _is_joined(self, node: Node) -> bool:
         pairs = pairwise(node.children)
@@ -420,7 +429,11 @@ class Text:
         return not is_word
 
     def _is_heredoc(self, node: Node) -> bool:
-        """Whether the here-document ends at the first line that equals its delimiter."""
+        """Whether the here-document ends at the first line that equals its delimiter, and has no
+        arguments, which belong to the program before it.
+        """
+        if node.children_by_field_name("argument"):
+            return False
         self._heredocs += 1
         start, ends, operator = None, None, node.children[0].type
         for child in node.children:
@@ -493,6 +506,7 @@ class Text:
 
     _checks: ClassVar[Mapping[str, Callable[[Text, Node], bool]]] = {
         "ansi_c_string": _is_ansi,
+        "binary_expression": _is_comparison,
         "command": _is_command,
         "comment": _is_comment,
         "concatenation": _is_joined,
