@@ -196,6 +196,10 @@ RUNNING = {
     "jobs -x rm x": "jobs -l",
     "xargs -J % rm %": "xargs -J % ls %",
     "env -P /bin rm x": "env -P /bin ls",
+    "gtimeout 5 rm x": "gtimeout 5 ls rm",
+    "gxargs -I{} rm {}": "gxargs -I{} ls {} rm",
+    "gfind . -exec rm {} +": "gfind . -name rm",
+    "logsave f rm x": "logsave rm ls",
 }  # fmt: skip
 """Commands that run one of the programs, each with the nearest command that does not."""
 
@@ -220,6 +224,7 @@ UNREADABLE = [
     "echo $'\\\\'; rm x; echo 'a'", "echo $'a\\\\' && rm x #'",
     "x=$ rm", "x=$\nrm x", "x=$ \"rm\" x", "x+=$ git push", "if x=$ rm; then ls; fi", "<$ rm x", "bash -c 'x=$ rm'",
     "git >&- push", "git 2>&-push", "xargs <&- rm", "git <<E push\nE", "find <<E . -delete\nE", "[[ a>(rm) ]]", "[[ -n $x && (b<(rm x)) ]]",
+    "fd -e o -x rm", "fdfind . -HX rm", "fd --exec=rm", "fd $X",
     "touch rm; r[m] =x", "echo $(cat <<E\n$(\nErm x)\nE\n)", "echo $(cat <<-E\n$(\n\tErm x)\n\tE\n)",
     "echo `cat <<'E'\n`a`$(rm x)\nE\n`", '$"rm" x', 'r$"m" x', '"r"$"m" x', 'git p$"ush"', "set -Ho history\n: rm x\n!:1 x", "set -o history -o histexpand\n: rm x\n^: ^^",
     "set $X\n: rm x\n!:1 x", "a" * 20_000, "(" * 5_000, "$(" * 5_000, "a|" * 900, "a=(" * 900, "f()" * 900, "))" * 4_000,
@@ -319,6 +324,7 @@ UNREAD = {
 HARMLESS = [
     "echo \"5$ rm\" $x", "cat <<EOF\nEnd (rm x)\n$ rm\nEOF", "x=$(cat <<EOF\nE(rm x)\nEOF\n)", "a[1]=x b=$x ls",
     "ls >&-", "(( 1 > (2) ))", "[[ a > b ]] && ls", "cat <<E 2>f\nx\nE",
+    "fd rm", "fd -e py \"$X\"",
     "echo ${NAME:-not set}", 'echo "${NAME:-not set}"', "x=${A:+b c d}", "echo ${A:?is not set}",
     "ls a\u00a0b", "ls \u2003", "printf '%s\\n' a\u3000rm", "[ -f x ] && ls", "[ ! -d \"$X\" ] || ls",
     "export PATH=$HOME/bin:$PATH; ls", "npm --prefix \"$DIR\" install", "npm install $PACKAGE",

@@ -21,6 +21,7 @@ from fumehood.policy.runners import (
     ASSIGNED,
     DIRECTORIES,
     EXPANDED,
+    GNU,
     HARMLESS_LETTERS,
     HARMLESS_LONG_OPTIONS,
     HARMLESS_OPTIONS,
@@ -312,10 +313,15 @@ class _Reader:
 
     def _run_by(self, name: str, words: Program) -> None:
         """Add the programs that this program runs."""
+        name = GNU.get(name, name)
         if name in SHELLS:
             self._shell(name, words)
         elif name == "find":
             self._find(words)
+        elif name in ("fd", "fdfind"):
+            runs_others = any(_has(words, one) for one in ("-x", "-X", "--exec", "--exec-batch"))
+            if runs_others or any(word.several for word in words):
+                self._cannot_read(name)
         elif name in _BUILTINS:
             _BUILTINS[name](self, name, words)
         for after, wrapper in RUNNERS.get(name, ()):
