@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import pytest
@@ -539,6 +540,31 @@ url = {url(upstream)!r}
         answer = await run(engine, code, network=[OTHER])
     assert answer.data["value"] == [206, "hell"]
     assert upstream.requests[-1].headers["range"] == "bytes=0-3"
+
+
+async def test_attack_pieces_and_names_of_headers_tell_nothing_of_a_secret(
+    engine: Engine, upstream: Upstream
+) -> None:
+    """A program that can choose a host's answer would guess a secret by its characters: what may
+    begin one came in a piece of its own. Twin: a whole line comes at once.
+    """
+    upstream.script("/begun", Reply(body=b"what is it: " + SECRET[:5].encode()))
+    upstream.script("/other", Reply(body=b"what is it: " + b"~" * 5))
+    upstream.script("/line", Reply(body=b"what is it\n"))
+    named = {f"X-{quote(SECRET, safe='').title()}": "1", "X-Other": "2"}
+    upstream.script("/name", Reply(body=b"hello", headers=named))
+    code = f"""
+import http.client
+def pieces(path):
+    host = http.client.HTTPConnection("localhost", int(os.environ["HTTP_PROXY"].rsplit(":")[-1]))
+    host.request("GET", {url(upstream)!r} + path)
+    answer = host.getresponse()
+    return [len(piece) for piece in iter(answer.read1, b"")], sorted(answer.headers)
+begun, other, line = (pieces(path)[0] for path in ("begun", "other", "line"))
+[begun == other, line, [name for name in pieces("name")[1] if name.startswith("x-")]]
+"""
+    answer = await run(engine, code)
+    assert answer.data["value"] == [True, [11], ["x-other"]]
 
 
 async def test_attack_websocket_to_a_host_with_a_secret_is_refused_before_anybody_is_asked(

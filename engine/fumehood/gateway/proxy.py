@@ -460,7 +460,7 @@ class Proxy:
             headers = [
                 (name, values.text(value.decode("latin-1")).encode("latin-1"))
                 for name, value in headers
-                if name != b"content-length"
+                if name != b"content-length" and not values.finds_in_name(name.decode("latin-1"))
             ]
         peer.has_answered = True
         recording = self._recording(request, answer.status, headers)

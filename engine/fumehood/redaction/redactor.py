@@ -224,8 +224,7 @@ class Redactor:
             cut = border.end() if border is not None else 0
         else:
             cut = len(text)
-        for secret in self._secrets:
-            cut = min(cut, begun(text, secret))
+        cut = min(cut, complete(text, self._longest, in_lines=self._are_in_lines))
         if self._settings.common_keys:
             cut = min(cut, _begun_key(text))
         cut = max(cut, start)
@@ -245,6 +244,8 @@ class Redactor:
     def _compile(self) -> None:
         common = self._settings.common_keys
         secrets = sorted(self._secrets, key=len, reverse=True)
+        self._longest = len(secrets[0]) if secrets else 0
+        self._are_in_lines = not any("\n" in secret for secret in secrets)
         parts = [re2.escape(secret) for secret in secrets]
         parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
         parts += [_PRIVATE_KEY, f"{_BORDER}(?:{'|'.join(_COMMON_KEYS)})"] if common else []
@@ -298,21 +299,25 @@ def _is_file(name: str, value: Any) -> bool:
     return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
 
 
-def begun(text: str, secret: str) -> int:
-    """Return where the longest incomplete beginning of the secret at the text's end starts.
+def complete(text: str, longest: int, *, in_lines: bool) -> int:
+    """Return the end of the part of a text in which every value that begins there also ends.
 
-    Without one, return the length of the text.
+    `longest` is the length of the longest value, 0 if there is none; with `in_lines` none has a
+    line's end in it. What the values are makes no difference: else whoever writes the text and sees
+    its pieces could guess a value character by character, by what is held back.
     """
-    end, head = len(text), secret[:MIN_SECRET_CHARACTERS]
-    start = text.find(head, max(0, end - len(secret) + 1))
-    while start >= 0:
-        # Most of what only begins like it ends differently, and is not compared as a whole.
-        tail = text[max(start, end - len(head)) :]
-        if secret.startswith(tail, end - start - len(tail)) and secret.startswith(text[start:]):
-            return start
-        start = text.find(head, start + 1)
-    for length in range(min(len(head), len(secret), end + 1) - 1, 0, -1):
-        if text.endswith(secret[:length]):
+    line = text.rfind("\n") + 1 if in_lines else 0
+    return max(line, len(text) - max(0, longest - 1))
+
+
+def _begun(text: str, word: str) -> int:
+    """Return where the longest incomplete beginning of a word at the text's end starts.
+
+    Without one, return the length of the text. Only for words that are no secret.
+    """
+    end = len(text)
+    for length in range(min(len(word) - 1, end), 0, -1):
+        if text.endswith(word[:length]):
             return end - length
     return end
 
@@ -327,9 +332,9 @@ def _begun_key(text: str) -> int:
         return min(cut, begins.start())
     if not text or text[-1] not in _UNFINISHED:
         return cut
-    starts = [begun(text, beginning) for beginning in _BEGINNINGS]
+    starts = [_begun(text, beginning) for beginning in _BEGINNINGS]
     starts = [start for start in starts if _is_border(text, start)]
-    return min(cut, begun(text, _KEY_BEGINS), *starts)
+    return min(cut, _begun(text, _KEY_BEGINS), *starts)
 
 
 def _is_border(text: str, at: int) -> bool:

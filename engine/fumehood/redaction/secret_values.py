@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from fumehood.redaction.redactor import NUMERIC, REDACTED, begun, free_name
+from fumehood.redaction.redactor import NUMERIC, REDACTED, complete, free_name
 
 _PERCENT = re.compile("%[0-9A-F]{2}")
 _PACKERS = (base64.b64encode, base64.urlsafe_b64encode)
@@ -50,6 +50,7 @@ class SecretValues:
         """The forms that can occur in a number. Searching for all forms in a long list of numbers
         would take seconds."""
         self._shortest = 0
+        self._are_in_lines = True
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
@@ -58,6 +59,7 @@ class SecretValues:
         self._forms = sorted({*self._forms, *forms}, key=lambda form: len(form.text), reverse=True)
         self._in_numbers = [one.text for one in self._forms if NUMERIC.fullmatch(one.text)]
         self._shortest = len(self._forms[-1].text) if self._forms else 0
+        self._are_in_lines = not any("\n" in form.text for form in self._forms)
 
     @property
     def longest(self) -> int:
@@ -67,6 +69,10 @@ class SecretValues:
     def finds(self, text: str) -> bool:
         """Whether a text contains one of the values."""
         return any(form.text in text for form in self._forms)
+
+    def finds_in_name(self, name: str) -> bool:
+        """Whether the name of a header contains one of the values, whose case means nothing."""
+        return any(form.text.lower() in name.lower() for form in self._forms)
 
     def text(self, text: str) -> str:
         """Return a text with each value replaced."""
@@ -101,15 +107,11 @@ class SecretValues:
         cut = max(cut, at)
         return "".join([*parts, text[at:cut]]), cut
 
-    def begun(self, text: str) -> int:
-        """Return where the part of a text begins that has to wait for the next piece."""
-        cut = len(text)
-        for form in self._forms:
-            start = begun(text, form.text)
-            if form.shares_first and start > 0 and text[start - 1] in _BASE64:
-                start -= 1
-            cut = min(cut, start)
-        return cut
+    def complete(self, text: str) -> int:
+        """Return the end of the part of a text that need not wait for the next piece."""
+        # One more than a form, for the character of base64 before it.
+        longest = self.longest + 1 if self._forms else 0
+        return complete(text, longest, in_lines=self._are_in_lines)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, _Form]]:
         """Yield start, end and form of each value, from the left; of several the longest."""
@@ -156,7 +158,7 @@ class SecretStream:
     def feed(self, piece: str) -> str:
         """Add a piece, and return the text that can be passed on now."""
         text = self._held + piece
-        return self._pass_on(text, self._values.begun(text))
+        return self._pass_on(text, self._values.complete(text))
 
     def finish(self) -> str:
         """Return the rest of the text."""

@@ -255,3 +255,14 @@ def test_failing_log_event_does_not_stop_the_log(tmp_path: Path, style: str) -> 
     text = (tmp_path / "log").read_text()
     assert "log.event_lost" in text
     assert "good" in text
+
+
+def test_attack_what_is_held_back_does_not_tell_the_beginning_of_a_secret() -> None:
+    """Twin: a line is passed on at its end."""
+    redactor = Redactor()
+    redactor.learn("quite-secret-value")
+    lengths = set[int]()
+    for word in ("quite-secret", "quite-sXcret", "other-things"):
+        assert redactor.stream().feed(f"a line\n{word}\n") == f"a line\n{word}\n"
+        lengths.add(len(redactor.stream().feed(f"a text that is longer than it: {word}")))
+    assert len(lengths) == 1

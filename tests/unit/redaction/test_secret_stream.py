@@ -102,3 +102,20 @@ def test_text_without_a_secret_prefix_is_not_held_back() -> None:
     stream = SecretValues(SECRETS).stream()
     assert stream.feed("data: x\n\n") == "data: x\n\n"
     assert SecretValues().stream().feed("abc") == "abc"
+
+
+@given(st.sampled_from(FORMS), st.text(alphabet="xyz/%", min_size=1, max_size=60), st.data())
+def test_attack_what_is_held_back_does_not_tell_the_beginning_of_a_secret(
+    form: str, other: str, data: st.DataObject
+) -> None:
+    """Who writes a text and sees its pieces would otherwise guess a secret by its characters."""
+    begun = data.draw(st.integers(1, len(form) - 1))
+    length = len(SecretValues(SECRETS).stream().feed(f"{other}~{'~' * begun}"))
+    assert len(SecretValues(SECRETS).stream().feed(f"{other}~{form[:begun]}")) == length
+
+
+def test_header_name_with_a_secret_is_found_in_any_case() -> None:
+    values = SecretValues(["s3cret-Of-the-api"])
+    assert values.finds_in_name("X-S3cret-of-The-Api")
+    assert not values.finds_in_name("X-S3cret-of-The")
+    assert not SecretValues().finds_in_name("x")
