@@ -194,3 +194,47 @@ def test_processes_of_multiprocessing_load_the_program(
 def test_command_with_carriage_returns_gets_a_hint(daemon: Daemon) -> None:
     failed = once(daemon, "run_shell", command="echo a\r\nls\r\n")
     assert "end with CR LF" in failed.body["error"]["message"]
+
+
+DRAWING = """
+import io
+{load}
+def drawn(text):
+    figure = plt.figure(figsize=(2, 1))
+    figure.text(0.1, 0.5, text, fontsize=20)
+    out = io.BytesIO()
+    figure.savefig(out, format="rgba")
+    plt.close(figure)
+    return out.getvalue()
+pairs = ["中国", "繁體", "かな", "カナ", "한국", "قب", "कख"]
+plt.title(" ".join(pairs))
+plt.ylabel("flamingo \\N{{FLAMINGO}}")
+[pair for pair in pairs if drawn(pair[0]) == drawn(pair[1])]
+"""
+LOADED = "import matplotlib.pyplot as plt"
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        LOADED,
+        "plt = __import__('importlib').import_module('matplot' + 'lib.pyplot')",
+        f"{LOADED}, seaborn\nseaborn.set_theme()",
+        f"{LOADED}\nplt.rcParams['font.family'] = 'serif'",
+    ],
+    ids=["preloaded", "late", "theme", "serif"],
+)
+def test_titles_in_other_scripts_are_drawn(daemon: Daemon, load: str) -> None:
+    """A character that no font has is a box like every other. The program's last figure is drawn by
+    the guest, whose files no warning names.
+    """
+    session = Session(daemon, image="python-data", memory_mb=512)
+    ran = session.http.call(
+        "run_python", {"code": DRAWING.format(load=load)}, session_id=session.id,
+        timeout_seconds=120,
+    )  # fmt: skip
+    session.end()
+    assert data(ran)["value"] == []
+    assert len(data(ran)["images"]) == 1
+    (warning,) = data(ran)["stderr"].splitlines()
+    assert warning.startswith("UserWarning: Glyph 129449 ")

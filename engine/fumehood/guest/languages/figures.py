@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
@@ -71,7 +72,8 @@ class Figures:
             return
         os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
         path = f"{DIRECTORY}/figure-{self._taken + 1}.png"
-        figure.savefig(path, format="png", dpi=figure.dpi, bbox_inches=self._box(figure))
+        with _warnings_without_place():
+            figure.savefig(path, format="png", dpi=figure.dpi, bbox_inches=self._box(figure))
         self._taken += 1
 
     def _box(self, figure: Any) -> Any:
@@ -91,12 +93,56 @@ class Figures:
             self.notes.append(f"images: pyplot's figure {number} {why}"[:MAX_REPORT_CHARACTERS])
 
 
+@contextmanager
+def _warnings_without_place() -> Iterator[None]:
+    """Print each warning about a figure once, without file and line, which would be this file's."""
+    shown = set()
+
+    def show(message: Warning | str, category: type[Warning], *_: object, **more: object) -> None:
+        if (line := f"{category.__name__}: {message}") not in shown:
+            shown.add(line)
+            print(line, file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
 def preload() -> None:
     """Load pyplot in the zygote with the image's list of fonts."""
     if not os.path.isdir(FONTS):
         return
-    with _fonts_of_image():
+    with _fonts_of_image(), fallback_found_late():
         importlib.import_module("matplotlib.pyplot")
+
+
+FALLBACK = ("DejaVu Sans", "WenQuanYi Micro Hei", "Lohit Devanagari")
+"""Fonts of the images for characters that a text's own font lacks: Arabic and symbols; Chinese,
+Japanese and Korean; Devanagari.
+"""
+
+
+@contextmanager
+def fallback_found_late() -> Iterator[None]:
+    """Wraps the loading of Matplotlib's fonts: texts of every family fall back to `FALLBACK`. Not a
+    setting, because styles and seaborn's themes replace `font.family`.
+    """
+    yield
+    fonts: Any = sys.modules["matplotlib.font_manager"]
+    find = fonts.FontManager._find_fonts_by_props
+    known = {one.name for one in fonts.fontManager.ttflist}
+    there = [name for name in FALLBACK if name in known]
+
+    def find_with_fallback(
+        self: Any, prop: Any, fontext: str = "ttf", *rest: Any, **more: Any
+    ) -> Any:
+        found = find(self, prop, fontext, *rest, **more)
+        if fontext == "ttf":
+            others = [self.findfont(fonts.FontProperties(family=name)) for name in there]
+            found += [path for path in others if path not in found]
+        return found
+
+    fonts.FontManager._find_fonts_by_props = find_with_fallback
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def expect_late() -> None:
     """Set up modules of the image the same way if a program loads them itself."""
     late = late_modules()
     late.around["matplotlib"] = figures.fonts_found_late
+    late.around["matplotlib.font_manager"] = figures.fallback_found_late
     late.around["pandas"] = _pandas_set_up
 
 
