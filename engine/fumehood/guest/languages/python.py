@@ -254,9 +254,13 @@ def _replace_preparation(code: Callable[[], str]) -> None:
     def with_program(name: str) -> dict[str, Any]:
         told: dict[str, Any] = prepare(name)
         if "init_main_from_path" in told:
+            import tempfile
+
             told["init_main_from_path"] = path = os.path.join(util.get_temp_dir(), "main.py")
-            with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+            number, draft = tempfile.mkstemp(dir=util.get_temp_dir())
+            with open(number, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
                 file.write(code())
+            os.replace(draft, path)  # a process that was started before may be reading it
         return told
 
     spawn.get_preparation_data = with_program
