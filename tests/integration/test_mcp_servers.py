@@ -513,9 +513,10 @@ NOT_VALID = {"error": {"code": -32000, "message": "Bad Request: No valid session
     "refusal",
     [
         (404, None), (404, {**NOT_FOUND, "id": None}), (404, NOT_FOUND), (404, "no JSON-RPC"),
-        (400, {**NOT_VALID, "id": None}), (401, "Unauthorized: Session not found"),
+        (404, {"error": {"code": -32600, "message": "Not Found: Session has been terminated"}}),
+        (400, {**NOT_VALID, "id": None}), (400, "Invalid or missing Mcp-Session-Id"), (401, "Unauthorized: Session not found"),
     ],
-    ids=["empty", "no-id", "own-id", "text", "bad-request", "unauthorized"],
+    ids=["empty", "no-id", "own-id", "text", "terminated", "bad-request", "invalid", "unauthorized"],
 )  # fmt: skip
 async def test_forgotten_session_is_begun_again_and_the_call_runs_once(
     refusal: Any, forgetful: tuple[Engine, type[ForgetfulServer]]
@@ -535,9 +536,26 @@ async def test_forgotten_session_is_begun_again_and_the_call_runs_once(
         ((404, {"error": {"code": -32602, "message": "No such tool"}}), "EXECUTION_ERROR"),
         ((400, NOT_VALID), "EXECUTION_ERROR"),
         ((400, {"error": {"message": "no"}, "id": None}), "EXECUTION_ERROR"),
+        ((400, "Paid, but the session_name of the shop's session is too long"), "EXECUTION_ERROR"),
+        ((401, "Unauthorized: log in to the shop, its session has ended"), "EXECUTION_ERROR"),
+        (
+            (
+                404,
+                {"error": {"code": -32000, "message": "The terminal session has no such window"}},
+            ),
+            "EXECUTION_ERROR",
+        ),
         ((500, "session"), "NETWORK_ERROR"),
     ],
-    ids=["unknown-tool", "own-id", "other-words", "server-error"],
+    ids=[
+        "unknown-tool",
+        "own-id",
+        "other-words",
+        "another-session",
+        "log-in",
+        "terminal",
+        "server-error",
+    ],
 )
 async def test_other_refusals_of_a_server_begin_no_session(
     refusal: Any, code: str, forgetful: tuple[Engine, type[ForgetfulServer]]

@@ -426,6 +426,14 @@ class HostProgram:
 # -- HTTP ------------------------------------------------------------------------------------
 
 
+_SESSION_REFUSED = re.compile(
+    rb"session[ -]id\b|session (not found|has been terminated)"
+    rb"|(no|invalid|unknown) (valid )?session",
+    re.IGNORECASE,
+)
+"""What SDKs say of a session that they do not know. A tool may speak of sessions of its own."""
+
+
 class HttpWire(Wire):
     """JSON-RPC over MCP's streamable HTTP: one POST for each message.
 
@@ -513,7 +521,7 @@ class HttpWire(Wire):
         """Whether the server refused a request unread because it does not know its session."""
         if self._session is None or self.version == MODERN:
             return False
-        names_it = b"session" in answer.body.lower()
+        names_it = _SESSION_REFUSED.search(answer.body) is not None
         if answer.status == 404:
             return names_it or not is_answered
         # Not the specification's statuses, but those of servers made after the SDKs' examples.
