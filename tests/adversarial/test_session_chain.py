@@ -7,6 +7,7 @@ variables, `rolled_back` the old ones, and `reset` none.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,36 @@ async def test_supervisor_does_not_hang_on_a_shut_down_socket(box: OneContainer,
     # Its own chain is broken for good; what is said of it is so all the same.
     assert (await box.python("y = 1", wall_s=5)).state in ("reset", "rolled_back", "kept")
     assert box.ended is None
+
+
+BLOCKED = """
+import ctypes, os, struct, time
+libc = ctypes.CDLL(None)
+if {ticks} and os.fork() == 0:
+    while True:
+        time.sleep(0.02)
+body = b'{{"stays": true, "exit_code": 0}}'
+os.write(4, struct.pack(">I", len(body)) + body)
+VFORK, PARENT = 0x4000, 0x8000
+while True:
+    if libc.syscall({clone}, VFORK | {flags}, 0, 0, 0, 0) == 0:
+        while True:
+            time.sleep({ticks} or 1000)
+"""
+"""The kernel shows who waits for the child of a vfork like who waits for a disk."""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of clone")
+@pytest.mark.parametrize(("flags", "ticks"), [("0", "0"), ("PARENT", "0"), ("0", "0.02")])
+async def test_attack_process_that_seems_to_wait_for_a_disk_does_not_hold_the_supervisor(
+    box: OneContainer, flags: str, ticks: str
+) -> None:
+    """The host ended the container after a minute, and with it the session's files."""
+    await box.python("x = 'old'")
+    code = BLOCKED.format(clone=56, flags=flags, ticks=ticks)
+    ended = await box.python(code, wall_s=1)
+    assert (ended.state, box.ended) == ("rolled_back", None)
+    assert value_of(await box.python("x")) == "old"
 
 
 WAKE_UP = """\

@@ -32,6 +32,10 @@ COPY_CPU_S = 2.0
 LOOK_S = 0.1
 IDLE_LOOKS = 30
 """Looks at a process that is to copy itself, at which it only waits for something."""
+BLOCKED_LOOKS = 100
+"""The same, at which it has no processor and wants none: it may wait for a disk. A program can look
+so for ever (vfork), and the host ends a container after a minute.
+"""
 
 MAX_MESSAGES = 4096
 """Messages of links read at once; more do not fit the socket."""
@@ -347,6 +351,7 @@ class _Effort:
         self._pid = pid
         self._own_until_s = time.process_time() + COPY_CPU_S
         self._idle_looks = 0
+        self._blocked_looks = 0
         self._first_ns: int | None = None
         self._used_ns = 0
 
@@ -357,11 +362,13 @@ class _Effort:
         self._first_ns = self._first_ns or used_ns
         self._used_ns = used_ns - self._first_ns
         self._idle_looks += not any(map(processes.works, them))
+        self._blocked_looks += not any(map(processes.runs, them))
 
     def is_worth_it(self) -> bool:
         """Whether to go on waiting."""
         return (
             self._idle_looks < IDLE_LOOKS
+            and self._blocked_looks < BLOCKED_LOOKS
             and self._used_ns < COPY_CPU_S * 1e9
             and time.process_time() < self._own_until_s  # they may send messages without end
         )

@@ -86,6 +86,11 @@ def works(pid: int) -> bool:
     return (field(status(pid), b"State") or b"X")[:1] in b"RD"
 
 
+def runs(pid: int) -> bool:
+    """Whether a process has a processor, or waits for one."""
+    return (field(status(pid), b"State") or b"X")[:1] == b"R"
+
+
 def threads_of(pid: int) -> int:
     """A process's number of threads; 0 if it is gone."""
     return int(field(status(pid), b"Threads") or 0)
