@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,9 +22,13 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine, ToolType
+from fumehood.approvals.model import NewDecision, RememberWish
+from fumehood.core.envelope import Envelope
 from fumehood.executors import mcp, mcp_wire
+from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox import wall
 from support.answers import code_of, error_of
+from support.asking import CALLER, asking
 from support.recording import RecordingLog
 from support.wait import wait_until
 
@@ -425,6 +430,27 @@ async def test_secret_header_reaches_its_server_and_is_redacted_in_answers(
     unbound = Config(mcp_servers={"other": one}, **settings)
     async with Engine(config=unbound) as engine:
         await until(lambda: "is not bound to the tool other" in server_of(engine, "other")._why)
+
+
+async def test_remembered_rule_ends_when_the_servers_configuration_changes() -> None:
+    one = server(SCRIPTED, "good", harmless=[])
+    async with asking(mcp_servers={"tester": one}) as desk:
+        engine = desk.engine
+        await until(lambda: names(engine))
+
+        async def ask() -> Envelope:
+            name, body = parse_own_call("tester__echo", {"text": "a"}, {})
+            return await engine.run(name, body, CALLER)
+
+        first = error_of(await ask())
+        assert first.approval_id is not None
+        wish = RememberWish(scope="until", until=desk.clock.now() + timedelta(hours=1))
+        await desk.decide(first.approval_id, NewDecision(decision="approve", remember=wish))
+        await desk.ended(first.approval_id)
+        assert (await ask()).success  # the twin: the same server
+        mine = server_of(engine, "tester")
+        mine._settings = mine._settings.model_copy(update={"command": ("/usr/bin/another",)})
+        assert error_of(await ask()).code == "REQUIRES_HUMAN_APPROVAL"
 
 
 class ForgetfulServer(BaseHTTPRequestHandler):

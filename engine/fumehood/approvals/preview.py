@@ -32,7 +32,7 @@ from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.plan import Plan
 from fumehood.policy.model import Decision
 from fumehood.protocol.canonical import canonical, digest_of
-from fumehood.registry.index import RegisteredTool
+from fumehood.registry.index import RegisteredTool, Source
 from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
@@ -63,7 +63,7 @@ def action_of(
     document: JsonObject = {
         "schema": SCHEMA,
         "tool": f"{tool.name}@{tool.version}",
-        "definition": definition_digest(permitted.tool, permitted.request.context),
+        "definition": definition_digest(permitted.tool, permitted.request.context, sends),
         "arguments": permitted.arguments,
         "agent": options.agent_id,
         "agent_binding": None if binding is None else digest_of(binding.model_dump(mode="json")),
@@ -108,11 +108,17 @@ def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> b
     return canonical(before[name]) == canonical(after[name])
 
 
-def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -> str:
-    """Return a hash of a tool's definition, its function's source, and the call's context."""
+def definition_digest(
+    tool: RegisteredTool, context: JsonObject | None = None, sends: JsonObject | None = None
+) -> str:
+    """Return a hash of a tool's definition, its function's source or MCP server (in `sends`), and
+    the call's context.
+    """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
         document["context"] = context
+    if tool.source is Source.MCP and sends is not None:
+        document["server"] = sends
     if tool.address is not None:
         document["source"] = _source_of_module(tool.address)
     elif tool.function is not None:

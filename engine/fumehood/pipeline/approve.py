@@ -98,7 +98,8 @@ async def approve(
             call.request, options=call.request.options.model_copy(update={"preview": True})
         )
         return ApprovedCall(permitted.with_request(call.request))
-    definition = definition_digest(permitted.tool, permitted.request.context)
+    sends = sends_of(permitted, plan, services)
+    definition = definition_digest(permitted.tool, permitted.request.context, sends)
     remembered = approvals.remembered_for(permitted, definition)
     if remembered is not None and not permitted.request.is_decision_on_trial:
         return ApprovedCall(permitted, remembered=remembered)
