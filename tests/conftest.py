@@ -119,6 +119,7 @@ APART = "tests/integration/test_frameworks.py"
 
 LONGEST = (
     APART,
+    "tests/integration/test_cluster.py",
     "tests/integration/test_image_contents.py",  # with all that are of images
     "tests/integration/test_crash_approval.py",
     "tests/acceptance/test_documentation.py",
