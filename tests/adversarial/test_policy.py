@@ -223,7 +223,7 @@ UNREADABLE = [
     "env {a}>f rm x", "git {a}<f push", "nice {a}<<<x rm y", "sudo {a[0]}>f rm x", "git {a}<<E push\nE", "echo ${x@P }",
     "echo $'\\\\'; rm x; echo 'a'", "echo $'a\\\\' && rm x #'",
     "x=$ rm", "x=$\nrm x", "x=$ \"rm\" x", "x+=$ git push", "if x=$ rm; then ls; fi", "<$ rm x", "bash -c 'x=$ rm'",
-    "git >&- push", "git 2>&-push", "xargs <&- rm", "git <<E push\nE", "find <<E . -delete\nE", "[[ a>(rm) ]]", "[[ -n $x && (b<(rm x)) ]]",
+    "ls >& -rm x", "x=a <& \\\n-rm x", "git >&- push", "git 2>&-push", "xargs <&- rm", "git <<E push\nE", "find <<E . -delete\nE", "[[ a>(rm) ]]", "[[ -n $x && (b<(rm x)) ]]",
     "fd -e o -x rm", "fdfind . -HX rm", "fd --exec=rm", "fd $X",
     "touch rm; r[m] =x", "echo $(cat <<E\n$(\nErm x)\nE\n)", "echo $(cat <<-E\n$(\n\tErm x)\n\tE\n)",
     "echo `cat <<'E'\n`a`$(rm x)\nE\n`", '$"rm" x', 'r$"m" x', '"r"$"m" x', 'git p$"ush"', "set -Ho history\n: rm x\n!:1 x", "set -o history -o histexpand\n: rm x\n^: ^^",

@@ -348,13 +348,17 @@ class Text:
         """Whether the redirection has at most one target, which bash expands only once.
 
         The grammar reads arguments after a redirection as further targets, also after `>&-`, and
-        bash expands the target of `>&` twice unless it is a number.
+        the rest of `>& -rm` as one. Bash expands the target of `>&` twice unless it is a number.
         """
         targets = node.children_by_field_name("destination")
         operators = {child.type for child in node.children}
         is_copy = not operators.isdisjoint((">&", "<&"))
         most = int(operators.isdisjoint((">&-", "<&-")))
-        is_plain = all(target.type in ("number", "word") for target in targets)
+        is_plain = all(
+            target.type in ("number", "word")
+            and not self._of(target).replace("\\\n", "").startswith("-")
+            for target in targets
+        )
         return len(targets) <= most and (is_plain or not is_copy) and self._is_one_line(node)
 
     def _is_one_line(self, node: Node) -> bool:
