@@ -315,6 +315,8 @@ os.rename('new', 'a')
 }
 """Changes of a file that leave its size, and most of them its times."""
 
+A_FILE = {"command": "head -c 5000 /dev/zero | tr '\\0' A > a"}
+
 TWIN = f"{MAP}print(memory[0]); open('b', 'w').close(); os.remove('b')"
 
 
@@ -330,7 +332,8 @@ async def test_attack_change_without_a_trace_is_asked_about(
         made = await engine.sessions.create(
             engine.owner, image="python", durable=True, disk_mb=disk_mb
         )
-        await value(engine, made.id, "open('a', 'w').write('A' * 5000)")
+        # Not by Python: on a disk, variables of the session would have all contents compared.
+        await engine.call("run_shell", A_FILE, session_id=made.id)
         options = {"session_id": made.id, "preview": True}
         for how, code in UNSEEN.items():
             await tree(engine, made.id)  # by now, nothing has changed just before
@@ -344,6 +347,37 @@ async def test_attack_change_without_a_trace_is_asked_about(
         answer = await engine.call("run_shell", command, **options)
         assert answer.success, answer.error
         assert answer.data["stdout"] == f"{ord('A')}\n"
+
+
+SWAPPED = """
+import fcntl, os, struct
+open('new', 'wb').write(b'B' * 5000)
+a, new = (os.open(name, os.O_RDWR) for name in ('a', 'new'))
+for file in (a, new):
+    os.fsync(file)
+moved = struct.pack('=IIQQQQ', 0, a, 0, 0, 4, 0)
+try:
+    fcntl.ioctl(new, 0xC028660F, moved)  # EXT4_IOC_MOVE_EXT
+except OSError as error:
+    print(error.strerror)
+os.posix_fadvise(a, 0, 0, os.POSIX_FADV_DONTNEED)
+os.remove('new')
+"""
+
+
+async def test_attack_blocks_of_two_files_on_a_disk_are_not_exchanged(home: Path) -> None:
+    """Which changes what is in a file, without a trace in its times. Nobody was asked."""
+    images = LanguageImages(python="python", shell="python")
+    settings = ContainerSettings(pool_min=0, images=images)
+    async with running(Config(home=home, container=settings)) as engine:
+        made = await engine.sessions.create(engine.owner, image="python", durable=True, disk_mb=64)
+        await engine.call("run_shell", A_FILE, session_id=made.id)
+        before = await tree(engine, made.id)
+        command = {"command": f'python3 - <<"END"\n{SWAPPED}\nEND'}
+        answer = await engine.call("run_shell", command, session_id=made.id, preview=True)
+        assert answer.success, answer.error
+        assert answer.data["stdout"] == "Operation not permitted\n"
+        assert await tree(engine, made.id) == before
 
 
 async def test_request_of_a_trial_is_sent_with_the_secret_of_its_program(

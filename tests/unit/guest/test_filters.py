@@ -103,6 +103,15 @@ IN_CONTAINER: Conditions = {
     "a file that wakes its process": ("fcntl", EPERM, [(3, 10, 18)]),
     "a timer that wakes its process": ("timer_create", ENOSYS, [(1, 0, 0)]),
     "other uses of a file": ("fcntl", ALLOW, [(3, 10, 29), (3, 4, 18), (10, 1, 18)]),
+    "contents that change without a trace": (
+        "ioctl",
+        EPERM,
+        [
+            (3, 0xC028660F),
+            (3, 0xC028660F | 1 << 32),
+        ],
+    ),
+    "other commands": ("ioctl", ALLOW, [(3, 0x5401), (3, 0x8028660F), (0xC028660F, 0x5413)]),
     "sockets": ("socket", ALLOW, [(family, 1) for family in SOCKETS]),
     "other sockets": ("socket", EPERM, [(family, 1) for family in {*range(64)} - SOCKETS]),
     "socket pairs": ("socketpair", ALLOW, [(family, 1) for family in SOCKETS]),

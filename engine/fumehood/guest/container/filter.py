@@ -37,7 +37,7 @@ ALLOWED = (
     "getdents", "getdents64", "getegid", "geteuid", "getgid", "getgroups", "getitimer",
     "getpeername", "getpgid", "getpgrp", "getpid", "getppid", "getpriority", "getrandom",
     "getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "getsockname", "getsockopt",
-    "gettid", "gettimeofday", "getuid", "getxattr", "ioctl", "ioprio_get", "kill",
+    "gettid", "gettimeofday", "getuid", "getxattr", "ioprio_get", "kill",
     "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "lchown", "lgetxattr",
     "link", "linkat", "listen", "listxattr", "llistxattr", "lremovexattr", "lseek", "lsetxattr",
     "lstat", "madvise", "membarrier", "memfd_create", "mincore", "mkdir", "mkdirat", "mknod",
@@ -67,6 +67,11 @@ _NAMESPACES = 0x7E020000
 _SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
 """Arguments of `personality`: plain Linux, and a query of the present value."""
 
+_MOVE_EXTENTS = 0xC028660F
+"""EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. It exchanges blocks of two files, and so their contents,
+without a trace in their times, by which `files` knows on a disk which ones have changed.
+"""
+
 _ADDRESS_FAMILIES = (1, 2, 10)
 """Unix, IPv4 and IPv6. AF_VSOCK leads out of virtual machines; AF_ALG, AF_PACKET and AF_NETLINK
 reach parts of the kernel that no program needs here.
@@ -81,6 +86,7 @@ DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
         ],
         "clone3": [seccomp.refuse(ENOSYS)],  # its flags lie in memory, where no filter sees them
         "fcntl": seccomp.allow_unless({1: fcntl.F_SETSIG, 2: signal.SIGCONT}, seccomp.refuse()),
+        "ioctl": seccomp.allow_unless({1: _MOVE_EXTENTS}, seccomp.refuse()),
         "prctl": seccomp.allow_unless(
             {0: kernel.PR_SET_PDEATHSIG, 1: signal.SIGCONT}, seccomp.refuse()
         ),
