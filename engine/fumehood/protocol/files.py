@@ -7,6 +7,7 @@ length.
 
 from __future__ import annotations
 
+import codecs
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -45,6 +46,9 @@ def read_values(
     Raises:
         FileFault: the data is not in that format, or is too large.
     """
+    # All three formats begin with an ASCII character, so one of its two bytes is zero.
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or data[:2].count(0) == 1:
+        raise FileFault("it looks like UTF-16; save it as UTF-8")
     if b"\0" in data:
         raise FileFault("it holds NUL bytes")
     try:
