@@ -353,6 +353,22 @@ def test_unparsable_command_counts_as_running_the_denied_program(command: str) -
 
 
 @pytest.mark.row("A1")
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("ls\r\n", "its lines end in CR LF, as on Windows; send it with LF"),
+        ("set -e\r\nls\n", "its lines end in CR LF, as on Windows; send it with LF"),
+        ("bash -c 'ls\r\n'", "its lines end in CR LF, as on Windows; send it with LF"),
+        ("ls\r", "it has control characters"), ("ls\r\n\x1b", "it has control characters"),
+    ],
+)  # fmt: skip
+def test_command_with_lines_of_windows_is_told_to_end_them_in_lf(command: str, why: str) -> None:
+    decision = decide(shell_call(command), RUNS)
+    assert (decision.verdict, decision.reason) == (DENY, f"In doubt: {why}.")
+    assert verdict(shell_call(command.replace("\r", "").replace("\x1b", "")), RUNS) is ALLOW
+
+
+@pytest.mark.row("A1")
 @pytest.mark.parametrize(("attack", "twin"), EVALUATED.items())
 def test_variables_and_options_of_bash_do_not_hide_a_program(attack: str, twin: str) -> None:
     assert verdict(shell_call(attack), RUNS) is DENY

@@ -533,8 +533,10 @@ def parsed(text: str, deadline: float) -> Node | str:
     """
     if sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
         return TOO_LONG
-    if any(character < " " and character not in "\n\t" for character in text):
+    if any(character < " " and character not in "\n\t" for character in text.replace("\r\n", "")):
         return "it has control characters"
+    if "\r" in text:
+        return "its lines end in CR LF, as on Windows; send it with LF"
     if _JOINED_LINES.search(text):
         return "it joins two lines within a word"
     # The grammar's scanner looks up characters in an ASCII table. Replace each other character by
