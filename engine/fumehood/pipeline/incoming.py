@@ -29,6 +29,8 @@ M = TypeVar("M", bound=BaseModel)
 
 _NO_ARGUMENTS = CallBody(arguments={})
 
+_MISPLACED = "It is an option: put it into `options`"
+
 
 def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
@@ -152,7 +154,12 @@ def parsed(model: type[M], document: JsonObject, part: str) -> M:
     try:
         return validated(model, document)
     except ValidationError as error:
-        faults = [(path[:120], said) for path, said in faults_of(error)[:20]]
+        options = model.model_fields.get("options")
+        known = getattr(options and options.annotation, "model_fields", {})
+        faults = [
+            (path[:120], said if path in model.model_fields or path not in known else _MISPLACED)
+            for path, said in faults_of(error)[:20]
+        ]
         words = "; ".join(f"{path}: {said}" if path else said for path, said in faults)
         fields = [path for path, _ in faults if path]
         raise InvalidParams(f"The {part} is wrong: {words}.", fields=fields) from None

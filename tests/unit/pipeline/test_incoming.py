@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from fumehood.core.call import BatchOptions, CallOptions
 from fumehood.core.errors import InvalidParams
-from fumehood.pipeline.incoming import parse_batch, parse_call_body, parse_own_call
+from fumehood.pipeline.incoming import (
+    parse_batch,
+    parse_batch_call,
+    parse_call_body,
+    parse_message,
+    parse_own_call,
+)
 
 
 def test_integral_float_is_an_integer_in_options_and_unchanged_in_arguments() -> None:
@@ -26,3 +35,27 @@ def test_invalid_number_option_is_refused_by_name(wrong: object) -> None:
     with pytest.raises(InvalidParams) as refused:
         parse_call_body({"arguments": {}, "options": options})
     assert refused.value.fields == ("options.memory_limit_mb",)
+
+
+MISPLACED = [
+    *((parse_call_body, {"arguments": {}}, name) for name in CallOptions.model_fields),
+    *((parse_batch_call, {"tool": "calculator"}, name) for name in CallOptions.model_fields),
+    *((parse_batch, {"calls": [1]}, name) for name in BatchOptions.model_fields),
+    (parse_message, {"format": "openai", "message": {}}, "session_id"),
+]
+
+
+@pytest.mark.parametrize(("parse", "body", "name"), MISPLACED)
+def test_option_beside_options_is_told_where_it_belongs(
+    parse: Callable[[Any], object], body: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(InvalidParams) as refused:
+        parse({**body, name: 1})
+    assert f" is wrong: {name}: It is an option: put it into `options`." in refused.value.message
+    assert refused.value.fields == (name,)
+
+
+def test_twin_unknown_key_is_no_option() -> None:
+    for body, path in (({"sesion_id": "x"}, "sesion_id"), ({"options": {"x": 1}}, "options.x")):
+        with pytest.raises(InvalidParams, match=f"{path}: Extra inputs are not permitted"):
+            parse_call_body(body)
