@@ -56,6 +56,11 @@ _TABLE = {
     "git hooks": ".husky/ .githooks/ git-hooks/ .lefthook/ lefthook.yml lefthook.yaml "
     ".lefthook.yml .lefthook.yaml .pre-commit-config.yaml .pre-commit-hooks.yaml .overcommit.yml "
     ".lintstagedrc*",
+    # Followed rather than executed. It precedes the entries for the whole of such a directory.
+    "coding agents, as instructions": "claude.md claude.local.md agents.md agents.override.md "
+    "agent.md gemini.md qwen.md .cursorrules .cursor/rules/ .windsurfrules .windsurf/rules/ "
+    ".clinerules/ .roorules* .goosehints .junie/ .kiro/ .augment/ .augment-guidelines "
+    ".github/copilot-instructions.md .github/instructions/ .github/prompts/ .github/agents/",
     "CI": ".github/ .gitlab-ci.yml .gitlab/ .circleci/ .travis.yml .drone.yml .woodpecker/ "
     ".woodpecker.yml .buildkite/ jenkinsfile azure-pipelines.yml bitbucket-pipelines.yml "
     "appveyor.yml .forgejo/ .gitea/",

@@ -78,10 +78,20 @@ EXECUTED = {
     "x/sitecustomize.py": "Python", "evil.pth": "Python", ".husky/pre-commit": "git hooks",
     ".gitattributes": "git", ".github/workflows/ci.yml": "CI", "compose.prod.yaml": "Docker",
     ".claude/settings.json": "coding agents", ".mcp.json": "coding agents",
+    ".cursor/mcp.json": "coding agents",
+    **dict.fromkeys(
+        (
+            "CLAUDE.md", "sub/AGENTS.md", "GEMINI.md", ".cursorrules", ".cursor/rules/a.mdc",
+            ".windsurfrules", ".clinerules", ".clinerules/a.md", ".roorules-code",
+            ".github/copilot-instructions.md", ".github/instructions/a.md",
+        ),
+        "coding agents, as instructions",
+    ),
 }  # fmt: skip
 HARMLESS = (
     "envrc", "makefiles/a.txt", "vscode/tasks.json", "package.json.md", "src/app.py", "README.md",
     "test_conftest.py", "docs/composer.md", "a.git", "build/out.txt", "configure.md",
+    "docs/claude.md.txt", "my-agents.md", "copilot-instructions.md",
 )  # fmt: skip
 
 
