@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """*Source*: ECMA-48, SGR."""
 
+SHORTEST_WAIT_MS = 1_000
+"""Less time for the approval is the engine's own, which every call takes, and no human's wait."""
+
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Values of fields that are left out on a terminal."""
 
@@ -299,8 +302,12 @@ def _summary(document: JsonObject) -> str:
     )
     version = f"@{metadata['tool_version']}" if metadata["tool_version"] else ""
     usage = metadata["usage"]
+    took = f"{metadata['execution_time_ms']:.1f} ms"
+    waited_ms = metadata["performance"]["approval_ms"] or 0.0
+    if waited_ms >= SHORTEST_WAIT_MS:
+        took += f", of which {waited_ms:.1f} ms waiting for approval"
     return (
-        f"{metadata['tool_name']}{version} · {metadata['execution_time_ms']:.1f} ms · {where} · "
+        f"{metadata['tool_name']}{version} · {took} · {where} · "
         f"{usage['cost']} {usage['currency']} · {metadata['trace_id']}"
     )
 

@@ -37,7 +37,7 @@ from fumehood.cli.show import (
     write_diff,
 )
 from fumehood.core.call_log import CallRecord
-from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
+from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, Performance, UsageReport
 from fumehood.core.errors import EngineError, PermissionDenied
 from fumehood.core.escaping import (
     json_document,
@@ -150,6 +150,21 @@ def test_summary_line_says_what_is_known_without_a_sandbox_report(
 ) -> None:
     assert f" · {says} · " in shown(one)
     assert says == "nothing ran" or "nothing ran" not in shown(one)
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "says"),
+    [
+        (15309.0, " · 15381.6 ms, of which 15309.0 ms waiting for approval · "),
+        (0.008, " · 15381.6 ms · "),
+        (None, " · 15381.6 ms · "),
+    ],
+)
+def test_summary_line_says_how_long_a_human_was_waited_for(
+    waited_ms: float | None, says: str, shown: Any
+) -> None:
+    took = Performance(total_ms=15381.6, approval_ms=waited_ms)
+    assert says in shown(envelope(execution_time_ms=15381.6, performance=took))
 
 
 @pytest.mark.parametrize(
