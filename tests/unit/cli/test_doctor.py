@@ -450,7 +450,7 @@ def test_doctor_shows_problems_in_full_and_counts_the_rest(
     assert "           Remedy: To build it: fumehood images build python" in lines
     assert f"ok       Limits: {LIMITS} of {LIMITS} enforced" in lines
     assert "ok       Engine: 2 of 3 ok: configuration, state directory" in lines
-    assert "ok       Images: 2 of 3 ok: node, shell" in lines
+    assert "ok       Images: 3 of 3 ok: node, shell, python" in lines
     assert not any("well" in line for line in lines)
     assert len(lines) <= 20
 
