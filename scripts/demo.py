@@ -2,8 +2,8 @@
 
 Usage: `python scripts/demo.py [--json]`. It starts the daemon, builds the images that the default
 tools need, makes calls and shows one whole envelope and two lines for every other command; with
-`--json` one JSON object a step. It ends with the link of an inbox where a call waits; on a terminal
-it stays until that is decided. The figure that a program draws stays in `fumehood-demo`.
+`--json` one JSON object a step. On a terminal it ends with the link of an inbox where a call waits,
+and stays until that is decided. The figure that a program draws stays in `fumehood-demo`.
 
 Invariant: every step has an expected ending; any other gives exit status 1. If images cannot be
 built, the steps without containers are shown, and the status is 0.
@@ -649,12 +649,11 @@ def is_page(link: str) -> bool:
 
 
 def invite(demo: Demo, waiting: Waiting) -> None:
-    """Print the link. On a terminal the engine stays until the person has decided."""
-    stays = sys.stdout.isatty() and not demo.failed
-    how = "Ctrl-C ends the demo" if stays else "on a terminal the demo waits for it"
-    demo.say(f"Open the inbox in a browser and decide ({how}):", waiting.link)
-    if not stays:
+    """On a terminal print the link, and keep the engine until the person has decided."""
+    if demo.failed or not sys.stdout.isatty():
+        demo.say("On a terminal the demo waits until you have decided in the inbox.")
         return
+    demo.say("Open the inbox in a browser and decide (Ctrl-C ends the demo):", waiting.link)
     started = time.monotonic()
     while time.monotonic() - started < INVITED_S:
         ran = demo.fumehood("calls", "answer", waiting.call)
