@@ -459,38 +459,39 @@ def _is_complete(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Report each rule that never decides, because an earlier rule decides every call that it
-    matches.
+    """Report each rule that never decides, because a stricter rule anywhere, or an earlier one of
+    the same verdict, decides every call that it matches.
     """
-    earlier: dict[str | None, list[Rule]] = defaultdict(list)
-    for number, rule in rules.items():
-        if not rule.is_enforced:
-            continue
-        near = earlier[rule.tools[0]] if rule.tools is not None else ()
-        decides = next((one for one in (*earlier[None], *near) if _takes_all(one, rule)), None)
-        if decides is not None:
-            words = f"it can never decide: the rule {decides.id} always decides first"
-            found.add(number, (), words)
+    enforced = {number: rule for number, rule in rules.items() if rule.is_enforced}
+    others: dict[str | None, list[tuple[int, Rule]]] = defaultdict(list)
+    for number, rule in enforced.items():
         for pattern in rule.tools or (None,):
-            earlier[pattern].append(rule)
+            others[pattern].append((number, rule))
+    for number, rule in enforced.items():
+        near = others[rule.tools[0]] if rule.tools is not None else []
+        for place, one in (*others[None], *near):
+            excess = _STRICTNESS[one.decision] - _STRICTNESS[rule.decision]
+            if (excess > 0 or (excess == 0 and place < number)) and _takes_all(one, rule):
+                order = f", as {one.decision} wins over {rule.decision} in any order"
+                words = f"it can never decide: the rule {one.id} always decides first"
+                found.add(number, (), words + (order if excess else ""))
+                break
 
 
-def _takes_all(one: Rule, later: Rule) -> bool:
-    """Whether a rule decides every call that the later rule would decide."""
-    if _STRICTNESS[one.decision] < _STRICTNESS[later.decision]:
+def _takes_all(one: Rule, other: Rule) -> bool:
+    """Whether a rule, as strict or stricter, decides every call that the other one would decide."""
+    if not one.is_unconditional and _tests(one) != _tests(other):
         return False
-    if not one.is_unconditional and _tests(one) != _tests(later):
-        return False
-    if later.decision is one.decision is Verdict.ASK and _asks_more(later, one):
+    if other.decision is one.decision is Verdict.ASK and _asks_more(other, one):
         return False
     lists = ("agents", "principals", "environments", "categories", "tags")
     values = ("dangerous", "read_only", "sandboxed", "cost_over")
     return (
-        all(_includes(getattr(one, key), getattr(later, key)) for key in lists)
-        and all(getattr(one, key) in (None, getattr(later, key)) for key in values)
-        and _includes(one.tools, later.tools)
+        all(_includes(getattr(one, key), getattr(other, key)) for key in lists)
+        and all(getattr(one, key) in (None, getattr(other, key)) for key in values)
+        and _includes(one.tools, other.tools)
         # A rule allows a dangerous tool only by its exact name.
-        and not (one.decision is Verdict.ALLOW and one.tools is None and later.tools is not None)
+        and not (one.decision is Verdict.ALLOW and one.tools is None and other.tools is not None)
     )
 
 

@@ -254,6 +254,31 @@ def test_fully_shadowed_rule_is_refused(
     (told,) = faults(_rule(1, *first) + _rule(2, *dead))
     assert "rule 'r2': it can never decide: the rule r1 always decides first" in told
     assert faults(_rule(1, *first) + _rule(2, *alive)) == []
+    # Between two verdicts the order does not matter; of two with the same one the first decides.
+    told = faults(_rule(2, *dead) + _rule(1, *first))
+    words = f"always decides first, as {first[0]} wins over {dead[0]} in any order"
+    if dead[0] != first[0]:
+        assert [one.partition(": ")[2] for one in told] == [
+            f"rule 'r2': it can never decide: the rule r1 {words}"
+        ]
+    else:
+        assert not any("rule 'r2'" in one for one in told)
+    assert not any("in any order" in one for one in faults(_rule(2, *alive) + _rule(1, *first)))
+
+
+@pytest.mark.row("A1")
+def test_allow_above_an_ask_for_the_rest_is_refused() -> None:
+    """Its author believes that the first rule decides; every `ls` would be asked."""
+    shell = tool("run_shell", properties={"command": {"type": "string"}})
+    reads = _rule(1, "allow", 'tools = ["run_shell"]', 'runs = ["ls", "cat", "git status"]')
+    rest = _rule(2, "ask", 'tools = ["run_shell"]')
+    for text in (reads + rest, rest + reads):
+        (told,) = faults(text, shell)
+        assert "rule 'r1': it can never decide: the rule r2 always decides first" in told
+    asks = _rule(2, "ask", 'tools = ["run_shell"]', 'runs = ["curl"]')
+    assert faults(reads + asks, shell) == []
+    shadow = _rule(2, "ask", 'tools = ["run_shell"]', 'mode = "shadow"')
+    assert faults(reads + shadow, shell) == []
 
 
 def test_all_policy_faults_are_reported_in_rule_order() -> None:
