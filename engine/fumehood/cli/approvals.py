@@ -72,7 +72,7 @@ from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.cli.show import Column, as_document, as_table, show_json, wants_json
 from fumehood.client import ControlClient
-from fumehood.core.escaping import json_line, json_lines, visible
+from fumehood.core.escaping import aligned, json_line, json_lines, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS
 
@@ -705,7 +705,7 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
         yield from ours(f"{INDENT * 3}also: {json_line(rest)}", columns)
     if isinstance(diff := entry.get("diff"), str):
         for line in diff.removesuffix("\n").split("\n"):
-            yield from theirs(line, columns, kinds.get(line[:1], "theirs"))
+            yield from theirs(aligned(line), columns, kinds.get(line[:1], "theirs"))
     if entry.get("diff_coarse"):
         words = "Too large to compare line by line: removed and added as a whole."
         yield from warning(f"{INDENT * 3}{words}", columns)

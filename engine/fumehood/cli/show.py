@@ -28,7 +28,7 @@ from fumehood.core.errors import (
     SandboxUnavailable,
     ShuttingDown,
 )
-from fumehood.core.escaping import indented, json_document, json_line, printable, visible
+from fumehood.core.escaping import aligned, indented, json_document, json_line, printable, visible
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def write_diff(diff: str) -> None:
         return
     colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
     # Only at "\n", as git does: after any other line end, content could imitate the diff itself.
-    for line in printable(diff).removesuffix("\n").split("\n"):
+    for line in aligned(diff).removesuffix("\n").split("\n"):
         colour = colours.get(line[:1], "0")
         print(f"\x1b[{colour}m{line}\x1b[0m")
 

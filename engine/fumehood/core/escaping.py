@@ -45,6 +45,15 @@ def printable(text: str) -> str:
     return "\n".join(map(_printable_line, text.split("\n")))
 
 
+def aligned(text: str) -> str:
+    """Escape an untrusted diff for a terminal; line ends stay, and tabs become spaces up to the
+    next multiple of 8.
+
+    At the right edge a terminal's own tab does not move, so what follows could overwrite text.
+    """
+    return printable(text).expandtabs(8)
+
+
 def misleading_in(text: str) -> Counter[str]:
     """Count the characters of a text that `printable` escapes."""
     found: Counter[str] = Counter()

@@ -383,6 +383,16 @@ def test_preview_shows_each_file_with_its_warnings(
     assert previewed(**fields) == lines
 
 
+def test_tab_in_a_diff_is_shown_as_spaces_and_other_controls_stay_escaped() -> None:
+    diff = "@@ -1 +1 @@\n-all:\ta\n+\t\techo\x0b\x1b[1m\n"
+    lines = previewed(changed=[{"path": "Makefile", "diff": diff}])
+    assert [line.removeprefix(MARK) for line in lines if line.startswith(MARK)] == [
+        "@@ -1 +1 @@",
+        "-all:   a",
+        "+               echo\\u{000b}\\u{001b}[1m",
+    ]
+
+
 def test_preview_counts_all_files_of_a_partly_listed_deletion() -> None:
     counts = {"added": 0, "changed": 0, "removed": 3000, "removed_bytes": 12345}
     lines = previewed(removed=[GONE], counts=counts, truncated=True)
