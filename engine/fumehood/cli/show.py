@@ -368,9 +368,10 @@ def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
     for path in found.unseen:
         yield f"{visible(path)} is never applied: it is special, or a link out of the project"
     if found.truncated and not as_list:
+        is_applied = not any(one.conflict for one in found.files)
         yield (
             "Not all content is shown: of binary and very large files, and of files in conflict, "
-            "only the names. All of it is applied."
+            f"only the names.{' All of it is applied.' if is_applied else ''}"
         )
 
 

@@ -339,7 +339,9 @@ class _Diffs:
         return diff
 
 
-def patch_of(changes: Sequence[Change], old: Texts, new: Texts) -> tuple[str, bool]:
+def patch_of(
+    changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
+) -> tuple[str, bool]:
     """Return a patch, and whether files are only named in it. `old` and `new`
     have the contents of files that can be shown.
     """
@@ -348,10 +350,10 @@ def patch_of(changes: Sequence[Change], old: Texts, new: Texts) -> tuple[str, bo
     is_cut = False
     diffs = _Diffs()
     for change in changes:
-        text, is_whole = _file_patch(change, old, new, diffs)
+        text, is_whole = _file_patch(change, conflicts, old, new, diffs)
         size = len(text.encode())
         if size > room:  # it is named, and others may fit
-            text, is_whole = _file_patch(change, {}, {}, diffs)
+            text, is_whole = _file_patch(change, conflicts, {}, {}, diffs)
         else:
             room -= size
         is_cut = is_cut or not is_whole
@@ -470,12 +472,14 @@ def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonOb
     return {"diff": diff.text, **{mark: True for mark, is_set in marks.items() if is_set}}
 
 
-def _file_patch(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> tuple[str, bool]:
+def _file_patch(
+    change: Change, conflicts: Collection[str], old: Texts, new: Texts, diffs: _Diffs
+) -> tuple[str, bool]:
     """Return one file's part of a patch, and whether it is complete."""
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:
-        parts = [_file_patch(Change(change.path, before, None), old, new, diffs)]
-        parts.append(_file_patch(Change(change.path, None, after), old, new, diffs))
+        parts = [_file_patch(Change(change.path, before, None), conflicts, old, new, diffs)]
+        parts.append(_file_patch(Change(change.path, None, after), conflicts, old, new, diffs))
         return "".join(text for text, _ in parts), all(is_whole for _, is_whole in parts)
     lines = list(_head(change))
     sides = [
@@ -490,7 +494,10 @@ def _file_patch(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> tuple[
     ]
     texts = [text_of(side) if side is not None else None for side in sides]
     if texts[0] is None or texts[1] is None:
-        return "".join([*lines, f"Binary files {names[0]} and {names[1]} differ\n"]), False
+        # As `git apply` knows it: it refuses the patch, and does not apply the rest of it.
+        what = "Files" if None in sides else "Binary files"
+        why = " (in conflict, not shown)" if change.path in conflicts else ""
+        return "".join([*lines, f"{what} {names[0]} and {names[1]}{why} differ\n"]), False
     diff = diffs.of(texts[0], texts[1], MAX_PATCH_BYTES)  # more than two shown files can take
     if diff.text:
         tab = "\t" if " " in change.path else ""

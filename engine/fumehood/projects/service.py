@@ -191,7 +191,7 @@ class SessionProject:
         """Return the changes as `patch`, `files`, `truncated` and `unseen`."""
         found, judged = await self._compare(lease)
         diff, is_cut = await anyio.to_thread.run_sync(
-            patch_of, judged.changes, judged.old, found.texts
+            patch_of, judged.changes, judged.conflicts, judged.old, found.texts
         )
         files = listed(judged.changes)
         for item in files:

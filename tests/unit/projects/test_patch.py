@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,12 @@ CHANGES = [Change(f"{number}.txt", entry(OLD), entry(NEW)) for number in range(2
 
 def test_diffs_of_many_files_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = ({one.path: content for one in CHANGES} for content in (OLD, NEW))
-    whole, is_cut = patch_of(CHANGES, old, new)
+    whole, is_cut = patch_of(CHANGES, (), old, new)
     assert not is_cut
     monkeypatch.setattr(changes, "MAX_ALL_STEPS", 1_000_000)
 
     told = shown(CHANGES, {}, old, new, "/project")["changed"]
-    coarse, is_cut = patch_of(CHANGES, old, new)
+    coarse, is_cut = patch_of(CHANGES, (), old, new)
 
     marks = [one.get("diff_coarse", False) for one in told]
     assert marks == sorted(marks)
@@ -59,12 +60,12 @@ def test_patch_names_each_file_that_does_not_fit_and_shows_those_that_do(
 ) -> None:
     old, new = ({one.path: content for one in CHANGES} for content in (OLD, NEW))
     new["3.txt"] = b"".join(b"another %d\n" % number for number in range(5000))
-    one = patch_of(CHANGES[:1], old, new)[0]
+    one = patch_of(CHANGES[:1], (), old, new)[0]
     monkeypatch.setattr(changes, "MAX_PATCH_BYTES", 10 * len(one))
-    patch, is_cut = patch_of(CHANGES, old, new)
+    patch, is_cut = patch_of(CHANGES, (), old, new)
     assert is_cut
     assert re.findall(r"^diff --git a/(\S+)", patch, re.MULTILINE) == [one.path for one in CHANGES]
-    named = re.findall(r"^Binary files a/(\S+) and ", patch, re.MULTILINE)
+    named = re.findall(r"^Files a/(\S+) and ", patch, re.MULTILINE)
     assert named[0] == "3.txt"
     assert 5 < patch.count("@@ -") == len(CHANGES) - len(named)
     assert len(patch) < 10 * len(one) + 200 * len(CHANGES)
@@ -115,14 +116,16 @@ def test_attack_what_the_host_wrote_later_is_in_no_diff(tmp_path: Path) -> None:
         with ProjectDirectory(tmp_path) as project:
             found = Changes([change], frozenset(), frozenset(), {}, {change.path: NEW}, [])
             judged = service._judge(project, found, Baseline({}, {}, False))
-        patch, _ = patch_of(judged.changes, judged.old, found.texts)
+        patch, _ = patch_of(judged.changes, judged.conflicts, judged.old, found.texts)
         told = shown(judged.changes, judged.conflicts, judged.old, found.texts, "/project")
         assert "PIN" not in patch + str(told)
         assert ("@@" in patch) is is_seen
+        said = "Files a/0.txt and b/0.txt (in conflict, not shown) differ\n"
+        assert patch.endswith(said) is not is_seen
         assert [one.get("conflict") for one in told["changed"]] == [
             None if is_seen else "is not as it was copied"
         ]
-    assert "-PIN=1234\n" in patch_of([change], {change.path: later}, {change.path: NEW})[0]
+    assert "-PIN=1234\n" in patch_of([change], (), {change.path: later}, {change.path: NEW})[0]
 
 
 def test_content_that_is_read_after_the_comparison_is_in_no_diff(
@@ -134,3 +137,31 @@ def test_content_that_is_read_after_the_comparison_is_in_no_diff(
         found = Changes(CHANGES[:1], frozenset(), frozenset(), {}, {}, [])
         judged = service._judge(project, found, Baseline({}, {}, False))
     assert (judged.conflicts, judged.old) == ({}, {})
+
+
+def test_file_that_is_only_named_is_called_binary_only_if_it_is_and_git_applies_nothing(
+    tmp_path: Path,
+) -> None:
+    """Control: without the file whose diff is not shown, git applies the others."""
+    named, whole = CHANGES[:2]
+    contents = {one.path: OLD for one in (named, whole)}, {one.path: NEW for one in (named, whole)}
+    for path, content in contents[0].items():
+        (tmp_path / path).write_bytes(content)
+    git = ["git", "-C", str(tmp_path), "apply", "--check"]
+    told = {}
+    for case, conflicts, old in (
+        ("conflict", {named.path}, {whole.path: OLD}),
+        ("large", (), {whole.path: OLD}),
+        ("binary", (), {named.path: b"\0", whole.path: OLD}),
+    ):
+        patch, is_cut = patch_of([named, whole], conflicts, old, contents[1])
+        assert is_cut
+        told[case] = patch.splitlines()[1]
+        assert subprocess.run(git, input=patch.encode(), check=False).returncode != 0
+    assert told == {
+        "conflict": "Files a/0.txt and b/0.txt (in conflict, not shown) differ",
+        "large": "Files a/0.txt and b/0.txt differ",
+        "binary": "Binary files a/0.txt and b/0.txt differ",
+    }
+    patch, _ = patch_of([whole], (), *contents)
+    assert subprocess.run(git, input=patch.encode(), check=False).returncode == 0

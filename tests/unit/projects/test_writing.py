@@ -149,7 +149,7 @@ def test_result_is_that_of_git_apply(tmp_path_factory: Any, before: Files, after
     )
 
     apply(ours, Journals(base / "journals"), before, after)
-    patch, is_cut = patch_of(changes(before, after), old, new)
+    patch, is_cut = patch_of(changes(before, after), (), old, new)
 
     assert found(ours) == after
     assert not is_cut
