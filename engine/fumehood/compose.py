@@ -374,6 +374,7 @@ def _find_tools(
     registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)
+    secrets.report_unusable()
     for fault in faults:
         log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
     register_all(registry, given, private)

@@ -1,9 +1,9 @@
 """`fumehood doctor`: check this host, and name a remedy for every problem; or attack its walls.
 
-The checks of authority (approvers, policy, webhook, audit key) read the state directory and the
-configured files directly, with or without a running engine, and write nothing. Another user than
-the engine's learns only that nothing could be read. Without Docker everything but containers works,
-so no Docker finding is `missing`.
+The checks of authority (approvers, policy, webhook, audit key, secrets) read the state directory
+and the configured files directly, with or without a running engine, and write nothing. Another user
+than the engine's learns only that nothing could be read. Without Docker everything but containers
+works, so no Docker finding is `missing`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from fumehood.policy.loader import load_policy
 from fumehood.policy.model import PolicyError
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.registrations import all_definitions
+from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.cluster.ray_membership import probe
 from fumehood.sandbox.container.docker_api import (
     DockerError,
@@ -80,7 +81,7 @@ INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 GROUPS = {
     "Host": ("platform", "python", "asteval", "RestrictedPython"),
     "Engine": ("configuration", "state directory", "daemon", "circuits"),
-    "Authority": ("approvers", "policy", "webhook", "audit key"),
+    "Authority": ("approvers", "policy", "webhook", "audit key", "secrets"),
     "Limits": ("interpreter:", "jail:"),
     "Cluster": ("cluster",),
     "Docker": ("docker", "docker:"),
@@ -323,7 +324,7 @@ def _wrapped(text: str) -> str:
 
 Verdict = Literal["ok", "warning", "missing"]
 
-CHECKS = ("approvers", "policy", "webhook", "audit key")
+CHECKS = ("approvers", "policy", "webhook", "audit key", "secrets")
 
 JsonMapping = Mapping[str, Any]
 
@@ -346,7 +347,7 @@ class Finding:
 
 
 def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
-    """Check the approvers, the policy, the webhook and the audit key.
+    """Check the approvers, the policy, the webhook, the audit key and the secrets.
 
     The policy yields one finding for each fault.
     """
@@ -361,6 +362,7 @@ def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
     yield from _policy(config, offline)
     yield _webhook(config)
     yield _audit_key(config)
+    yield _secrets(offline.index.secrets)
 
 
 def _approvers(config: Config) -> Finding:
@@ -421,6 +423,21 @@ def _webhook(config: Config) -> Finding:
         return Finding("webhook", "missing", str(error), remedy)
     may = "may" if chosen.may_decide else "may not"
     return Finding("webhook", "ok", f"its secret can be read; a signed callback {may} decide")
+
+
+def _secrets(secrets: SecretBindings) -> Finding:
+    known = secrets.settings
+    if names := secrets.report_unusable():
+        remedy = (
+            "Set its variable or file where the engine starts: the engine has its own environment, "
+            "and its log names the secrets that it misses (secret.unusable)."
+        )
+        return Finding("secrets", "warning", f"no usable value here: {', '.join(names)}", remedy)
+    unread = [name for name, one in known.items() if one.keyring is not None]
+    found = f"{len(known) - len(unread)} of {counted(len(known), 'secret')} have a usable value"
+    if unread:
+        found += f"; in a keyring, which is not read now: {', '.join(unread)}"
+    return Finding("secrets", "ok", found if known else "none are configured")
 
 
 def _audit_key(config: Config) -> Finding:

@@ -217,6 +217,20 @@ class SecretBindings:
             )  # fmt: skip
         return value
 
+    def report_unusable(self) -> list[str]:
+        """Log each secret that has no usable value now, and return their names. May block.
+
+        Keyrings are not read, because one may ask its user to unlock it.
+        """
+        names = []
+        for name, secret in self.settings.items():
+            if secret.keyring is None:
+                try:
+                    self.value(name)
+                except ExecutionError:
+                    names.append(name)
+        return names
+
     def _unusable(self, name: str, reason: str, remedy: str) -> ExecutionError:
         """Log the remedy, and return the error of the caller, who cannot apply it."""
         log = self._log or quiet_logger()

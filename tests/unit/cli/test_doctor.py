@@ -127,6 +127,29 @@ def test_doctor_reports_the_policy_or_its_faults_with_lines(state: Path) -> None
     assert "policy check" in faulty.cure
 
 
+def test_doctor_names_secrets_without_a_usable_value(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look(state)["secrets"] == Finding("secrets", "ok", "none are configured")
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    bound: dict[str, Any] = {"hosts": ["api.example"], "tools": ["weather"]}
+    chosen = {
+        "unset": {"env": "UNSET_KEY", **bound},
+        "absent": {"file": str(state / "absent"), **bound},
+        "there": {"file": str(private(state / "there", "value-of-the-key")), **bound},
+        "locked": {"keyring": {"service": "s", "username": "u"}, **bound},
+    }
+    found = look(state, secrets=chosen)["secrets"]
+    assert (found.verdict, found.found) == ("warning", "no usable value here: unset, absent")
+    monkeypatch.setenv("UNSET_KEY", "value-of-the-variable")
+    private(state / "absent", "value-of-the-file")
+    found = look(state, secrets=chosen)["secrets"]
+    assert found == Finding(
+        "secrets", "ok",
+        "3 of 4 secrets have a usable value; in a keyring, which is not read now: locked",
+    )  # fmt: skip
+
+
 def test_doctor_reads_the_webhook_secret_and_hides_its_address(state: Path) -> None:
     assert look(state)["webhook"].found == "none is configured"
     secret = private(state / "secret", "s" * 64)

@@ -15,7 +15,9 @@ import pytest
 from keyring.backend import KeyringBackend
 from pydantic import ValidationError
 
+from fumehood.config import Config
 from fumehood.core.errors import ExecutionError
+from fumehood.engine import Engine
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.index import Source, ToolIndex, tool_of_document
 from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
@@ -101,6 +103,26 @@ def test_unusable_secret_value_is_refused_without_revealing_it(value: str) -> No
     (event,) = log.named("secret.unusable")
     assert "Set its environment variable KEY to a line" in event["remedy"]
     assert not value or value not in caught.value.message + str(event)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("short", ["key"]), ("value-of-key", [])])
+def test_engine_at_its_start_logs_secrets_without_a_usable_value(
+    value: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a human is asked first, and the call fails after the yes."""
+    monkeypatch.setenv("KEY", value)
+    log = RecordingLog()
+    Engine(config=Config(home=tmp_path / "state", secrets={"key": KEY}), log=log)
+    events = log.named("secret.unusable")
+    assert [event["secret"] for event in events] == expected
+    assert all("environment variable KEY to a line" in event["remedy"] for event in events)
+
+
+def test_keyring_is_not_read_before_a_call() -> None:
+    keyring_key = bindings(env=None, keyring=KeyringEntry(**ENTRY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyring, "get_password", lambda *_: pytest.fail("it was read"))
+        assert keyring_key.report_unusable() == []
 
 
 def test_secret_binding_is_checked_again_at_the_call() -> None:
