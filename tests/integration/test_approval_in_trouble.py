@@ -133,7 +133,8 @@ async def test_full_disk_at_call_end_stores_the_answer_once_space_is_free(
     monkeypatch.setattr("fumehood.approvals.requests.RETRY_S", 0.02)
     await world.user.ask("before", "note")
     approval_id = await world.user.ask("a", key="k")
-    world.disk.spares, world.disk.is_full = 2, True  # the decision, and the start
+    # The decision, the budgets' marks, and the start.
+    world.disk.spares, world.disk.is_full = 3, True
     await world.approve(approval_id)
     await until(lambda: world.disk.refused >= 2)
     assert await world.state(approval_id) is ApprovalState.STARTED

@@ -198,7 +198,7 @@ def test_unfinished_upload_does_not_exist(server: S3, name: str, bucket: Bucket)
 
 def test_bucket_without_s3fs_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(StoreError, match=r"fumehood\[s3\]"):
+    with pytest.raises(StoreError, match=r"pip install .*\[s3\]"):
         open_bucket("bucket")
 
 
