@@ -214,8 +214,10 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
     if foreign := [host for host in closed if host not in named]:
         yield (
             f"Caution: the document chose {', '.join(foreign)}, not public or not encrypted. Calls "
-            "are refused unless rest.allowed_hosts names it."
+            "are refused unless rest.allowed_hosts names it. Only if you know it to be right:"
         )
+        # A comment: a host that only the document chose is not allowed by pasting all of this.
+        yield f"\n# [rest]\n# allowed_hosts = {json.dumps(closed)}"
     own = [host for host in closed if host in named]
     if own or made.secrets:
         yield "Add to the configuration file, if the hosts are right:"
