@@ -103,8 +103,8 @@ class SessionRecord(_Record):
 
     id: str
     name: str | None = None
-    """A name that its owner gave it, unique among the owner's sessions that are not over. One that
-    is over keeps it until another session has it.
+    """A name that its owner gave it, unique among the owner's sessions that have not ended. An
+    ended session keeps its name until another session has it.
     """
     state: SessionStatus
     why: str | None
@@ -121,7 +121,7 @@ class SessionRecord(_Record):
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
-    """When it ends if it stays unused; never after its absolute end. Of one that is over: when it
+    """When it ends if it stays unused; never after its absolute end. For an ended session: when it
     ended or was lost.
     """
     calls: int

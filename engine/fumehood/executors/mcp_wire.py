@@ -502,7 +502,7 @@ class HttpWire(Wire):
         """Read an answer's body in which no result has been found yet.
 
         Raises:
-            NetworkError, RpcError: there is no result in it either.
+            NetworkError, RpcError: the answer has no result either.
             _Forgotten: the server does not know the session.
         """
         with contextlib.suppress(ValueError):

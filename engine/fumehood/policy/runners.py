@@ -1,8 +1,8 @@
 """Programs that run others, and what else turns a text into a command of bash.
 
 Host side, used by `policy/shell`. The tables are for GNU bash 5 and the programs of Linux
-distributions. Invariant: what may run a text that `policy/shell` does not read stands in one of
-these tables as a doubt; options of bash that are not known to be harmless are doubts as well.
+distributions. Invariant: each construct that may run a text which `policy/shell` does not read is
+a doubt in one of these tables; options of bash that are not known to be harmless are doubts also.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ NUMBERS = frozenset({
 """Variables whose value bash evaluates as arithmetic when it is set."""
 
 DIRECTORIES = frozenset({"HOME", "OLDPWD", "PWD"})
-"""Variables whose value bash puts in the place of a `~`."""
+"""Variables whose value replaces a `~`."""
 
 ASSIGNED = re.compile(
     rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(sorted({*VARIABLES, *DIRECTORIES}))})=(.*)",

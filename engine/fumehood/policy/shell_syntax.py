@@ -392,7 +392,7 @@ class Text:
         return all(one.end_byte == other.start_byte for one, other in pairs)
 
     def _is_variable(self, node: Node) -> bool:
-        """Whether bash reads a variable here. The grammar does in `x=$ rm`, too."""
+        """Whether bash reads a variable here. The grammar also reads one in `x=$ rm`."""
         is_quoted = node.parent is not None and node.parent.type in ("heredoc_body", "string")
         return is_quoted or self._is_joined(node)
 

@@ -1,8 +1,8 @@
 """Files of a project that the tools of its owner execute, because they are there.
 
-Host side, a table. A diff of such a file looks like any other, so an approver is told of it. It is
-shown, not refused: such files are a part of most projects. The table has what common tools execute
-when they are started in a directory, or only look into it; no table has all of it.
+Host side, a table. A diff of such a file looks like any other, so the approver sees its name
+first. It is shown, not refused: such files are a part of most projects. The table has what common
+tools execute when they are started in a directory, or only look into it; no table has all of it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _TABLE = {
     "the desktop": "*.desktop autostart/ systemd/",
     "SSH": ".ssh/",
 }
-"""Tool → names of files and directories, as `plain` returns them. A star stands for anything."""
+"""Tool → names of files and directories, as `plain` returns them. A star matches anything."""
 
 
 def _pattern(names: str) -> str:

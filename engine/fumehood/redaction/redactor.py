@@ -302,9 +302,9 @@ def _is_file(name: str, value: Any) -> bool:
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
     """Return the end of the part of a text in which every value that begins there also ends.
 
-    `longest` is the length of the longest value, 0 if there is none; with `in_lines` none has a
-    line's end in it. What the values are makes no difference: else whoever writes the text and sees
-    its pieces could guess a value character by character, by what is held back.
+    `longest` is the length of the longest value, or 0 without values; with `in_lines` no value has
+    a line's end in it. The values themselves make no difference: otherwise the author of the text
+    could see its pieces and guess a value character by character, by what is held back.
     """
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
@@ -313,7 +313,7 @@ def complete(text: str, longest: int, *, in_lines: bool) -> int:
 def _begun(text: str, word: str) -> int:
     """Return where the longest incomplete beginning of a word at the text's end starts.
 
-    Without one, return the length of the text. Only for words that are no secret.
+    Without one, return the length of the text. Only for words that are not secret.
     """
     end = len(text)
     for length in range(min(len(word) - 1, end), 0, -1):

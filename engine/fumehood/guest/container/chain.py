@@ -365,7 +365,7 @@ class _Effort:
         self._blocked_looks += not any(map(processes.runs, them))
 
     def is_worth_it(self) -> bool:
-        """Whether to go on waiting."""
+        """Whether to wait longer."""
         return (
             self._idle_looks < IDLE_LOOKS
             and self._blocked_looks < BLOCKED_LOOKS
