@@ -145,12 +145,18 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
         return await plan.executor.preview(tool, permitted.arguments, plan.limits, lease)
 
 
-def reason_with_budget(decision: Decision, exceeded: Exceeded | None) -> str | None:
-    """Return the rule's reason, followed by the budget that the call would exceed, if any."""
-    if exceeded is None:
-        return decision.reason
-    budget = _in_words(exceeded)
-    return f"{decision.reason} {budget}" if decision.reason else budget
+def full_reason(
+    decision: Decision, exceeded: Exceeded | None, unusable: Sequence[str]
+) -> str | None:
+    """Return the rule's reason, followed by the budget that the call would exceed, if any, and by
+    the secrets for lack of which it would fail.
+    """
+    parts = [
+        decision.reason,
+        _in_words(exceeded) if exceeded is not None else None,
+        f"Secrets without a usable value now: {', '.join(unusable)}." if unusable else None,
+    ]
+    return " ".join(filter(None, parts)) or None
 
 
 def budget_record(exceeded: Exceeded | None) -> JsonObject | None:

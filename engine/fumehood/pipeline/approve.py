@@ -12,13 +12,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+import anyio.to_thread
+
 from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
 from fumehood.approvals.preview import (
     action_of,
     budget_record,
     definition_digest,
+    full_reason,
     preview,
-    reason_with_budget,
     sends_of,
 )
 from fumehood.approvals.refusals import denial
@@ -226,6 +228,10 @@ async def new_approval(
     effect = await preview(permitted, plan, services.sessions) if held is None else held.effect
     sends = sends_of(permitted, plan, services)
     action = action_of(permitted, plan, place, effect, sends)
+    unusable: list[str] = []
+    if names := action.document["secrets"]:
+        report = services.upstreams.secrets.report_unusable
+        unusable = await anyio.to_thread.run_sync(report, names)
     approvals, now = services.approvals, services.approvals.now()
     last_end = services.sessions.last_end(plan.session.id) if plan.session is not None else None
     ends = [approvals.expiry(), *([last_end] if last_end is not None else [])]
@@ -254,7 +260,7 @@ async def new_approval(
         previewed_at=now if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,
-        reason=reason_with_budget(decision, exceeded),
+        reason=full_reason(decision, exceeded, unusable),
         budget=budget_record(exceeded),
         dangerous=tool.dangerous,
         approvers=decision.approvers,

@@ -217,19 +217,20 @@ class SecretBindings:
             )  # fmt: skip
         return value
 
-    def report_unusable(self) -> list[str]:
-        """Log each secret that has no usable value now, and return their names. May block.
+    def report_unusable(self, names: Collection[str] | None = None) -> list[str]:
+        """Log each of these secrets, or of all, that has no usable value now, and return their
+        names. May block.
 
         Keyrings are not read, because one may ask its user to unlock it.
         """
-        names = []
+        found = []
         for name, secret in self.settings.items():
-            if secret.keyring is None:
+            if secret.keyring is None and (names is None or name in names):
                 try:
                     self.value(name)
                 except ExecutionError:
-                    names.append(name)
-        return names
+                    found.append(name)
+        return found
 
     def _unusable(self, name: str, reason: str, remedy: str) -> ExecutionError:
         """Log the remedy, and return the error of the caller, who cannot apply it."""
