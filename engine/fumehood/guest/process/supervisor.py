@@ -212,6 +212,8 @@ class Supervisor:
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
+        self._unnamed: dict[int, children.Ended] = {}
+        """Ended processes that may be children whose ids the zygote has not reported yet."""
         self._waiting: deque[Run | Checkout] = deque()
         self._is_jail = config.get("wall") == "jail"
         self._selftest = SelfTest(JAIL if self._is_jail else INTERPRETER)
@@ -452,6 +454,10 @@ class Supervisor:
         (child.pid,) = PID.unpack(answer)
         self._children[child.pid] = child
         self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
+        if (ended := self._unnamed.pop(child.pid, None)) is not None:
+            self._release(child, ended)
+        if self._unnamed and not self._ordered:
+            self._fail(DIED_UNSEALED)
 
     def _on_child(self, child: Child) -> None:
         if child.pid not in self._children:
@@ -554,9 +560,12 @@ class Supervisor:
                 self._strays.discard(ended.pid)
             elif ended.pid in self._children:
                 self._release(self._children[ended.pid], ended)
-            else:  # the host starts a new guest
-                is_zygote = ended.pid == self._zygote_pid
-                self._fail(ZYGOTE_GONE if is_zygote else DIED_UNSEALED)
+            elif ended.pid == self._zygote_pid:  # the host starts a new guest
+                self._fail(ZYGOTE_GONE)
+            elif self._ordered:
+                self._unnamed[ended.pid] = ended
+            else:
+                self._fail(DIED_UNSEALED)
 
     def _release(self, child: Child, ended: children.Ended) -> None:
         """Release the resources of a dead child, and report the run that died with it."""
