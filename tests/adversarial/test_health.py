@@ -192,10 +192,11 @@ async def test_control_busy_loop_of_an_engine_in_this_process_is_found(health: H
 
 
 BUSY = """
-import socket, sys, time
+import os, socket, sys, time
 with socket.socket(socket.AF_UNIX) as listener:
-    listener.bind(sys.argv[1])
+    listener.bind(sys.argv[1] + ".new")
     listener.listen()
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
     while True:
         with listener.accept()[0] as connection:
             until = time.process_time() + float(sys.argv[2])
@@ -211,8 +212,10 @@ def test_control_busy_loop_of_a_daemon_is_found(home: Path, busy_s: float) -> No
     command = [sys.executable, "-c", BUSY, str(home / "engine.sock"), str(busy_s)]
     found = Health()
     with subprocess.Popen(command) as process:
-        wait_until(lambda: (home / "engine.sock").exists())
-        ask(process.pid, home / "engine.sock", found)
-        process.kill()
+        try:
+            wait_until(lambda: (home / "engine.sock").exists())
+            ask(process.pid, home / "engine.sock", found)
+        finally:
+            process.kill()
     assert (found.longest_s >= LONGEST_WAIT_S) is (busy_s > 0)
     assert found.what == "GET /v1/health"

@@ -235,13 +235,13 @@ async def test_forged_parts_are_redacted_bounded_and_never_become_the_result(
 async def test_service_answer_is_relayed_while_it_arrives(
     relaying: Engine, upstream: Upstream
 ) -> None:
-    body = "data: ä\n\ndata: end\n\n".encode()
-    upstream.script("/now", Reply(body=body, content_type=SSE, held_after=7))
+    body = "data: begin\n\ndata: ä\n\n".encode()
+    upstream.script("/now", Reply(body=body, content_type=SSE, held_after=20))
     seen = ""
     async for event in relaying.stream("relay"):
         if isinstance(event, OutputEvent):
             seen += event.text
-            upstream.release()  # it has sent half a character, and waits
+            upstream.release()  # it has sent a line, half a character, and waits
     assert seen == body.decode()
     assert answer_of([event]).data == {"text": body.decode(), "content_type": SSE}
 

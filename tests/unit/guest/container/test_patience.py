@@ -139,14 +139,16 @@ def test_waiting_process_that_is_not_stopped_counts_as_awake_if_it_uses_a_proces
         assert process.stdout is not None
         process.stdout.readline()
         waiting.first = process.pid
-        while processes.works(process.pid) is is_asleep:
-            os.sched_yield()
-        assert waiting.are_asleep()
-        before_ns = kernel.process_cpu_ns(process.pid)
-        while not is_asleep and kernel.process_cpu_ns(process.pid) == before_ns:
-            os.sched_yield()
-        assert waiting.are_asleep() is is_asleep
-        process.kill()
+        try:
+            while processes.works(process.pid) is is_asleep:
+                os.sched_yield()
+            assert waiting.are_asleep()
+            before_ns = kernel.process_cpu_ns(process.pid)
+            while not is_asleep and kernel.process_cpu_ns(process.pid) == before_ns:
+                os.sched_yield()
+            assert waiting.are_asleep() is is_asleep
+        finally:
+            process.kill()
 
 
 def test_hosts_give_up_on_a_slow_guest_before_it_takes_a_limit_for_missing() -> None:
