@@ -19,9 +19,9 @@ import psycopg
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 
 from fumehood.storage import database, postgres
-from fumehood.storage.errors import Standby
 
 from .network import Network
+from .wait import wait_until
 
 SERVER = "FUMEHOOD_TEST_POSTGRES"
 """Variable with the URL of the server, for the workers of pytest-xdist."""
@@ -173,10 +173,15 @@ def use_postgres(put: Callable[[Any, str, Any], None], server: str) -> None:
     """Keep each state of this process in PostgreSQL that would be in a file of SQLite."""
 
     def open_file(path: Path) -> postgres.Postgres:
-        opened = postgres.open_postgres(state_url(server, path))
-        if opened is None:
-            raise Standby
-        return opened
+        found: list[postgres.Postgres | None] = []
+
+        def is_free() -> bool:  # the lock of a killed engine is returned a moment later
+            found[:] = [postgres.open_postgres(state_url(server, path))]
+            return found != [None]
+
+        wait_until(is_free)
+        assert found[0] is not None
+        return found[0]
 
     def open_to_read(path: Path) -> Engine:
         return postgres.open_to_read(state_url(server, path))
