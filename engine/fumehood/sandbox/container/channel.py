@@ -126,6 +126,8 @@ class Clocks:
     """After the guest's own deadline."""
     collect_s: float = 60.0
     """For each frame of the transfer of a run's files."""
+    collect_most_s: float = 600.0
+    """For the whole transfer, which a hostile guest could otherwise draw out frame by frame."""
     cancel_s: float = 60.0
     """For the end of a cancelled run."""
     reset_s: float = 60.0
@@ -173,6 +175,8 @@ class Channel(asyncio.Protocol):
         self._resetting: int | None = None
         """Id of the run whose cleanup the guest has not yet reported, or None."""
         self._overdue: asyncio.TimerHandle | None = None
+        self._collect_until = 0.0
+        """When the transfer of the run's files must be over."""
         self._paused_at: float | None = None
         self._is_kept = False
         """Whether this is a session's container."""
@@ -339,11 +343,14 @@ class Channel(asyncio.Protocol):
             case ConnectionFrame():
                 run.on_connection(frame)
             case ContainerFile():
+                if not run.is_collecting:
+                    now = asyncio.get_running_loop().time()
+                    self._collect_until = now + self._clocks.collect_most_s
                 run.on_file(frame)
-                self._expect_by(self._clocks.collect_s, self._give_up)
+                self._expect_files()
             case ContainerData():
                 run.on_data(frame)
-                self._expect_by(self._clocks.collect_s, self._give_up)
+                self._expect_files()
             case ContainerEnding():
                 ending = run.on_ended(frame)
                 answer, self._answer, self._run = self._answer, None, None
@@ -430,6 +437,10 @@ class Channel(asyncio.Protocol):
     def _expect_by(self, seconds: float, late: Callable[[], None]) -> None:
         self._expect_nothing()
         self._overdue = asyncio.get_running_loop().call_later(seconds, late)
+
+    def _expect_files(self) -> None:
+        left_s = self._collect_until - asyncio.get_running_loop().time()
+        self._expect_by(min(self._clocks.collect_s, left_s), self._give_up)
 
     def _expect_nothing(self) -> None:
         if self._overdue is not None:

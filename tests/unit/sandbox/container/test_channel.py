@@ -22,6 +22,7 @@ from fumehood.sandbox.container.channel import (
     MAX_UNSENT_BYTES,
     USUAL_CLOCKS,
     Channel,
+    Clocks,
     Demultiplexer,
     needs_preloaded,
 )
@@ -224,6 +225,15 @@ async def test_each_frame_of_a_runs_files_gives_a_slow_guest_more_time(
     guest.says(file(size=3), data(), data(), data(), ended())
     await task
     assert deadlines == [USUAL_CLOCKS.collect_s] * 4 + [USUAL_CLOCKS.reset_s]
+
+
+async def test_attack_guest_that_draws_out_its_files_frame_by_frame_is_ended() -> None:
+    guest, task = await begun(ScriptedGuest(Clocks(collect_most_s=0.0)))
+    guest.says(file(size=1000), data())
+    with anyio.fail_after(20):
+        ending = await task
+    assert ending.ended_by is EndedBy.SANDBOX_LOST
+    assert guest.channel.dead.is_set()
 
 
 async def test_guest_that_does_not_reset_in_time_is_ended_as_dirty() -> None:
