@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_HEAD_BYTES = 1 << 20
-WAIT_S = 15
+WAIT_S = 120
 JSON = "application/json"
 
 

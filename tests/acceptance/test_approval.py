@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.site import Site, parked
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 
 @pytest.mark.row("A1", "A2", "A5", "A6", "D4")
@@ -55,7 +55,7 @@ def test_waiting_command_says_in_one_line_what_it_waits_for(site: Site, repeats:
         assert found, line
         assert known in (None, found[1])
         assert site.approvals("approve", found[1], "--yes").returncode == 0
-        printed, rest = running.communicate(timeout=60)
+        printed, rest = running.communicate(timeout=DEADLINE_S)
     assert running.returncode == 0
     assert json.loads(printed)["data"] == {"sent": to}
     assert rest == ""
@@ -134,7 +134,7 @@ def test_approved_answer_arrives_by_waiting_streaming_and_polling(site: Site) ->
     assert ids[2] == polled.approval_id
     assert site.approvals("approve", *ids, "--yes").returncode == 0
     for number, process in enumerate(following, start=1):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
         assert json.loads(out)["data"] == {"sent": f"dan-{number}"}
     assert site.answer(polled.call_id)["data"] == {"sent": "dan-3"}
@@ -197,7 +197,7 @@ def test_first_of_two_racing_decisions_wins_and_the_second_conflicts(site: Site)
     with ThreadPoolExecutor(2) as pool:
         yes = pool.submit(say, "approve", site.owner)
         no = pool.submit(say, "deny", site.second)
-        heard = {yes.result(60), no.result(60)}
+        heard = {yes.result(DEADLINE_S), no.result(DEADLINE_S)}
     assert heard == {None, "IDEMPOTENCY_CONFLICT"}
     envelope = site.answer(waiting.call_id)
     assert envelope["success"] is (yes.result() is None)

@@ -10,7 +10,7 @@ import pytest
 
 from acceptance.conftest import BUDGETS
 from support.site import Site, parked
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 
 @pytest.mark.row("A2")
@@ -70,8 +70,8 @@ def test_approval_given_during_shutdown_is_executed_after_restart(site: Site) ->
         assert site.decide(waiting.approval_id).code is None
         assert site.approval(waiting.approval_id)["state"] == "approved"
         site.go_on()
-        assert busy.result(60).code is None
-    assert site.process.wait(30) == 0
+        assert busy.result(DEADLINE_S).code is None
+    assert site.process.wait(DEADLINE_S) == 0
     assert site.done("back-1") == []
     site.start()
     assert site.answer(waiting.call_id)["data"] == {"sent": "back-1"}
@@ -87,7 +87,7 @@ def test_running_approved_call_finishes_before_engine_stops(site: Site) -> None:
     site.process.terminate()
     wait_until(lambda: not site.takes_calls())
     site.go_on()
-    assert site.process.wait(40) == 0
+    assert site.process.wait(DEADLINE_S) == 0
     site.start()
     assert site.approval(waiting.approval_id)["state"] == "done"
     assert site.answer(waiting.call_id)["data"] == {"sent": "stop-1"}

@@ -19,7 +19,7 @@ from support.answers import code_of
 from support.clients import LEAVES_SOCKETS
 from support.http import Answer, SocketClient, connect
 from support.terminal import on_a_terminal
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.row("P9"), *LEAVES_SOCKETS]
 
@@ -147,7 +147,7 @@ def test_engine_shutdown_answers_running_batch_with_shutting_down(
         )
         wait_until(lambda: len(watcher.get("/v1/calls").body["data"]["items"]) == 1)
         assert daemon.stop() == 0
-        stopped = answer.result(timeout=30)
+        stopped = answer.result(timeout=DEADLINE_S)
     assert (stopped.status, stopped.code) == (503, "SHUTTING_DOWN")
 
 
@@ -208,7 +208,7 @@ def test_interrupted_command_line_batch_prints_answers_received_so_far(
     assert all(answer["success"] for answer in answers)
     time.sleep(0.3)  # the rest is sent
     command.send_signal(signal.SIGINT)
-    rest, said = command.communicate(timeout=20)
+    rest, said = command.communicate(timeout=DEADLINE_S)
     assert (command.returncode, rest) == (130, b"")
     assert b"Interrupted: 16 of 17 calls are answered above." in said
     with Client(daemon.socket) as client:

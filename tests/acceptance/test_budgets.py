@@ -21,7 +21,7 @@ from fumehood.approvals.model import ApprovalState
 from fumehood.budgets.model import BudgetStanding
 from fumehood.cli.main import app
 from support.clients import LEAVES_SOCKETS
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.row("E4"), *LEAVES_SOCKETS]
 
@@ -100,7 +100,7 @@ def test_budget_is_exact_after_stop_and_never_overspent_after_kill(
         assert standing(client).left == 97
         assert code(client) == "OK"
     second.process.send_signal(signal.SIGKILL)
-    second.process.wait(timeout=30)
+    second.process.wait(timeout=DEADLINE_S)
     third = start_daemon(**rules)
     with Client(third.socket) as client:
         left = standing(client).left
@@ -225,5 +225,5 @@ def test_budget_matching_no_tool_is_logged_at_startup(start_daemon: StartDaemon)
 )  # fmt: skip
 def test_invalid_budget_fails_startup(start_daemon: StartDaemon, wrong: dict[str, Any]) -> None:
     daemon = start_daemon(ready=False, budgets=json.dumps([wrong]))
-    assert daemon.process.wait(timeout=30) == 2
+    assert daemon.process.wait(timeout=DEADLINE_S) == 2
     assert "budgets" in daemon.log

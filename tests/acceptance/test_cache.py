@@ -16,7 +16,7 @@ from fumehood import Client, ControlClient, Refused
 from fumehood.cli.main import app
 from support.clients import LEAVES_SOCKETS
 from support.packages import install
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.row("P4"), *LEAVES_SOCKETS]
 
@@ -142,7 +142,7 @@ def test_concurrent_equal_calls_run_once_and_errors_are_not_cached(
         calls = [pool.submit(call, "Slow") for _ in range(8)]
         wait_until(lambda: runs(place) == ["Slow"])
         (place / "go-on").touch()
-        answers = [one.result(timeout=30) for one in calls]
+        answers = [one.result(timeout=DEADLINE_S) for one in calls]
     assert all(answer.data["degrees"] == 21 for answer in answers)
     assert sum(answer.metadata.cache.hit for answer in answers) == 7
     assert runs(place) == ["Slow"]

@@ -23,7 +23,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from support.authority import Authority
 from support.http import SocketClient
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 FIELDS = [
     "call_id", "timestamp", "principal_id", "agent_id", "session_id", "trace_id", "tool_name",
@@ -194,8 +194,8 @@ def test_calls_tail_prints_new_calls_in_order_until_interrupted(
         reader.start()
         wait_until(lambda: len(seen) >= 150)
         tail.send_signal(signal.SIGINT)
-        assert tail.wait(timeout=30) == 0
-        reader.join(timeout=30)
+        assert tail.wait(timeout=DEADLINE_S) == 0
+        reader.join(timeout=DEADLINE_S)
         assert tail.stderr.read() == b""
     assert seen == more
 
@@ -215,7 +215,7 @@ def test_calls_tail_survives_daemon_restart(start_daemon: StartDaemon, home: Pat
                 assert before.stop() == 0
                 assert b"Waiting for it." in tail.stderr.readline()
         tail.send_signal(signal.SIGINT)
-        assert tail.wait(timeout=30) == 0
+        assert tail.wait(timeout=DEADLINE_S) == 0
         assert tail.stderr.read() == b""
 
 
@@ -239,7 +239,7 @@ def test_forged_tool_name_cannot_inject_a_line_into_terminal_output(
     while shown.count(b"call_") < 4:
         shown += os.read(ours, 65536)
     tail.send_signal(signal.SIGINT)
-    assert tail.wait(timeout=30) == 0
+    assert tail.wait(timeout=DEADLINE_S) == 0
     os.close(theirs)
     os.close(ours)
     assert done.returncode == 0

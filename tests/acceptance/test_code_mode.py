@@ -17,7 +17,7 @@ from fumehood.sandbox.images.catalog import Image
 from support.answers import details_of, sandbox_of
 from support.approving import approving_daemon, ran
 from support.http import SocketClient
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("B3")]
 
@@ -117,7 +117,7 @@ def test_program_time_limit_is_paused_only_while_approval_is_pending(daemon: Dae
         assert not waits.done()
         (asked,) = control.approvals.list(state="pending").items
         control.approvals.approve(asked.id, version=asked.version)
-        answer = waits.result(30)
+        answer = waits.result(DEADLINE_S)
         assert ended_by(answer) is EndedBy.WALL_TIME
         assert details_of(answer)["stdout"] == "waited\n"
         child = caller.call_state(asked.call_id).call

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect
 from conftest import Daemon
 from fumehood import Client, ControlClient
 from support.browser import Console, Person, running_console
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 from support.workshop import workshop
 
 pytestmark = [
@@ -114,7 +114,7 @@ def running_call(
         with Client(scene.daemon.socket) as client:
             for one in client.calls(state="running").items:
                 client.cancel(one.call_id)
-        thread.join(30)
+        thread.join(DEADLINE_S)
 
 
 def go(page: Page, name: str) -> None:

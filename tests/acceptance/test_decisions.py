@@ -13,6 +13,7 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from support.site import Site
+from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.row("A1", "A2", "A5")
 
@@ -176,7 +177,7 @@ def test_hook_denies_on_malformed_server_response(home: Path, reply: bytes) -> N
         connection.close()
         server.close()
         out = process.stdout.read()
-        process.wait(timeout=30)
+        process.wait(timeout=DEADLINE_S)
         process.stdout.close()
         process.stderr.close()
     assert json.loads(out)["hookSpecificOutput"]["permissionDecision"] == "deny"

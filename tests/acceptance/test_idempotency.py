@@ -12,6 +12,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client
 from support.http import SocketClient
+from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.row("P3")
 
@@ -37,7 +38,7 @@ def test_idempotency_key_replays_after_daemon_kill_and_conflicts_on_other_argume
     assert (status, first["data"]["value"]) == (200, 2)
     assert "idempotent_replay" not in first["metadata"]
     daemon.process.send_signal(signal.SIGKILL)
-    daemon.process.wait(timeout=30)
+    daemon.process.wait(timeout=DEADLINE_S)
     client = start_daemon().client()
     status, again = sent(client, "1 + 1")
     assert status == 200

@@ -29,7 +29,7 @@ def test_upstream_mcp_tool_is_subject_to_policy_validation_and_approval(
     daemon = start_daemon(mcp_servers=servers, policy_file=str(rules))
     client = daemon.client()
     listed = "/v1/tools?type=MCP&limit=100"
-    wait_until(lambda: client.get(listed).body["data"]["items"], deadline_s=15)
+    wait_until(lambda: client.get(listed).body["data"]["items"])
     page = client.get(listed).body["data"]
     tools = {tool["name"]: tool for tool in page["items"]}
     assert page["sources"]["tester__add"] == "mcp"
@@ -85,7 +85,7 @@ def test_reference_mcp_servers_tools_are_called_and_gated(
     def names() -> set[str]:
         return {tool["name"] for tool in client.get(listed).body["data"]["items"]}
 
-    wait_until(lambda: {"files__write_file", "every__echo"} <= names(), deadline_s=15)
+    wait_until(lambda: {"files__write_file", "every__echo"} <= names())
     read = client.call("files__read_text_file", {"path": str(shared / "a.txt")})
     assert read.body["data"]["content"] == "whole\n", read.body
     outside = client.call("files__read_text_file", {"path": str(home / "secret.txt")})

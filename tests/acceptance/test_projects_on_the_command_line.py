@@ -17,6 +17,7 @@ from conftest import FUMEHOOD, Daemon
 from fumehood import Client, ControlClient
 from fumehood.approvals.model import Approval
 from fumehood.cli.approvals import approval_lines
+from support.wait import DEADLINE_S
 from support.workshop import workshop
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S11", "D1")]
@@ -65,7 +66,7 @@ def test_agent_changes_a_project_and_the_approver_sees_what_can_run(
         )  # fmt: skip
         waiting = wait_for_one(control, asking)
         control.approvals.approve(waiting.id, version=waiting.version)
-    out, errors = asking.communicate(timeout=60)
+    out, errors = asking.communicate(timeout=DEADLINE_S)
     assert (asking.returncode, (project / "a.txt").read_text()) == (0, "new\n"), (out, errors)
     shown = [line.text.strip() for line in approval_lines(waiting, waiting.created_at, 200)]
     assert f"in {project}" in shown
@@ -98,7 +99,7 @@ def wait_for_one(control: ControlClient, asking: subprocess.Popen[str]) -> Appro
     deadline = time.monotonic() + 60
     while not (waiting := control.approvals.list(state="pending").items):
         if asking.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"Nothing was asked: {asking.communicate(timeout=5)}")
+            pytest.fail(f"Nothing was asked: {asking.communicate(timeout=DEADLINE_S)}")
         time.sleep(0.1)
     return waiting[0]
 
@@ -118,7 +119,7 @@ def test_session_stays_and_says_so_if_its_changes_are_not_applied(
         else:
             time.sleep(0.5)  # it begins to wait
             asking.send_signal(signal.SIGINT)
-        _, errors = asking.communicate(timeout=60)
+        _, errors = asking.communicate(timeout=DEADLINE_S)
         assert asking.returncode == (1 if ending == "denied" else 130), errors
         (session,) = re.findall(r"^session: (sess_\w+)$", errors, re.MULTILINE)
         assert "The session stays. " in errors

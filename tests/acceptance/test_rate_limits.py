@@ -19,7 +19,7 @@ from support.clients import LEAVES_SOCKETS
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
 from support.packages import install
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.row("P5"), *LEAVES_SOCKETS]
 
@@ -121,7 +121,7 @@ def test_rate_limit_count_survives_stop_and_kill(start_daemon: StartDaemon) -> N
         assert [code(client), code(client)] == ["OK", "RATE_LIMITED"]
     wait_until(lambda: stored(second) > before)  # it is written behind the answer
     second.process.send_signal(signal.SIGKILL)
-    second.process.wait(timeout=30)
+    second.process.wait(timeout=DEADLINE_S)
     with Client(start_daemon(**rules).socket) as client:
         assert code(client) == "RATE_LIMITED"
 

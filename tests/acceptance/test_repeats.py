@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.site import Site
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.row("A2", "A5")
 
@@ -32,7 +32,7 @@ def test_repeat_after_caller_was_killed_gets_the_approved_answer(site: Site, how
     to = f"rita-{how}"
     process, approval_id = begun(site, to, *(["--stream"] if how == "stream" else []))
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=DEADLINE_S)
     assert site.decide(approval_id).code is None
     site.until(approval_id, "done")
 
@@ -51,7 +51,7 @@ def test_twin_repeat_after_answer_was_received_needs_new_approval(site: Site, ho
     to = f"rosa-{how}"
     process, approval_id = begun(site, to, *(["--stream"] if how == "stream" else []))
     assert site.decide(approval_id).code is None
-    process.communicate(timeout=30)
+    process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert site.parked(to).approval_id != approval_id
     assert site.done(to) == ["begun", "sent"]

@@ -28,7 +28,7 @@ from support.authority import make_first_approver
 from support.http import Answer, SocketClient
 from support.processes import children_of_guest, guest_of, is_gone
 from support.users import NOBODY, Installation, User, accounts, readable_installation
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.needs("root")
 
@@ -111,7 +111,7 @@ def service() -> Iterator[Service]:
             finally:
                 installation.close()
                 process.send_signal(signal.SIGTERM)
-                process.wait(timeout=30)
+                process.wait(timeout=DEADLINE_S)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -529,7 +529,7 @@ def test_caller_holding_all_connections_blocks_only_itself(service: Service) -> 
         assert service.call("dave").body["data"]["value"] == 2
         assert service.do("GET", "/v1/tokens") is not None
     finally:
-        holding.communicate(timeout=30)
+        holding.communicate(timeout=DEADLINE_S)
     wait_until(lambda: _is_served(service, "alice"))
     assert service.call("alice").body["data"]["value"] == 2
 
@@ -540,7 +540,7 @@ def test_stopped_service_leaves_no_socket_or_process(service: Service) -> None:
     assert service.call("alice").body["data"]["value"] == 2
     family = [guest_of(service.process.pid), *children_of_guest(guest_of(service.process.pid))]
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(timeout=30) == 0
+    assert service.process.wait(timeout=DEADLINE_S) == 0
     assert not service.engine_socket.exists()
     assert not service.control_socket.exists()
     wait_until(lambda: all(is_gone(process) for process in family))

@@ -19,7 +19,7 @@ from conftest import Daemon, StartDaemon, running_daemon
 from fumehood import Client, FumehoodError
 from fumehood.sandbox.images.catalog import Image
 from support.own_docker import OwnDocker
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
 
@@ -45,7 +45,7 @@ class Copies:
         """Kill the daemon and start it again."""
         self.client.close()
         self.daemon.process.send_signal(signal.SIGKILL)
-        self.daemon.process.wait(timeout=30)
+        self.daemon.process.wait(timeout=DEADLINE_S)
         self.daemon = start(self.home)
         self.client = Client(self.daemon.socket)
 

@@ -23,7 +23,7 @@ from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of, kill_container
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
 
@@ -216,7 +216,7 @@ def test_session_with_a_disk_outlives_its_daemon(
     if state != "active":
         disk.told("sessions", {"paused": "pause", "stopped": "stop"}[state], disk.id)
     disk.daemon.process.send_signal(signal.SIGKILL)
-    disk.daemon.process.wait(timeout=30)
+    disk.daemon.process.wait(timeout=DEADLINE_S)
     with closing(open_docker(timeout_s=30)) as client:
         if "container" in lost:
             for container in containers_of(f"fumehood.owner={owner_id(home)}"):
@@ -271,7 +271,7 @@ def test_variables_after_a_restart_outlive_the_daemon(
     disk.told("sessions", "stop", disk.id)
     assert disk.python("x = 42")["data"]["session"]["state"] == "restarted"
     disk.daemon.process.send_signal(signal.SIGKILL)
-    disk.daemon.process.wait(timeout=30)
+    disk.daemon.process.wait(timeout=DEADLINE_S)
     disk.daemon = start_daemon(home)
     assert disk.python("x")["data"]["value"] == 42
     disk.end()
@@ -302,7 +302,7 @@ def test_daemon_killed_at_any_moment_loses_no_file(
             thread.start()
             time.sleep(0.03 * number)
             disk.daemon.process.kill()
-            disk.daemon.process.wait(timeout=30)
+            disk.daemon.process.wait(timeout=DEADLINE_S)
             thread.join()
         disk.daemon = start_daemon(home)
         answer = disk.python("open('a').read()")

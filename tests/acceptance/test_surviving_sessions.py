@@ -15,7 +15,7 @@ from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("B14", "S11")]
 
@@ -38,7 +38,7 @@ def run_code(daemon: Daemon, session: str, code: str) -> Any:
 
 def end(daemon: Daemon, how: signal.Signals) -> None:
     daemon.process.send_signal(how)
-    daemon.process.wait(timeout=30)
+    daemon.process.wait(timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -60,7 +60,7 @@ def test_session_continues_with_files_variables_and_calls_waiting_for_approval(
     if how is signal.SIGTERM:  # an orderly stop waits for calls
         busy.kill()
     end(first, how)
-    busy.wait(timeout=60)
+    busy.wait(timeout=DEADLINE_S)
 
     second = start_daemon(home)
     shown = fumehood(second, "sessions", "show", session)

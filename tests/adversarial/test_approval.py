@@ -30,6 +30,7 @@ from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox.host import Host
 from support.asking import ALICE, BOB, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
 from support.policies import policy_of, rule
+from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +116,7 @@ async def test_call_cancelled_at_any_moment_cannot_be_approved_later(
             for _ in range(step):
                 await asyncio.sleep(0)
             live.cancel()
-            with anyio.fail_after(10):
+            with anyio.fail_after(DEADLINE_S):
                 answer = (await asyncio.gather(call, return_exceptions=True))[0]
             newest = (await desk.engine.approvals.list(ApprovalQuery(limit=1))).items
             if not newest or newest[0].arguments["what"] != what:
@@ -148,7 +149,7 @@ async def test_deny_rule_added_while_approved_call_waits_for_lease_refuses_it(
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             await waits.wait()
         if is_denied:
             desk.engine.policy.gate.replace(policy_of(rule("deny", id="never", tools=["erase"])))
@@ -197,11 +198,11 @@ async def test_waiting_caller_is_notified_although_approver_request_was_cancelle
     monkeypatch.setattr(ApprovalTable, "change", change)
     async with asking() as desk:
         waiting = asyncio.create_task(_outcome(desk))
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             while not (found := (await desk.engine.approvals.list(ApprovalQuery())).items):
                 await anyio.sleep(0.005)
         deciding.append(asyncio.create_task(desk.decide(found[0].id, NO)))
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             assert await waiting == "APPROVAL_DENIED"
         with pytest.raises(asyncio.CancelledError):
             await deciding[0]
@@ -218,7 +219,7 @@ async def test_caller_cannot_resolve_its_own_interrupted_call(tmp_path: Path) ->
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             await deeds.begun.wait()
     async with asking(tmp_path, deeds=deeds) as desk:
         said, resolve = Resolution(outcome="failed"), desk.engine.approvals.resolve

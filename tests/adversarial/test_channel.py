@@ -20,7 +20,7 @@ from fumehood import Config, Engine
 from fumehood.sandbox.process import channel
 from fumehood.sandbox.process.wall import InterpreterWall
 from support.processes import children_of_guest, guest_of, is_computing, is_gone
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 BAD_GUEST = Path(__file__).parents[1] / "support" / "bad_guest.py"
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
@@ -103,7 +103,7 @@ async def test_misbehaving_lent_child_is_killed_and_replaced_without_descriptor_
     async with Engine(config=Config(home=home), interpreter=bad_guest(f"lends-{mode}")) as engine:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(2):
-            with anyio.fail_after(20):
+            with anyio.fail_after(DEADLINE_S):
                 envelope = await engine.call("calculator", {"expression": "2 + 2"})
             expected = LENDS_BADLY[mode]
             assert envelope.error.code in ({expected} if isinstance(expected, str) else expected)
@@ -125,7 +125,7 @@ async def test_call_fails_if_guest_dies_while_handing_over_a_child(
     monkeypatch.setattr(channel.GuestProcess, "_on_handover", receive_and_die)
     wall = bad_guest("lends-honest")
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=2)
         assert envelope.error.code == "SANDBOX_UNAVAILABLE"
 
@@ -145,7 +145,7 @@ async def test_guest_that_does_not_confirm_child_death_after_timeout_is_killed(h
     wall = bad_guest("lends-never-buries")
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
         guest = psutil.Process(wall.guest_pid)
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=0.1)
         assert envelope.error.code == "TIMEOUT"
         wait_until(lambda: is_gone(guest))
@@ -159,7 +159,7 @@ async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home:
     wall = bad_guest(mode)
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
         guest = psutil.Process(wall.guest_pid)
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             envelope = await engine.call(
                 "calculator", {"expression": "2 + 2"}, timeout_seconds=0.1, isolation="call"
             )

@@ -26,7 +26,7 @@ from fumehood.sandbox import trusted_files
 from support.attacks import Harm
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.definitions import rest_document
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 MB = 1 << 20
 CPU_SECONDS = 15
@@ -341,7 +341,7 @@ def test_file_growing_while_read_is_left_out_and_loading_ends(
             assert _names(contents) == ["twin"]
     finally:
         stop.set()
-        writer.join(timeout=30)
+        writer.join(timeout=DEADLINE_S)
     assert [fault.file for fault in contents.faults] == ["a.json"]
 
 

@@ -26,6 +26,7 @@ from fumehood.policy.model import Verdict as Decided
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.container.docker_api import Docker
 from support.nodes import cluster_wall
+from support.wait import DEADLINE_S
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image"),
@@ -66,7 +67,7 @@ async def test_gateway_holds_all_attacks_by_programs_on_a_node(tmp_path: Path) -
     @asynccontextmanager
     async def on_a_node() -> AsyncIterator[Standing]:
         async with cluster_wall(tmp_path, nodes=1) as wall, target.open() as standing:
-            with anyio.fail_after(20):
+            with anyio.fail_after(DEADLINE_S):
                 while not wall.status.is_ready:
                     await anyio.sleep(0.05)
             yield replace(standing, wall=wall, containers=None)

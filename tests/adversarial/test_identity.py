@@ -26,7 +26,7 @@ from fumehood.identity.credential_hashes import make_credential
 from support.attacks import Harm
 from support.authority import Authority, ask, calculate
 from support.http import Answer, SocketClient, connect, read_to_end, split_answer
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 OWN = f"uid:{os.getuid()}"
 
@@ -343,7 +343,7 @@ def test_approvers_init_is_refused_after_engine_stop_or_kill(
     assert removed.code is None
     if end == "killed":
         daemon.process.kill()
-        daemon.process.wait(timeout=30)
+        daemon.process.wait(timeout=DEADLINE_S)
     else:
         assert daemon.stop() == 0
     refused = _init(home, "intruder")
@@ -630,7 +630,7 @@ def test_parallel_credential_guessing_does_not_block_callers_or_approvers(
 
     def guess() -> None:
         client = SocketClient(served.control)
-        started.wait(timeout=60)
+        started.wait(timeout=DEADLINE_S)
         headers = {"authorization": f"Bearer {make_credential('fha')[2]}"}
         ended.append(client.request("GET", "/v1/tokens", None, headers).code or "served")
         client.close()
@@ -639,11 +639,11 @@ def test_parallel_credential_guessing_does_not_block_callers_or_approvers(
     for thread in threads:
         thread.start()
     caller = served.engine
-    started.wait(timeout=60)
+    started.wait(timeout=DEADLINE_S)
     answer = calculate(caller)
     done_meanwhile = len(ended)
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=DEADLINE_S)
     assert answer.code is None
     assert done_meanwhile < guesses  # the call was answered while guesses were being checked
     assert len(ended) == guesses

@@ -34,7 +34,7 @@ from fumehood.sandbox.process.wall import JailWall
 from support import jailed_tools
 from support.attacks import Harm, ending_of
 from support.processes import children_of_guest
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("landlock")]
 
@@ -321,7 +321,7 @@ async def test_attack_ends_with_its_code_and_changes_nothing(
 ) -> None:
     before = listing(outside)
     code = fill(attack.code, outside, engine.config.state_directory)
-    with anyio.fail_after(60):
+    with anyio.fail_after(DEADLINE_S):
         envelope = await engine.call("run_code", {"code": code}, **dict(attack.options))
     assert ending(envelope) == attack.ends
     assert listing(outside) == before

@@ -22,7 +22,7 @@ from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.http.peer import MAX_CONNECTIONS, MAX_HELD_BYTES
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from support.http import SocketClient, connect, read_to_end, split_answer
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 UNFINISHED = b"GET /v1/ready HTTP/1.1\r\nx: "
 CALL = "POST /v1/tools/calculator/call HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -129,7 +129,7 @@ async def test_principal_holding_its_slots_does_not_starve_others(
     async with kind() as wall, anyio.create_task_group() as group:
         for number in range(2 * all_places):
             group.start_soon(hold, number)
-        with anyio.fail_after(60):
+        with anyio.fail_after(DEADLINE_S):
             while len(taken) < all_places * 3 // 4:
                 await anyio.sleep(0.01)
             async with wall.lease(TrustDomain("bob"), fresh=True) as lease:

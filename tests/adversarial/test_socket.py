@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from support.http import SocketClient, connect, read_to_end, split_answer
+from support.wait import DEADLINE_S
 
 CALL = "/v1/tools/calculator/call"
 GOOD = b'{"arguments": {"expression": "2 + 2"}}'
@@ -302,7 +303,7 @@ def test_500_connections_at_once_are_all_served(shared_daemon) -> None:
 
     def call() -> None:
         client = SocketClient(shared_daemon.socket)
-        everybody.wait(timeout=60)
+        everybody.wait(timeout=DEADLINE_S)
         answers.append(client.calculate("2 + 2").body)
         client.close()
 
@@ -310,7 +311,7 @@ def test_500_connections_at_once_are_all_served(shared_daemon) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=DEADLINE_S)
     assert len(answers) == 500
     assert all(answer["data"] == {"value": 4, "text": "4"} for answer in answers)
     assert len({answer["metadata"]["call_id"] for answer in answers}) == 500

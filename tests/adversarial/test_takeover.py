@@ -20,6 +20,7 @@ from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
 from support.one_container import OneContainer, one_container, taken_over, value_of
+from support.wait import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6", "S11")]
 
@@ -167,7 +168,7 @@ async def test_guest_without_an_engine_ends_after_its_time(python_image: Image) 
         box.container.keep(1, 1.0)
         await box.python("x = 1")
         box.container.end("its engine is gone")
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while (await Docker(os.environ).state(box.name)).get("Running"):
                 await anyio.sleep(0.1)
 
@@ -176,6 +177,6 @@ async def test_control_guest_outside_a_session_ends_with_its_engine(python_image
     async with one_container(python_image) as box:
         await box.python("x = 1")
         box.container.end("its engine is gone")
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while (await Docker(os.environ).state(box.name)).get("Running"):
                 await anyio.sleep(0.1)

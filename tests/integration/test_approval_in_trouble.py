@@ -17,6 +17,7 @@ import pytest
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.engine import Engine
 from support.crash_approvals import ALICE, CHANNEL, User, engine_in, in_state, marks, prepare
+from support.wait import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A4")]
 
@@ -41,7 +42,7 @@ class Disk:
         self.number = number
         if number == self.stops_at:
             self.stopped.set()
-            assert self.may_go.wait(30)
+            assert self.may_go.wait(DEADLINE_S)
         if self.is_full and self.spares > 0:
             self.spares -= 1
         elif self.is_full:
@@ -78,7 +79,7 @@ class World:
 
 async def until(condition: Callable[[], object] | Callable[[], Awaitable[object]]) -> None:
     """Wait until the condition holds, at most 20 seconds."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while True:
             holds = condition()
             if await holds if isinstance(holds, Awaitable) else holds:
@@ -175,7 +176,7 @@ async def test_call_cancelled_while_its_approval_is_consumed_never_runs(home: Pa
         )
         await until(lambda: run.handle.is_cancelled)
         world.disk.may_go.set()
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             assert (await cancelling).state is ApprovalState.CANCELLED
         world.engine.approvals.requests.new_call.set()
         answer = await world.engine.call("act", {"label": "a"}, idempotency_key="k")

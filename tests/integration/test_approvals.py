@@ -24,7 +24,7 @@ from support.authority import ask
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.http import Answer
 from support.terminal import Person
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.row("A6"), *LEAVES_SOCKETS]
 
@@ -258,7 +258,7 @@ def test_call_with_wait_returns_its_answer_after_terminal_approval(daemon: Daemo
     person.types("yes")
     assert person.leaves() == 0, person.seen
     assert daemon.credential not in person.seen
-    stdout, _ = waiting.communicate(timeout=60)
+    stdout, _ = waiting.communicate(timeout=DEADLINE_S)
     assert waiting.returncode == 0, stdout
     assert json.loads(stdout)["data"] == {"noted": "wait"}
 
@@ -287,7 +287,7 @@ def test_stopping_engine_ends_long_polls_of_approval_changes(home: Path) -> None
         poll.start()
         wait_until(lambda: is_watched(daemon))
         assert daemon.stop() == 0, daemon.log
-        poll.join(timeout=30)
+        poll.join(timeout=DEADLINE_S)
         assert answers[0].code == "SHUTTING_DOWN"
 
 

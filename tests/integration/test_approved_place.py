@@ -20,6 +20,7 @@ from fumehood.storage.database import Database, open_database
 from support.answers import code_of, error_of
 from support.asking import add_approvers, approve
 from support.docker_images import write_image_folder
+from support.wait import DEADLINE_S
 from support.wheels import only_from, write_wheel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S10")]
@@ -162,6 +163,6 @@ async def test_approval_in_a_session_is_bound_to_the_image_of_its_container(
             await engine.sessions.stop(engine.owner, session.id)
             assert await _ending_of(engine, stopped) == CHANGED
             await engine.sessions.end(engine.owner, session.id)
-            with anyio.fail_after(20):
+            with anyio.fail_after(DEADLINE_S):
                 while list((home / "disks").iterdir()):
                     await anyio.sleep(0.02)

@@ -19,6 +19,7 @@ from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from fumehood.cli.main import app
 from fumehood.client import ControlClient
 from support.audit import make_chain, rows_of, run_sql
+from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.row("A7")
 
@@ -252,6 +253,6 @@ def test_export_into_a_closed_pipe_exits_1_without_traceback(chain: Path) -> Non
     )  # fmt: skip
     process.stdout.readline()
     process.stdout.close()
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=DEADLINE_S)
     assert b"Traceback" not in told
     assert process.returncode == 1

@@ -16,6 +16,7 @@ from fumehood.core.usage import Prices
 from fumehood.executors.base import CallHandle
 from fumehood.testing import FakeWall
 from support.answers import code_of
+from support.wait import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
 
@@ -63,7 +64,7 @@ async def test_cancelled_call_is_counted_and_releases_its_reservation(home: Path
 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
-            with anyio.fail_after(20):
+            with anyio.fail_after(DEADLINE_S):
                 await began.wait()
             assert (standing(engine).spent, standing(engine).held) == (0, 1)
             live.cancel()

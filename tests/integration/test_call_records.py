@@ -15,6 +15,7 @@ from conftest import Daemon, StartDaemon
 from fumehood import Client, Config, ControlClient, Engine
 from fumehood.client.api_request import Refused
 from fumehood.core.envelope import Envelope
+from support.wait import DEADLINE_S
 from support.workshop import workshop
 
 SECRET = "ghp_" + "a1B2" * 10
@@ -222,7 +223,7 @@ def running(daemon: Daemon, code: str = PRINTS, **options: Any) -> Iterator[list
         with Client(daemon.socket) as client:
             for one in client.calls(state="running").items:
                 client.cancel(one.call_id)
-        thread.join(30)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive()
 
 
@@ -302,7 +303,7 @@ async def test_embedding_program_sees_its_running_calls() -> None:
     config = Config(container={"images": {"python": "python"}})  # type: ignore[arg-type]
     async with Engine(config=config) as engine, anyio.create_task_group() as group:
         group.start_soon(engine.call, "run_python", {"code": "import time; time.sleep(30)"})
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while not (found := (await engine.calls(state="running")).items):
                 await anyio.sleep(0.05)
         assert found[0].code == "RUNNING"

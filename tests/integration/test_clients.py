@@ -13,7 +13,7 @@ import pytest
 from conftest import Daemon, StartDaemon
 from fumehood import AsyncClient, Client, DaemonUnavailable
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [*LEAVES_SOCKETS]
 
@@ -62,7 +62,7 @@ def test_client_reconnects_after_a_daemon_was_killed(start_daemon: StartDaemon) 
     with Client(daemon.socket) as client:
         assert client.call("calculator", {"expression": "1 + 1"}).success
         daemon.process.kill()
-        daemon.process.wait(timeout=30)
+        daemon.process.wait(timeout=DEADLINE_S)
         with pytest.raises(DaemonUnavailable, match="fumehood serve") as caught:
             client.call("calculator", {"expression": "1 + 1"})
         assert caught.value.may_have_acted is False

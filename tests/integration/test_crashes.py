@@ -18,7 +18,7 @@ import pytest
 from conftest import FUMEHOOD, StartDaemon
 from support.crashing import examine
 from support.http import SocketClient
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.row("D6")
 
@@ -66,9 +66,9 @@ def test_killed_daemon_restarts_and_keeps_every_listed_call(
         wait_until(lambda answers=answers, n=enough: len(answers) >= n)
         wait_until(lambda n=before: len(listed) > n)
         daemon.process.send_signal(signal.SIGKILL)
-        daemon.process.wait(timeout=30)
+        daemon.process.wait(timeout=DEADLINE_S)
         for thread in crowd:
-            thread.join(timeout=30)
+            thread.join(timeout=DEADLINE_S)
     daemon = start_daemon()
     done = subprocess.run(
         [str(FUMEHOOD), "calls", "list", "--limit", "1000"],

@@ -19,7 +19,7 @@ from support.processes import (
     is_gone,
 )
 from support.terminal import Person
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 
 @pytest.mark.row("D6")
@@ -59,9 +59,9 @@ def test_draining_daemon_refuses_new_calls_with_retry_after_on_all_connections(
         client.close()
     assert answers == []
     held.resume()
-    caller.join(timeout=30)
+    caller.join(timeout=DEADLINE_S)
     assert answers[0].body["success"] is True
-    assert daemon.process.wait(timeout=30) == 0
+    assert daemon.process.wait(timeout=DEADLINE_S) == 0
     assert not daemon.socket.exists()
 
 
@@ -74,10 +74,10 @@ def test_second_sigterm_stops_without_draining(start_daemon: StartDaemon) -> Non
     wait_until(lambda: "daemon.stopping" in daemon.log)
     assert daemon.process.poll() is None
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(timeout=30) == 0
+    assert daemon.process.wait(timeout=DEADLINE_S) == 0
     assert not daemon.socket.exists()
     wait_until(lambda: all(is_gone(process) for process in [*family, held]))
-    caller.join(timeout=30)
+    caller.join(timeout=DEADLINE_S)
 
 
 @pytest.mark.row("D6")
@@ -91,7 +91,7 @@ def test_interrupted_serve_on_a_terminal_reports_the_calls_it_waits_for(home: Pa
     assert person.seen.count(told) == 1
     assert "daemon.requests_ended" in person.seen
     assert "graceful shutdown" not in person.seen
-    caller.join(timeout=30)
+    caller.join(timeout=DEADLINE_S)
 
 
 @pytest.mark.row("D6")
@@ -102,7 +102,7 @@ def test_daemon_with_zero_drain_answers_running_calls_with_shutting_down(
     answers = list[Answer]()
     caller, _ = start_held_call(daemon, answers)
     assert daemon.stop() == 0
-    caller.join(timeout=30)
+    caller.join(timeout=DEADLINE_S)
     assert (answers[0].status, answers[0].code) == (503, "SHUTTING_DOWN")
 
 
@@ -132,7 +132,7 @@ def test_killed_daemon_leaves_no_process_behind(start_daemon: StartDaemon) -> No
     assert client.calculate("1 + 1").body["success"]
     family = descendants(daemon.process.pid)
     daemon.process.kill()
-    daemon.process.wait(timeout=30)
+    daemon.process.wait(timeout=DEADLINE_S)
     wait_until(lambda: all(is_gone(process) for process in family))
     client.close()
 

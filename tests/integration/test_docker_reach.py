@@ -23,6 +23,7 @@ from fumehood.sandbox.container.docker_api import (
     DockerTimeout,
     open_docker,
 )
+from support.wait import DEADLINE_S
 
 
 def failure_of(address: str) -> DockerError:
@@ -60,7 +61,7 @@ def answering(path: Path, answer: bytes) -> Iterator[None]:
             yield
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(DEADLINE_S)
 
 
 def test_missing_docker_socket_is_docker_not_running(home: Path) -> None:

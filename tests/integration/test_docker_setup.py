@@ -12,6 +12,7 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from support.preloaded import commands
+from support.wait import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 SETUP = ROOT / "scripts" / "docker-setup"
@@ -178,6 +179,6 @@ def test_demo_without_docker_skips_containers_and_prints_working_next_commands(h
         )  # fmt: skip
     finally:
         engine.terminate()
-        engine.communicate(timeout=60)
+        engine.communicate(timeout=DEADLINE_S)
     assert json.loads(answer.stdout)["data"]["value"] == 42
     assert own.is_dir()

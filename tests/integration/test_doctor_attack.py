@@ -36,7 +36,7 @@ from fumehood.sandbox.container.pool import PoolEntry, PoolState
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D7")]
 
@@ -351,7 +351,7 @@ def test_terminated_doctor_attack_removes_its_containers_and_processes(python_im
         assert traces() > before
         assert children
         process.send_signal(signal.SIGTERM)
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()  # where it did not end
         process.wait()

@@ -36,6 +36,7 @@ from fumehood.storage.files import SavedFiles
 from support.containers import containers_of, kill_container
 from support.nodes import LocalMembership, make_cluster
 from support.session_rows import SessionRows
+from support.wait import DEADLINE_S
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.row("S6", "B10"), pytest.mark.needs("docker"),
@@ -44,7 +45,6 @@ pytestmark = [
 
 ME = Principal("uid:1")
 LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=128, output_bytes=64 * MB)
-DEADLINE_S = 60.0
 
 
 @asynccontextmanager
@@ -197,7 +197,7 @@ def test_daemon_killed_at_any_moment_has_promised_no_more_than_comes_back(
                 if answer.success and answer.metadata.warnings == ():
                     last = sent
         killing.join()
-        daemon.process.wait(timeout=30)
+        daemon.process.wait(timeout=DEADLINE_S)
         for one in containers_of(f"fumehood.owner={owner_id(daemon.home)}"):
             kill_container(one["Id"])
         daemon = start_daemon(home, sessions__image="python", container__images__python="python")

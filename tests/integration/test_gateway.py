@@ -35,6 +35,7 @@ from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.asking import ALICE, NO, YES, add_approvers
 from support.gateway import FETCH, names_here
+from support.wait import DEADLINE_S
 from support.wheels import write_wheel
 from upstream import Reply, Upstream, packed, running_upstream
 
@@ -154,7 +155,7 @@ def _allowed(engine: Engine, host: str) -> Iterator[None]:
 
 async def waiting(engine: Engine) -> Approval:
     """The request that waits for a human."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):
             await anyio.sleep(0.02)
     return found[0]
@@ -270,7 +271,7 @@ async def test_attack_yes_after_the_program_ended_sends_nothing(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    with anyio.fail_after(10):
+    with anyio.fail_after(DEADLINE_S):
         while (found := await engine.approvals.show(approval.id)).ended_at is None:
             await anyio.sleep(0.02)
     assert found.state == "cancelled"
@@ -288,7 +289,7 @@ async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_b
     answer = await running  # its time goes on while it is sent
     assert answer.error is not None
     assert answer.error.code == "TIMEOUT"
-    with anyio.fail_after(10):
+    with anyio.fail_after(DEADLINE_S):
         while (await engine.approvals.show(approval.id)).ended_at is None:
             await anyio.sleep(0.02)
     assert upstream.count("/slow") == 1
@@ -969,7 +970,7 @@ async def test_engine_without_allowed_hosts_gives_no_network(home: Path) -> None
 
 async def fetched(engine: Engine, **arguments: str) -> Envelope:
     """The answer of the MCP server in a container, once it is there."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while "fetcher__fetch" not in [tool.name for tool in engine.tools()]:
             await anyio.sleep(0.02)
     return await engine.call("fetcher__fetch", arguments)

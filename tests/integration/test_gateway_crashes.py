@@ -17,7 +17,7 @@ from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.client import Client, ControlClient
 from fumehood.client.api_request import Refused
 from fumehood.core.errors import FumehoodError
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 from upstream import Reply, Upstream
 
 pytestmark = [
@@ -95,7 +95,7 @@ def test_command_whose_program_waits_says_in_one_line_what_for(
         assert found, line
         with ControlClient(daemon.control, credential=credential) as control:
             control.approvals.approve(found[1], version=1)
-        _, rest = running.communicate(timeout=60)
+        _, rest = running.communicate(timeout=DEADLINE_S)
     assert (running.returncode, rest) == (0, "")
     assert upstream.count("/order") == 1
 

@@ -24,6 +24,7 @@ from fumehood.gateway.proxy import Proxy
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
 from fumehood.sandbox.wall import CallPort
+from support.wait import DEADLINE_S
 from upstream import Reply, Upstream, running_upstream
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +101,7 @@ def upstream_tls() -> Iterator[Upstream]:
 async def all_of(stream: anyio.abc.ByteStream) -> bytes:
     """Everything until the end."""
     found = b""
-    with anyio.fail_after(10):
+    with anyio.fail_after(DEADLINE_S):
         try:
             while True:
                 found += await stream.receive()
@@ -410,7 +411,7 @@ async def test_client_that_waits_for_permission_to_send_its_body_gets_it(
             "Expect: 100-continue\r\nConnection: close\r\n\r\n"
         )
         await stream.send(head.encode())
-        with anyio.fail_after(5):
+        with anyio.fail_after(DEADLINE_S):
             assert b" 100 " in await stream.receive()
         await stream.send(b"ok")
         assert b" 200 " in await all_of(stream)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fumehood import Client
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 from tests.conftest import CLEAN_ENVIRONMENT, SocketClient
 
 SCRIPT = """
@@ -54,7 +54,7 @@ def test_local_daemon_loads_nothing_of_postgresql_s3_and_ray(home: Path) -> None
             assert client.call("calculator", {"expression": "6 * 7"}).success
             assert client.call("run_python", {"code": "6 * 7"}).metadata.call_id
         daemon.send_signal(signal.SIGTERM)
-        said, _ = daemon.communicate(timeout=30)
+        said, _ = daemon.communicate(timeout=DEADLINE_S)
     loaded = json.loads(said.splitlines()[-1])
     assert "sqlalchemy.dialects.sqlite" in loaded
     assert [name for name in loaded if "psycopg" in name or "postgres" in name] == []

@@ -30,7 +30,7 @@ from fumehood.sandbox import wall
 from support.answers import code_of, error_of
 from support.asking import CALLER, asking
 from support.recording import RecordingLog
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D3", "R4")]
 
@@ -51,7 +51,7 @@ async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> As
     """An engine, once `count` of its servers have listed their tools."""
     config = Config(mcp_servers=servers, **(settings or {}))
     async with Engine(config=config) as engine:
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while len({name.partition("__")[0] for name in names(engine)}) < count:
                 await anyio.sleep(0.01)
         yield engine
@@ -68,7 +68,7 @@ def names(engine: Engine) -> list[str]:
 
 
 async def until(condition: Any) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while not condition():
             await anyio.sleep(0.01)
 

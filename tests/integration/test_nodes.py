@@ -138,7 +138,7 @@ async def test_processes_and_ports_of_a_session_are_reached_on_its_node(
     wanted = {"do": "start", "name": "count", "argv": ["python3", "-c", server]}
     assert (await place.processes(wanted))["process"]["state"] == "running"
     assert place.running == 1
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         while not (await place.processes({"do": "read", "name": "count"}))["output"]["text"]:
             await anyio.sleep(0.02)
     with pytest.raises(NetworkError):
@@ -563,7 +563,7 @@ async def test_session_that_is_resumed_after_its_node_has_joined_continues(
         await joined(second, 1)
         await asyncio.sleep(3)  # the node has removed what it did not have to expect
         again = second.resume(record, replace(home, epoch=2), lambda: None)
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while not again.is_known.is_set():
                 await asyncio.sleep(0.05)
         assert await run_in(again, "x") == 41

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, launch, make_first_approver, wait_until_ready
 from support.authority import Authority, ask
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 DENY_SIXES = """\
 [[rules]]
@@ -146,7 +146,7 @@ def test_engine_does_not_start_with_a_faulty_policy(
 ) -> None:
     place.put(DENY_SIXES.replace("calculator", "calcluator"))
     daemon = start_daemon(ready=False, policy_file=str(place.path))
-    assert daemon.process.wait(timeout=60) == 4
+    assert daemon.process.wait(timeout=DEADLINE_S) == 4
     assert (
         "policy.toml: rule 'no-sixes': tools: no registered tool matches 'calcluator'; did you mean "
         "'calculator'?"

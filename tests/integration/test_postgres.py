@@ -664,7 +664,7 @@ def test_attack_revoked_token_on_an_engine_that_was_replaced_and_is_idle(
     with ControlClient(second.control, credential=credential) as control:
         control.tokens.revoke(made.token.id)
     assert second.client().request("GET", "/v1/tools", headers=token).code == "UNAUTHORIZED"
-    assert first.process.wait(timeout=10) == 4  # asked for nothing
+    assert first.process.wait(timeout=DEADLINE_S) == 4  # asked for nothing
     assert '"event":"state.fenced"' in first.log
     assert "Another engine has become active on this state." in first.log
 

@@ -27,6 +27,7 @@ from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.sandbox.wall import Lease
 from fumehood.storage.database import open_database
 from support.asking import ALICE, YES, add_approvers
+from support.wait import DEADLINE_S
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")
@@ -112,7 +113,7 @@ async def asked(engine: Engine, session: str) -> tuple[Approval, asyncio.Future[
     calling = asyncio.ensure_future(
         engine.call("apply_workspace", {}, session_id=session, wait_for_approval=30)
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):
             if calling.done():
                 pytest.fail(str(calling.result()))
@@ -255,7 +256,7 @@ for line in sys.stdin:
 
 
 async def until_it_says(engine: Engine, session: str, word: str) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(DEADLINE_S):
         while True:
             answer = await engine.call("read_process", {"name": "keeper"}, session_id=session)
             assert answer.success, answer.error

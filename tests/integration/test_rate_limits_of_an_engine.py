@@ -17,6 +17,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RateLimited
 from support.asking import NO, YES, asking
 from support.recording import Bench, bench
+from support.wait import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("P5")]
 
@@ -90,7 +91,7 @@ async def test_approved_calls_consume_rate_when_they_run(
         await desk.decide(first)
         assert (await desk.ended(first)).success
         await desk.decide(second)
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while len(refusals) < 3:
                 await anyio.sleep(0.01)
         assert set(refusals) == {60_000}

@@ -13,7 +13,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
 from fumehood.sandbox.process.sticky_workers import StickyWorkerSettings
 from fumehood.sandbox.process.wall import InterpreterWall
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +85,7 @@ async def test_idle_resident_ends_after_its_idle_time() -> None:
     async with wall_with(idle_s=0.05) as wall:
         await resident_pid(wall)
         guest = psutil.Process(wall.guest_pid)
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while len(guest.children()) > 3:  # zygote and two spares stay
                 await anyio.sleep(0.02)
 

@@ -25,7 +25,7 @@ from support.cutting_proxy import cutting_proxy
 from support.http import connect
 from support.scripted_daemon import running_scripted_daemon
 from support.streaming import call_id_of, resuming, streaming
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.row("D2"), *LEAVES_SOCKETS]
 
@@ -208,7 +208,7 @@ def killed_in_the_middle(own: Daemon, key: str | None = None) -> list[Frame]:
         events = stream.events()
         seen = [next(events) for _ in range(len(TELLS) + 1)]
         own.process.kill()
-        own.process.wait(timeout=30)
+        own.process.wait(timeout=DEADLINE_S)
     return seen
 
 
@@ -241,7 +241,7 @@ def test_killed_engine_loses_no_sent_event_and_its_successor_ends_the_stream() -
             assert code_of(repeated) == "OUTCOME_UNKNOWN"
             # Once more: the end was written, and is not made a second time.
             again.process.kill()
-            again.process.wait(timeout=30)
+            again.process.wait(timeout=DEADLINE_S)
             with running_scripted_daemon(own.home) as third:
                 assert rest_of(third, call_id, seen[-1].id) == [last]
 
@@ -290,7 +290,7 @@ def test_call_waiting_for_approval_still_waits_after_a_crash(tmp_path: Path) -> 
             events = stream.events()
             first, waiting = next(events), next(events)
             own.process.kill()
-            own.process.wait(timeout=30)
+            own.process.wait(timeout=DEADLINE_S)
         assert "waits for approval" in json.loads(waiting.data)["message"]
         with running_scripted_daemon(own.home, policy_file=str(rules)) as again:
             (last,) = rest_of(again, call_id_of(first), waiting.id)
@@ -339,7 +339,7 @@ def test_client_that_gives_up_reconnecting_names_call_and_last_event_id(
             events = client.stream("run_python", program(tells=[["stdout", "so far"]], waits=True))
             followed.append((events, [next(events), next(events)][1]))
         own.process.kill()
-        own.process.wait(timeout=30)
+        own.process.wait(timeout=DEADLINE_S)
         for events, last in followed:
             with pytest.raises(DaemonUnavailable) as gone:
                 next(events)
@@ -356,7 +356,7 @@ def test_client_follows_a_call_across_a_killed_engine() -> None:
             events = client.stream("run_python", program(tells=TELLS, waits=True))
             followed.append((client, events, [next(events) for _ in range(4)]))
         own.process.kill()
-        own.process.wait(timeout=30)
+        own.process.wait(timeout=DEADLINE_S)
         with running_scripted_daemon(own.home):
             for client, events, seen in followed:
                 seen += list(events)

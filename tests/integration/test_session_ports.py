@@ -20,7 +20,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
 from fumehood import Client
 from fumehood.protocol.framing import MAX_PORT_CONNECTIONS
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.usefixtures("python_image")]
 
@@ -292,7 +292,7 @@ def forwarding(daemon: Daemon, session: str) -> Iterator[Any]:
     yield forward
     for one in running:
         one.send_signal(signal.SIGTERM)
-        one.wait(timeout=10)
+        one.wait(timeout=DEADLINE_S)
         assert one.stdout is not None
         one.stdout.close()
 

@@ -23,6 +23,7 @@ from fumehood.http.server import READY, tell_manager
 from fumehood.storage.directory import StateError
 from support.http import SocketClient
 from support.processes import descendants
+from support.wait import DEADLINE_S
 
 # What systemd does: binds, listens, passes descriptors from 3 on, and names the process
 # that they are for. `exec` keeps the process number.
@@ -114,7 +115,7 @@ def test_activated_sockets_are_served_by_name_and_the_manager_is_notified(home: 
         assert looked_at >= 2
         process.send_signal(signal.SIGTERM)
         assert manager.recv(100) == b"STOPPING=1"
-        assert process.wait(timeout=30) == 0, (home / "log").read_text(encoding="utf-8")
+        assert process.wait(timeout=DEADLINE_S) == 0, (home / "log").read_text(encoding="utf-8")
         assert all(path.exists() for path in paths)
 
 

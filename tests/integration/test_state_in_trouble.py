@@ -21,7 +21,7 @@ from fumehood.storage.database import open_database
 from fumehood.storage.errors import StoreError, WriteFailed
 from support.http import SocketClient
 from support.state import Events, keys, put
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.row("D6")
 
@@ -93,7 +93,7 @@ def test_damaged_or_newer_state_refuses_the_start_and_is_left_unchanged(
         database.close()
     before = path.read_bytes()
     daemon = start_daemon(ready=False)
-    assert daemon.process.wait(timeout=30) == 4
+    assert daemon.process.wait(timeout=DEADLINE_S) == 4
     assert words in daemon.log
     assert "Traceback" not in daemon.log
     assert path.read_bytes() == before
@@ -126,7 +126,7 @@ def test_invalid_row_refuses_the_start_and_names_its_table(
     database.close()
     before = path.read_bytes()
     daemon = start_daemon(ready=False)
-    assert daemon.process.wait(timeout=30) == 4
+    assert daemon.process.wait(timeout=DEADLINE_S) == 4
     assert f"The state holds {words} that cannot be read" in daemon.log
     assert "Traceback" not in daemon.log
     assert path.read_bytes() == before
@@ -180,7 +180,7 @@ def test_write_blocked_by_a_foreign_lock_fails_and_later_writes_succeed(
             database.write_now(put("k0"))
         assert database.read_now(keys) == set()
         shell.stdin.close()
-        shell.wait(timeout=30)
+        shell.wait(timeout=DEADLINE_S)
     assert database.write_now(put("k1")) == "k1"
     assert database.read_now(keys) == {"k1"}
     database.close()

@@ -18,7 +18,7 @@ from support.clients import KINDS, client_of
 from support.container import told
 from support.scripted_daemon import running_scripted_daemon
 from support.streaming import RawStream, call_id_of, streaming
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.row("S8", "D2", "P8")
 
@@ -220,7 +220,7 @@ def test_stopping_engine_ends_a_stream_with_an_error_event() -> None:
             answer = json.loads(last.data)
             assert answer["error"]["code"] in ("SHUTTING_DOWN", "CANCELLED")
             assert list(events) == []
-            assert own.process.wait(timeout=20) == 0
+            assert own.process.wait(timeout=DEADLINE_S) == 0
         # Who comes back later finds the same end.
         path = own.home / "spool" / call_id_of(first)
         kind, _, told_last = json.loads(path.read_bytes().splitlines()[-1])

@@ -19,7 +19,7 @@ from fumehood.registry.index import ToolFilter
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
 from support.http import SocketClient
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 BUILT_IN = [
     "apply_workspace", "calculator", "delete_files", "fetch_url", "list_files", "list_processes",
@@ -165,7 +165,7 @@ def test_directory_change_is_atomic_for_concurrent_readers(
             tuple(name for name in _names(client) if name.startswith("p"))
         )  # none of ours does
         assert client.calculate("1 + 1").body["success"]
-    writer.join(timeout=60)
+    writer.join(timeout=DEADLINE_S)
     assert seen <= {(), *((f"p{n}a", f"p{n}b") for n in range(2))}
     assert len(seen) >= 2
 
@@ -180,7 +180,7 @@ async def test_embedded_engine_watches_the_directory_while_entered(
     assert engine.tool("a").source == "directory"
     async with engine:
         definitions.put("b.json", b"{")
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE_S):
             while not engine.directory_faults:
                 await anyio.sleep(0.01)
         assert engine.directory_faults[0].file == "b.json"

@@ -20,6 +20,7 @@ from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
 from support.asking import ALICE, NO, YES, add_approvers
 from support.gateway import names_here
+from support.wait import DEADLINE_S
 from upstream import Upstream, running_upstream
 
 pytestmark = [
@@ -80,7 +81,7 @@ def upstream() -> Iterator[Upstream]:
 
 async def waiting(engine: Engine) -> Approval:
     """The effect that waits for a human."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):
             await anyio.sleep(0.02)
     return found[0]
@@ -208,7 +209,7 @@ async def test_caller_that_gives_up_leaves_the_session_as_it_was(
     else:
         async with trial(engine, session, code):
             pass
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while (await engine.approvals.list(ApprovalQuery(state="pending"))).items:
             await anyio.sleep(0.02)
     assert await tree(engine, session) == ".\n"
@@ -445,7 +446,7 @@ async def test_session_has_only_so_many_trials_that_wait(engine: Engine, session
         one.cancel()
     await asyncio.wait(others)
     assert await tree(engine, session) == ".\n"
-    with anyio.fail_after(20):
+    with anyio.fail_after(DEADLINE_S):
         while (await engine.approvals.list(ApprovalQuery(state="pending"))).items:
             await anyio.sleep(0.02)
     async with Trial(engine, "run_shell", {"command": "echo > g"}, options) as tried:

@@ -22,7 +22,7 @@ from fumehood.web.server import MAX_CONNECTIONS, protect
 from support.browser import running_console
 from support.held_call import start_held_call
 from support.preloaded import PYTHON
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.row("A6")
 
@@ -86,7 +86,7 @@ def test_console_environment_is_unreadable_for_other_processes_of_its_user(
     assert process.stdout.readline() == b"ready\n"
     look = f"open('/proc/{process.pid}/environ').read()"
     other = subprocess.run([*nobody, look], capture_output=True, check=False)
-    process.communicate(timeout=30)
+    process.communicate(timeout=DEADLINE_S)
     assert (other.returncode == 0) is not is_protected
 
 
@@ -171,7 +171,7 @@ def web_daemon(home: Path) -> Iterator[Daemon]:
         )  # fmt: skip
     yield Daemon(process, home, environment)
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=DEADLINE_S)
 
 
 def test_daemon_restarts_its_killed_console_which_ends_with_the_daemon(web_daemon: Daemon) -> None:
@@ -182,7 +182,7 @@ def test_daemon_restarts_its_killed_console_which_ends_with_the_daemon(web_daemo
     assert (again, other == child) == (address, False)
     assert b"canary" not in Path(f"/proc/{other}/environ").read_bytes()
     web_daemon.process.kill()
-    web_daemon.process.wait(timeout=30)
+    web_daemon.process.wait(timeout=DEADLINE_S)
     wait_until(lambda: is_gone(address))
 
 
@@ -199,8 +199,8 @@ def test_stopping_daemon_does_not_start_its_console_again(web_daemon: Daemon) ->
     wait_until(lambda: not keeper.exists())
     assert web_daemon.process.poll() is None
     held.resume()
-    caller.join(timeout=30)
-    assert web_daemon.process.wait(timeout=30) == 0
+    caller.join(timeout=DEADLINE_S)
+    assert web_daemon.process.wait(timeout=DEADLINE_S) == 0
     assert "started again" not in web_daemon.log
 
 

@@ -18,7 +18,7 @@ from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, make_first_approver
 from fumehood import Config, Engine
 from fumehood.web.pages import health
 from support import host_tools, jailed_tools
-from support.wait import wait_until
+from support.wait import DEADLINE_S, wait_until
 
 PACKAGES = ("fumehood", "fumehood_tools", "pip", "pydantic")
 MODULES = (
@@ -84,7 +84,7 @@ def test_daemon_console_and_guests_import_nothing_from_the_working_directory(
         assert (child / "cwd").readlink() == Path("/")
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=DEADLINE_S)
     wait_until(lambda: not child.exists())  # the console ends with its daemon
     assert imported(canary) == set()
 

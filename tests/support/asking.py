@@ -24,6 +24,7 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.pipeline.incoming import parse_own_call
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
+from support.wait import DEADLINE_S
 
 CALLER = Principal("uid:1000", frozenset({Scope.CALL}))
 OTHER_CALLER = Principal("uid:1001", frozenset({Scope.CALL}))
@@ -97,7 +98,7 @@ class Asking:
 
     async def waiting(self, count: int = 1) -> Sequence[Approval]:
         """Wait until so many approvals are listed; the newest first."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(DEADLINE_S):
             while len(found := (await self.engine.approvals.list(ApprovalQuery())).items) < count:
                 await anyio.sleep(0.01)
         return found

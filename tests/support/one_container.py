@@ -20,6 +20,7 @@ from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
+from support.wait import DEADLINE_S
 
 LIFETIME_S = 600
 START_S = 90.0
@@ -101,7 +102,7 @@ class OneContainer:
         sinks = replace(sinks, trial=trial)
         limits = Limits(wall_s, wall_s, self.memory_mb, output_bytes)
         ending = await self.container.run(program, arguments, limits, sinks, "session", keep=keep)
-        with anyio.fail_after(30):
+        with anyio.fail_after(DEADLINE_S):
             await self._listener.settled.wait()
         return ending
 

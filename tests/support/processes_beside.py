@@ -10,7 +10,7 @@ import anyio
 from fumehood.sandbox.container.docker_api import open_docker
 from support.one_container import OneContainer
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 async def ask(box: OneContainer, do: str, name: str | None = None, **more: Any) -> Any:

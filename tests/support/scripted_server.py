@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fumehood.protocol import strict_json
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 Steps = list[str]
 """The steps of one connection:

@@ -16,7 +16,7 @@ from fumehood.storage.calls import CallRow
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS, META
 
-from .wait import wait_until
+from .wait import DEADLINE_S, wait_until
 
 
 def put(key: str, value: str = "") -> Callable[[Connection], str]:
@@ -62,7 +62,7 @@ def writer_held(database: Database) -> Iterator[None]:
 
     def wait(connection: Connection) -> None:
         entered.set()
-        leave.wait(20)
+        leave.wait(DEADLINE_S)
 
     future = database._writer.submit(wait, durable=False)
     wait_until(entered.is_set)
@@ -70,7 +70,7 @@ def writer_held(database: Database) -> Iterator[None]:
         yield
     finally:
         leave.set()
-        future.result(20)
+        future.result(DEADLINE_S)
 
 
 def set_full(database: Database) -> None:

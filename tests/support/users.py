@@ -34,7 +34,7 @@ import http.client, json, socket, sys
 class Connection(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
+        self.sock.settimeout(120)
         self.sock.connect(path)
 for line in sys.stdin:
     path, method, address, headers, body = json.loads(line)
