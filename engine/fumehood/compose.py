@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from sqlalchemy import Connection
 
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.remembered import RememberedRules
@@ -31,7 +32,6 @@ from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.store import ApprovalTable
 from fumehood.approvals.stored_calls import StoredCalls
-from fumehood.approvals.webhook import WebhookChannel, owe, owe_anchor
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.limiter import RateLimits
@@ -44,8 +44,10 @@ from fumehood.core.call import ResultChecker
 from fumehood.core.errors import ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
+from fumehood.core.part import imported, parts
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
+from fumehood.engine_part import EnginePart, Kernel
 from fumehood.executors.mcp import McpServers
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
@@ -123,7 +125,7 @@ class Composition:
     saved: Sequence[SavedFiles]
     """What is kept of sessions' files; nothing without a state."""
     projects: Projects
-    webhook: WebhookChannel | None
+    parts: tuple[EnginePart, ...]
     approvals: ApprovalService
     policy: CurrentPolicy
     calls: Calls
@@ -150,7 +152,7 @@ def compose(
 
     Raises:
         ConfigError: the configuration is invalid, a result checker cannot be loaded, or the
-            webhook's secret cannot be used.
+            settings of a part cannot be used.
         TypeError: a result checker is not an asynchronous function.
         InvalidDefinition: the definition of a tool in `tools` is invalid.
         DamagedState: the database has invalid rows.
@@ -166,16 +168,16 @@ def compose(
     registry, load_faults = _find_tools(config, log, tools)
     database = given if given is not None else open_database(None)
     files = database.directory
-    webhook = None
-    if config.webhook is not None:
-        webhook = WebhookChannel(config.webhook, database, clock.now, log)
+    kernel = Kernel(config, database, clock, log)
+    own_parts: tuple[EnginePart, ...] = tuple(
+        imported(part.in_engine)(kernel) for part in parts() if part.in_engine is not None
+    )
     audit = AuditService(
         database,
         config.audit,
         log,
         clock.now,
-        tell=owe_anchor if webhook is not None else None,
-        on_told=webhook.wake if webhook is not None else lambda: None,
+        own_parts,
     )
     registrations = _read_registrations(registry, database, log)
     directory = None
@@ -285,23 +287,20 @@ def compose(
     upstreams.gateway = Gateway(
         config.gateway, policy.gate.decide_request, files, registry.secrets, audit.note, log
     )
-    decides_as = webhook.decides_as if webhook is not None else None
     with understood("approvals"):
         requests = ApprovalRequests(
-            ApprovalTable(
-                database, has_webhook=webhook is not None, kept_days=config.approvals.kept_days
-            ),
+            ApprovalTable(database, subscribers=own_parts, kept_days=config.approvals.kept_days),
             RememberedRules(database),
             Eligibility(
                 approvers,
                 tokens,
                 agents,
-                others=frozenset({decides_as} if decides_as is not None else ()),
+                others=frozenset(part.approver for part in own_parts if part.approver),
                 allow_self_approval=config.approvals.allow_self_approval,
                 now=clock.now,
             ),
             config.approvals,
-            webhook=webhook,
+            subscribers=own_parts,
             now=clock.now,
             new_id=ids.approval_id,
             is_draining=intake.takes_none,
@@ -358,7 +357,7 @@ def compose(
         session_rows=session_rows,
         saved=saved,
         projects=Projects(project_store, sessions),
-        webhook=webhook,
+        parts=own_parts,
         approvals=ApprovalService(ApprovalScheduler(StoredCalls(services))),
         policy=policy,
         calls=Calls(intake, services, ids, clock, recordings),
@@ -486,8 +485,8 @@ class EngineLife:
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
-        if made.webhook is not None:
-            await enter(made.webhook.running(made.approvals.show))
+        for part in made.parts:
+            await enter(part.running(made))
         await enter(made.approvals.scheduler.running(outcomes))
         await anyio.to_thread.run_sync(made.projects.forget)
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
@@ -514,14 +513,16 @@ class EngineLife:
             group.start_soon(self._made.services.observer.alerts.watch, self._tell_of_alert)
 
     async def _tell_of_alert(self, alert: Alert) -> None:
-        """Store a message about an alert for the webhook, if one is configured for alerts."""
-        webhook = self._made.webhook
-        if webhook is None or not self._config.alerts.webhook:
-            return
-        event = "alert.firing" if alert.firing else "alert.resolved"
-        document, now = {"alert": alert.model_dump(mode="json")}, self._now()
-        await self._made.database.write(lambda rows: owe(rows, event, now, document=document))
-        webhook.wake()
+        """Pass an alert to the parts."""
+        now = self._now()
+
+        def job(connection: Connection) -> None:
+            for part in self._made.parts:
+                part.on_alert(connection, alert, now)
+
+        await self._made.database.write(job)
+        for part in self._made.parts:
+            part.on_commit()
 
     async def _put_projects_back(self) -> dict[str, bool]:
         """Put back what a killed engine began to write into projects. Return the outcome of each

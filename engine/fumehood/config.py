@@ -30,7 +30,6 @@ the tools of these servers |
 | `alerts` | five thresholds | the same | these thresholds |
 | `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
 | `files.url` | blobs and recordings are in the state directory | – | they are in this place |
-| `webhook` | no messages about approvals | – | messages to this URL; `may_decide`: decisions |
 """
 
 from __future__ import annotations
@@ -40,13 +39,14 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     Field,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -59,14 +59,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from fumehood.approvals.model import ApprovalSettings, WebhookSettings
+from fumehood.approvals.model import ApprovalSettings
 from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.cache.model import CacheSettings
 from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
+from fumehood.core.part import PartError, imported, parts
 from fumehood.core.usage import Prices
-from fumehood.core.value import Value
+from fumehood.core.value import MASKED_URL, Value
 from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
@@ -89,6 +90,8 @@ from fumehood.sandbox.settings import (
 )
 from fumehood.storage.settings import FileSettings, RecordSettings, StateSettings
 
+T = TypeVar("T")
+
 
 class TlsSettings(Value):
     """The certificate of the engine's address, with its chain, and its key, in PEM files."""
@@ -105,8 +108,8 @@ class ServiceConfig(Value):
     approvers_group: str = "fumehood-approvers"
 
 
-class Config(BaseSettings):
-    """All settings of the operator."""
+class KernelConfig(BaseSettings):
+    """The settings of the kernel. `Config` also has those of the parts."""
 
     model_config = SettingsConfigDict(
         env_prefix="FUMEHOOD_",
@@ -155,7 +158,6 @@ class Config(BaseSettings):
     circuits: CircuitSettings = CircuitSettings()
     rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()
-    webhook: WebhookSettings | None = None
     alerts: AlertSettings = AlertSettings()
     principals: AllPrincipals = ()
     result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
@@ -235,6 +237,12 @@ class Config(BaseSettings):
         given = engine_paths.read_config_file(config_file()) if config_file().is_file() else {}
         return (init_settings, env_settings, InitSettingsSource(settings_cls, given))
 
+    def of(self, key: str, kind: type[T]) -> T | None:
+        """Return the settings of a part under their key, or None if they are absent."""
+        value = getattr(self, key)
+        assert value is None or isinstance(value, kind)
+        return value
+
     @property
     def state_directory(self) -> Path:
         """The directory of the engine's state."""
@@ -265,6 +273,28 @@ class Config(BaseSettings):
         return EnginePaths(
             os.environ, self.mode, self.home, self.socket, self.service.run_directory
         )
+
+
+def _with_parts() -> type[KernelConfig]:
+    """Return the kernel's settings and those of the parts as one model."""
+    fields: dict[str, Any] = {}
+    for part in parts():
+        for key, setting in imported(part.settings, {}).items():
+            if key in fields or key in KernelConfig.model_fields:
+                raise PartError(f"The part {part.name!r} adds the setting {key!r} a second time.")
+            fields[key] = (setting.type, setting.default)
+    return create_model(
+        "Config", __base__=KernelConfig, __module__=__name__, __doc__="All settings.", **fields
+    )
+
+
+if TYPE_CHECKING:
+
+    class Config(KernelConfig):
+        """All settings of the operator, with those of the parts (`KernelConfig.of`)."""
+
+else:
+    Config = _with_parts()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -323,11 +353,21 @@ def variable_of(path: Sequence[int | str]) -> str:
 
 def _fields_at(path: Sequence[int | str]) -> list[str]:
     """Return the keys that are allowed in a table of the configuration."""
-    model: Any = Config
-    for part in path:
-        field = model.model_fields.get(part)  # None: an index of a list, or an operator's own name
+    return list(_table_at(path).model_fields)
+
+
+def _table_at(path: Sequence[int | str]) -> type[BaseModel]:
+    model: type[BaseModel] = Config
+    for part in path:  # an index of a list and an operator's own name are no fields
+        field = model.model_fields.get(str(part))
         model = (table_of(field.annotation) if field is not None else None) or model
-    return list(model.model_fields)
+    return model
+
+
+def is_masked(path: Sequence[str]) -> bool:
+    """Whether the value of a key is an address that may hold a secret."""
+    field = _table_at(path[:-1]).model_fields.get(path[-1])
+    return field is not None and MASKED_URL in field.metadata
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:

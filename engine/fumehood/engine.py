@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequ
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import anyio.to_thread
 
@@ -51,6 +51,7 @@ from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.engine_overview import Overview, figures_of
+from fumehood.engine_part import EnginePart
 from fumehood.executors.base import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.formats.agent_loop import (
@@ -99,6 +100,8 @@ from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 
 
 class Engine:
@@ -172,7 +175,6 @@ class Engine:
         self.projects = made.projects
         self.approvals = made.approvals
         self.policy = made.policy
-        self.webhook = made.webhook
         self.overview = Overview(made)
 
     async def __aenter__(self) -> Engine:
@@ -181,6 +183,10 @@ class Engine:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._life.end()
+
+    def part(self, kind: type[PartOfEngine]) -> PartOfEngine:
+        """Return what a part does in this engine."""
+        return next(part for part in self._made.parts if isinstance(part, kind))
 
     def _require_begun(self) -> None:
         """Raise EngineNotRunning before the engine is entered and after it is left."""

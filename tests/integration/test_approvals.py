@@ -17,8 +17,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from conftest import FUMEHOOD, Daemon
-from fumehood.approvals.webhook import HEADER, Callbacks, sign
 from fumehood.cli.main import app
+from fumehood.webhook.channel import HEADER, Callbacks, sign
 from support.approving import approving_daemon, ran
 from support.authority import ask
 from support.clients import KINDS, LEAVES_SOCKETS, client_of

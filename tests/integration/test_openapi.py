@@ -15,8 +15,8 @@ import pytest
 
 from conftest import Daemon
 from fumehood import Client, ControlClient
-from fumehood.approvals.webhook import HEADER, sign
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.webhook.channel import HEADER, sign
 from support.http import Answer, SocketClient
 from support.openapi import faults_of, faults_of_answer, operations_of
 from support.scripted_daemon import running_scripted_daemon

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.approvals.webhook import read_secret
 from fumehood.cli.call import _parsed
 from fumehood.cli.mcp import _read_file
 from fumehood.cli.options import json_object
@@ -38,6 +37,7 @@ from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.openapi import read_document
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.images.recipe import read_recipe
+from fumehood.webhook.channel import read_secret
 from fumehood_tools.calculator import calculator
 from support.docker_images import write_image_folder
 from support.recording import bench

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
@@ -353,17 +352,3 @@ class ApprovalSettings(Value):
     """A principal may approve its own call, which is recorded as such."""
     url: str | None = Field(default=None, max_length=500)
     """Address of the page of one approval, with `{id}` for its id. It becomes `approval_url`."""
-
-
-class WebhookSettings(Value):
-    """The address that is notified of approvals, and the secret that signs both directions."""
-
-    url: str = Field(pattern=r"^https?://", max_length=2000)
-    secret_file: Path
-    """A secret of at least 32 bytes, readable by the engine's user only."""
-    timeout_seconds: float = Field(default=10, gt=0, le=60)
-    attempts: int = Field(default=8, ge=1, le=50)
-    replay_window_seconds: float = Field(default=300, ge=10, le=3600)
-    """How far the time in a callback's signature may be from the engine's clock."""
-    may_decide: bool = False
-    """Whether a signed callback may decide, as the approver `webhook`."""

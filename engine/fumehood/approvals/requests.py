@@ -31,7 +31,6 @@ from fumehood.approvals.model import (
 )
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.store import ApprovalTable, Step, Waiting, size_of
-from fumehood.approvals.webhook import WebhookChannel
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
@@ -39,6 +38,7 @@ from fumehood.core.fair_share import FairShare
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.base import CallHandle
 from fumehood.observe.log import Logger
+from fumehood.observe.subscriber import Subscriber
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
@@ -65,7 +65,7 @@ class ApprovalRequests:
         eligibility: Eligibility,
         settings: ApprovalSettings,
         *,
-        webhook: WebhookChannel | None,
+        subscribers: Sequence[Subscriber] = (),
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         is_draining: Callable[[], bool],
@@ -84,7 +84,7 @@ class ApprovalRequests:
         self.new_call = anyio.Event()
         """Set when a call begins to wait."""
         self._changed = anyio.Event()
-        self._webhook = webhook
+        self._subscribers = tuple(subscribers)
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
@@ -294,8 +294,8 @@ class ApprovalRequests:
             self._quota.release(approval.id)
         if approval.state not in OPEN_STATES:
             self._untold.discard(approval.call_id)
-        if self._webhook is not None:
-            self._webhook.wake()
+        for one in self._subscribers:
+            one.on_commit()
         self.changes += 1
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -2,9 +2,9 @@
 
 Host side, used by the other files of this package. One `Step` is one transaction: the state, an
 approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
-the webhook's message are written together or not at all. Invariants: only this file defines the
-conditions of each change and its entries for the audit chain and the webhook; `version` grows with
-each visible change, so one of two simultaneous decisions is refused.
+what subscribers owe are written together or not at all. Invariants: only this file defines the
+conditions of each change, its entries for the audit chain and its event; `version` grows with each
+visible change, so one of two simultaneous decisions is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from fumehood.approvals import refusals, webhook
+from fumehood.approvals import refusals
 from fumehood.approvals.model import (
     OPEN_STATES,
     SESSION,
@@ -47,6 +47,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import EXTERNAL, NET_TOOL
+from fumehood.observe.subscriber import Subscriber
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
 from fumehood.storage.backend import RawBytes
@@ -258,18 +259,18 @@ class Waiting:
 
 
 class ApprovalTable:
-    """The rows of one database. With `has_webhook`, each event also stores a message for it."""
+    """The rows of one database. Subscribers receive each event in its transaction."""
 
     def __init__(
         self,
         database: Database,
         *,
-        has_webhook: bool = False,
+        subscribers: Sequence[Subscriber] = (),
         kept_days: int = 90,
     ) -> None:
         self._database = database
         self._chain = database.audit
-        self._has_webhook = has_webhook
+        self._subscribers = tuple(subscribers)
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
@@ -373,7 +374,13 @@ class ApprovalTable:
             WriteFailed: the rest stays until the next run.
         """
         before = stamp(now - self._kept)
-        return await self._database.repeat(lambda connection: _forget(connection, before))
+
+        def job(connection: Connection) -> int:
+            for one in self._subscribers:
+                one.forget(connection, before)
+            return _forget(connection, before)
+
+        return await self._database.repeat(job)
 
     async def in_state(self, state: ApprovalState) -> list[str]:
         """Return the ids of all approvals in one state, oldest first."""
@@ -484,16 +491,15 @@ class ApprovalTable:
         return after
 
     def _owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
-        if self._has_webhook:
-            webhook.owe(connection, event, at, approval_id=approval_id)
+        for one in self._subscribers:
+            one.on_approval(connection, approval_id, event, at)
 
 
 def _forget(connection: Connection, before: str) -> int:
     """Delete a batch of approvals that ended before a time, and return its size.
 
-    Interrupted ones stay until a human resolves them. Messages about them go as well.
+    Interrupted ones stay until a human resolves them.
     """
-    webhook.forget_old(connection, before)
     over = [state.value for state in ApprovalState if state not in STAYING]
     old = (
         select(APPROVALS.c.id)

@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -32,6 +32,7 @@ from fumehood.audit.verify import Anchor, AuditRow, Verdict, read_anchors, verif
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
+from fumehood.observe.subscriber import Subscriber
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, reading
 from fumehood.storage.directory import private
@@ -45,15 +46,11 @@ ANCHORS_NAME = "audit-anchors.jsonl"
 TAIL_LINES = 20
 """Lines of the end of that file in which the last anchor is: a crash may have cut one off."""
 
-Tell = Callable[[Connection, JsonObject, datetime], None]
-"""Queues a message about an anchor, in the transaction that writes the anchor's row."""
-
 
 class AuditService:
     """Anchors, verifies and rotates the chain of one database.
 
-    A chain in memory is not anchored, because it ends with the engine. `tell` is called in the
-    transaction of each anchor, and `on_told` after its commit.
+    A chain in memory is not anchored, because it ends with the engine.
     """
 
     def __init__(
@@ -62,9 +59,7 @@ class AuditService:
         settings: AuditSettings,
         log: Logger,
         now: Callable[[], datetime],
-        *,
-        tell: Tell | None = None,
-        on_told: Callable[[], None] = lambda: None,
+        subscribers: Sequence[Subscriber] = (),
     ) -> None:
         self._database = database
         self._chain = database.audit
@@ -72,8 +67,7 @@ class AuditService:
         self._settings = settings
         self._log = log
         self._now = now
-        self._tell = tell
-        self._on_told = on_told
+        self._subscribers = tuple(subscribers)
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
@@ -119,8 +113,8 @@ class AuditService:
                 head = head_of(connection)
                 assert head is not None
                 anchor = Anchor(head.seq, head.key_id, head.mac, stamp(now))
-                if self._tell is not None:
-                    self._tell(connection, shown(anchor), now)
+                for one in self._subscribers:
+                    one.on_anchor(connection, shown(anchor), now)
                 return anchor
 
             try:
@@ -133,7 +127,8 @@ class AuditService:
                 return None
             except OSError as error:
                 self._log.error("audit.anchor_failed", reason=error.strerror)
-        self._on_told()
+        for one in self._subscribers:
+            one.on_commit()
         return anchor
 
     async def note(self, kind: str, fields: JsonObject) -> None:

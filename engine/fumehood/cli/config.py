@@ -17,7 +17,7 @@ from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson
 from fumehood.cli.reach import read_config, read_socket_path
 from fumehood.cli.show import Column, show_json, show_table, wants_json
-from fumehood.config import Config, config_file, variable_of
+from fumehood.config import Config, config_file, is_masked, variable_of
 from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.engine_paths import read_config_file
@@ -28,9 +28,6 @@ KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
 """Sources of values other than environment variables, which are shown by name."""
-
-SECRET: frozenset[KeyPath] = frozenset({("webhook", "url")})
-"""Keys whose values may contain a secret: webhook addresses often end in one."""
 
 
 @config.command("show")
@@ -104,7 +101,7 @@ def _leaves(table: JsonObject, above: KeyPath = ()) -> Iterator[tuple[KeyPath, A
 def _masked(path: KeyPath, value: Any) -> Any:
     if path[0] == "presets" and path[2:3] == ("env",) and value:
         return "***"
-    if path not in SECRET or not isinstance(value, str):
+    if not isinstance(value, str) or not is_masked(path):
         return value
     parts = urlsplit(value)
     return f"{parts.scheme}://{parts.hostname}/***"

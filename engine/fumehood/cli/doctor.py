@@ -1,9 +1,9 @@
 """`fumehood doctor`: check this host, and name a remedy for every problem; or attack its walls.
 
-The checks of authority (approvers, policy, webhook, audit key, secrets) read the state directory
-and the configured files directly, with or without a running engine, and write nothing. Another user
-than the engine's learns only that nothing could be read. Without Docker everything but containers
-works, so no Docker finding is `missing`.
+The checks of authority (approvers, policy, audit key, secrets, and those of parts) read the state
+directory and the configured files directly, with or without a running engine, and write nothing.
+Another user than the engine's learns only that nothing could be read. Without Docker everything but
+containers works, so no Docker finding is `missing`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import anyio
 import psutil
 import typer
 from sqlalchemy import Connection
 
-from fumehood.approvals.webhook import read_secret
 from fumehood.attack.attack import Topic
 from fumehood.attack.bait import BaitFailed
 from fumehood.attack.run import run_attacks
@@ -39,6 +40,7 @@ from fumehood.attack.targets import WALLS, targets_of
 from fumehood.audit.chain import head_of, key_id_after
 from fumehood.audit.keys import CURRENT, all_keys
 from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.findings import Finding, Verdict
 from fumehood.cli.options import AsJson, SocketPath, counted
 from fumehood.cli.policy import Offline
 from fumehood.cli.show import Column, show_json, show_table, styled, wants_json
@@ -47,7 +49,9 @@ from fumehood.config import Config, ConfigError, config_file, load_config
 from fumehood.core.errors import EngineError, SandboxUnavailable
 from fumehood.core.escaping import printable, visible
 from fumehood.core.identity import Scope
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit
+from fumehood.core.part import Check, Options, Part, foreign, imported, parts, placed
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.approvers import all_approvers, cure_of_none
 from fumehood.identity.tokens import all_tokens
@@ -81,14 +85,14 @@ INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 GROUPS = {
     "Host": ("platform", "python", "asteval", "RestrictedPython"),
     "Engine": ("configuration", "state directory", "daemon", "circuits"),
-    "Authority": ("approvers", "policy", "webhook", "audit key", "secrets"),
+    "Authority": (),
     "Limits": ("interpreter:", "jail:"),
     "Cluster": ("cluster",),
     "Docker": ("docker", "docker:"),
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
-"""Title → names of checks, or prefixes ending in a colon."""
+"""Title → names of checks, or prefixes ending in a colon. Those of authority are in a list."""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
 """*Source*: ECMA-48, SGR."""
@@ -119,10 +123,16 @@ def doctor(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show every check in full, not only problems.")
     ] = False,
+    show_parts: Annotated[
+        bool, typer.Option("--parts", help="Show the parts of the engine in their order.")
+    ] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
     """Check this host. Exit status 1 if something is missing."""
+    if show_parts:
+        _show_parts(as_json=wants_json(as_json))
+        return
     if attack:
         _attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
     if wall or runtime is not None or quick:
@@ -135,6 +145,42 @@ def doctor(
         show_findings(findings, verbose=verbose)
     if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(ExitCode.TOOL_FAILED)
+
+
+def _show_parts(*, as_json: bool) -> None:
+    """Show what each part adds, and the entry points that are not loaded as parts."""
+    found, others = [_described(part) for part in parts()], foreign()
+    if as_json:
+        show_json({"parts": found, "not_loaded": others})
+        return
+    rows = [(one["name"], "; ".join(f"{k}: {', '.join(v)}" for k, v in one["adds"].items()))
+            for one in found]  # fmt: skip
+    show_table((Column("part", whole=True), Column("adds")), rows)
+    for other in others:
+        say(f"Not loaded, because another distribution installed it: {visible(other)}")
+
+
+def _described(part: Part) -> JsonObject:
+    operations = [*imported(part.operations), *imported(part.control_operations)]
+    adds = {
+        "settings": sorted(imported(part.settings, {})),
+        "commands": sorted(part.commands),
+        "options": [f"{one.command} {name}" for one in part.options for name in _options(one)],
+        "checks": [check.name for check in part.checks],
+        "operations": [f"{one.method} {one.path}" for one in operations],
+        "in the engine": [] if part.in_engine is None else [part.in_engine.rpartition(":")[2]],
+    }
+    return {"name": part.name, "adds": {kind: names for kind, names in adds.items() if names}}
+
+
+def _options(added: Options) -> list[str]:
+    own = signature(imported(added.function), eval_str=True).parameters.values()
+    return [
+        opt
+        for parameter in own
+        for given in getattr(parameter.annotation, "__metadata__", ())
+        for opt in given.param_decls or (f"--{parameter.name.replace('_', '-')}",)
+    ]
 
 
 def _examine(socket: Path | None) -> Iterator[Finding]:
@@ -300,7 +346,7 @@ def _is_well(finding: Finding) -> bool:
 
 
 def _groups(findings: Sequence[Finding]) -> Iterator[str]:
-    for title, begins in GROUPS.items():
+    for title, begins in {**GROUPS, "Authority": authority_checks()}.items():
         members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if one.verdict == "ok"]
         if well and title == "Limits":
@@ -322,9 +368,8 @@ def _wrapped(text: str) -> str:
     )  # fmt: skip
 
 
-Verdict = Literal["ok", "warning", "missing"]
-
-CHECKS = ("approvers", "policy", "webhook", "audit key", "secrets")
+CHECKS = ("approvers", "policy", "audit key", "secrets")
+"""The kernel's checks of authority, in the order in which they are shown."""
 
 JsonMapping = Mapping[str, Any]
 
@@ -336,18 +381,8 @@ COMPONENTS = ("containerd", "runc")
 """Parts of Docker shown with their versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing checked: the result, and a remedy if it needs one."""
-
-    check: str
-    verdict: Verdict
-    found: str
-    cure: str = ""
-
-
 def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
-    """Check the approvers, the policy, the webhook, the audit key and the secrets.
+    """Check the approvers, the policy, the audit key, the secrets and what parts add.
 
     The policy yields one finding for each fault.
     """
@@ -356,13 +391,30 @@ def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
     if owner != os.geteuid():
         found = f"cannot be read by this user: {state} belongs to the user {owner}"
         remedy = f"Run it as that user: sudo -u '#{owner}' fumehood doctor"
-        yield from (Finding(check, "warning", found, remedy) for check in CHECKS)
+        yield from (Finding(check, "warning", found, remedy) for check in authority_checks())
         return
-    yield _approvers(config)
-    yield from _policy(config, offline)
-    yield _webhook(config)
-    yield _audit_key(config)
-    yield _secrets(offline.index.secrets)
+    findings: dict[str, Callable[[], Iterable[Finding]]] = {
+        "approvers": lambda: [_approvers(config)],
+        "policy": lambda: _policy(config, offline),
+        "audit key": lambda: [_audit_key(config)],
+        "secrets": lambda: [_secrets(offline.index.secrets)],
+        **{check.name: partial(imported(check.function), config) for check in _checks_of_parts()},
+    }
+    for name in authority_checks():
+        yield from findings[name]()
+
+
+def authority_checks() -> list[str]:
+    """Return the names of the checks of authority in their order, with those of parts."""
+    return placed(CHECKS, {check.name: check.after for check in _checks_of_parts()})
+
+
+def _checks_of_parts() -> list[Check]:
+    return [check for part in parts() for check in part.checks]
+
+
+def _nobody(_: Config) -> list[str]:
+    return []
 
 
 def _approvers(config: Config) -> Finding:
@@ -379,8 +431,8 @@ def _approvers(config: Config) -> Finding:
     others = sum(Scope.APPROVE in one.scopes and one.is_valid(now) for one in tokens.values())
     if others:
         told.append(f"{others} tokens")
-    if config.webhook is not None and config.webhook.may_decide:
-        told.append("the webhook")
+    for part in parts():
+        told += imported(part.approvers, _nobody)(config)
     if told:
         return Finding("approvers", "ok", ", ".join(told))
     cure = f"Make one: {cure_of_none(any_there=bool(there))}."
@@ -410,19 +462,6 @@ def _registered(config: Config) -> Iterator[ToolDefinition]:
     if _has_database(config):
         with suppress(StoreError, EngineError, ValueError), _reading(config) as connection:
             yield from map(parse_definition, all_definitions(connection))
-
-
-def _webhook(config: Config) -> Finding:
-    chosen = config.webhook
-    if chosen is None:
-        return Finding("webhook", "ok", "none is configured")
-    try:
-        read_secret(chosen.secret_file)
-    except ConfigError as error:
-        remedy = "Fix the secret's file; no engine starts with it."
-        return Finding("webhook", "missing", str(error), remedy)
-    may = "may" if chosen.may_decide else "may not"
-    return Finding("webhook", "ok", f"its secret can be read; a signed callback {may} decide")
 
 
 def _secrets(secrets: SecretBindings) -> Finding:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+MASKED_URL = "masked URL"
+"""Annotates a setting with an address that may end in a secret: `config show` shows its host."""
+
 
 class Value(BaseModel):
     """A value that never changes. A field that it does not have is refused."""

@@ -29,6 +29,7 @@ from fumehood.core.errors import (
     ResourceNotFound,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.part import imported, parts
 from fumehood.core.status import engine_version
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, headers_of, stopped
@@ -50,21 +51,23 @@ from fumehood.observe.tracing import HEADER, INCOMING
 
 TRACEPARENT = HEADER.encode()
 
-OPERATIONS = [
+OPERATIONS: list[Operation] = [
     *calls.OPERATIONS,
     *stream.OPERATIONS,
     *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *sessions.OPERATIONS,
     *overview.OPERATIONS,
+    *(operation for part in parts() for operation in imported(part.operations)),
 ]
 """Operations of the callers' socket."""
 
-CONTROL_OPERATIONS = [
+CONTROL_OPERATIONS: list[Operation] = [
     *authority.OPERATIONS,
     *tools.CONTROL_OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
     *overview.CONTROL_OPERATIONS,
+    *(operation for part in parts() for operation in imported(part.control_operations)),
 ]
 """Operations of the control socket. The callers' socket refuses them with RESOURCE_NOT_FOUND."""
 
@@ -117,7 +120,8 @@ class Application:
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
-        self._operations = tuple(operations)
+        # A fixed address comes before one with an id at its place.
+        self._operations = tuple(sorted(operations, key=lambda one: "{" in one.path))
         self.engine = engine
         # Made on first request: it takes megabytes and is rarely needed.
         self.openapi = lru_cache(maxsize=1)(

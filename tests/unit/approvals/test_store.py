@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.approvals import webhook
 from fumehood.approvals.model import ApprovalQuery, ApprovalSettings, ApprovalState
 from fumehood.approvals.store import Step
 from fumehood.core.errors import (
     IdempotencyConflict,
 )
+from fumehood.observe.subscriber import Subscriber
 from fumehood.testing import ManualClock
 from support.asking import NO, YES, Asking, Deeds, asking
 
@@ -77,9 +77,11 @@ async def test_step_with_wrong_version_or_digest_changes_nothing(more: dict[str,
         assert (after.approval.state, after.approval.version) == (ApprovalState.APPROVED, 2)
 
 
-def _no_room(*_: object, **__: object) -> None:
-    """Fail to store a message."""
-    raise RuntimeError("no room")
+class Full(Subscriber):
+    """Fails to store its message."""
+
+    def on_approval(self, *_: object) -> None:
+        raise RuntimeError("no room")
 
 
 @pytest.mark.row("A6")
@@ -87,8 +89,7 @@ async def test_failed_notification_rolls_back_the_decision(monkeypatch: pytest.M
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with monkeypatch.context() as patch:
-            patch.setattr(desk.engine.approvals.requests.table, "_has_webhook", True)
-            patch.setattr(webhook, "owe", _no_room)
+            patch.setattr(desk.engine.approvals.requests.table, "_subscribers", (Full(),))
             with pytest.raises(RuntimeError):
                 await desk.decide(approval_id)
         assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING

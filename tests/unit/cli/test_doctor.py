@@ -13,12 +13,11 @@ from unittest.mock import MagicMock
 import pytest
 from docker.errors import APIError
 
-from fumehood.approvals.model import WebhookSettings
 from fumehood.cli import doctor
 from fumehood.cli.doctor import (
-    CHECKS,
     INTERPRETERS,
     Finding,
+    authority_checks,
     authority_findings,
     cluster_findings,
     daemon_findings,
@@ -48,6 +47,7 @@ from fumehood.sandbox.settings import (
     SessionSettings,
 )
 from fumehood.storage.database import FILE_NAME, Database, open_database
+from fumehood.webhook.settings import WebhookSettings
 from support.docker_images import ListedImages, image_row, write_image_folder
 
 pytestmark = pytest.mark.row("D7")
@@ -187,7 +187,7 @@ def test_doctor_says_if_another_users_state_cannot_be_read(
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     found = look(state, mode="service")
-    assert tuple(found) == CHECKS
+    assert tuple(found) == tuple(authority_checks())
     assert {one.verdict for one in found.values()} == {"warning"}
     assert all("cannot be read by this user" in one.found for one in found.values())
     assert all("sudo -u" in one.cure for one in found.values())
@@ -437,7 +437,7 @@ def test_doctor_names_the_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 WELL = (
-    "platform", "python", *INTERPRETERS, "configuration", "state directory", "daemon", *CHECKS,
+    "platform", "python", *INTERPRETERS, "configuration", "state directory", "daemon", *authority_checks(),
     *(f"{wall}: {limit}" for wall in ("interpreter", "jail") for limit in Limit),
     "docker", *(f"docker: {part}" for part in ("seccomp", "memory", "cgroups", "swap", "disk")),
     "image: node", "image: shell", "tools", "tools directory",

@@ -16,7 +16,6 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.approvals.webhook import HEADER, Callbacks, sign
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
@@ -27,6 +26,8 @@ from fumehood.identity.approvers import all_approvers, make_first_approver
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import Policy
 from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall, ManualClock
+from fumehood.webhook.channel import HEADER, Callbacks, sign
+from fumehood.webhook.in_engine import Webhook
 from support.approvals import NOW, FakeDesk, approval
 from support.faces import FacesClient
 from support.http import Answer
@@ -156,7 +157,9 @@ async def made_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
         desk = FakeDesk()
         desk.put(ONE)
         house.engine.approvals = desk  # type: ignore[attr-defined]
-        house.engine.webhook = SimpleNamespace(callbacks=Callbacks(SECRET, window_s=300))  # type: ignore[attr-defined]
+        house.engine.part(Webhook).channel = SimpleNamespace(
+            callbacks=Callbacks(SECRET, window_s=300)
+        )  # type: ignore[assignment]
         yield Desk(house, desk)
 
 
@@ -313,9 +316,9 @@ async def test_signed_callback_without_a_decision_is_refused(here: Desk) -> None
 
 
 async def test_callback_is_refused_if_callbacks_are_disabled(here: Desk) -> None:
-    here.house.engine.webhook = SimpleNamespace(callbacks=None)  # type: ignore[attr-defined]
+    here.house.engine.part(Webhook).channel = SimpleNamespace(callbacks=None)  # type: ignore[assignment]
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
-    here.house.engine.webhook = None  # type: ignore[attr-defined]
+    here.house.engine.part(Webhook).channel = None
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
     assert here.desk.decided == []
 

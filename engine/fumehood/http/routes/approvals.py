@@ -1,7 +1,7 @@
 """`/v1/approvals`: calls that wait for approval.
 
 On the callers' socket each principal sees and cancels its own approvals. On the control socket
-approvers see all and decide; a signed webhook callback decides where that is allowed. A decision
+approvers see all and decide. A decision
 names the version it was made on, in `If-Match`; if that changed, it is refused.
 Invariant: nothing on the callers' socket decides anything.
 *Source* for `ETag` and `If-Match`: RFC 9110, sections 8.8.3 and 13.1.1; one strong tag or `*`.
@@ -26,35 +26,26 @@ from fumehood.approvals.model import (
     ApprovalQuery,
     NewDecision,
     NewEdit,
-    OneOfSeveral,
     RememberedRule,
     RememberWish,
     Resolution,
     SeveralDecisions,
 )
-from fumehood.approvals.webhook import HEADER
 from fumehood.core.errors import (
     ApprovalExpired,
-    EngineError,
     IdempotencyConflict,
     InvalidParams,
-    PermissionDenied,
-    RateLimited,
     ResourceNotFound,
     ShuttingDown,
-    Unauthorized,
 )
-from fumehood.core.identity import Principal, Scope
+from fumehood.core.identity import Principal
 from fumehood.core.value import Value
 from fumehood.engine import Engine
-from fumehood.http.bodies import parse_body, parse_in_thread, read_raw
-from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
+from fumehood.http.caller import peer_principal_id, require_decider
 from fumehood.http.endpoint import As, Method, Needs, endpoint
 
 ApprovalId = Annotated[str, "The approval's id, `apr_…`."]
 DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})
-WEBHOOK = Principal("webhook", frozenset({Scope.APPROVE}))
-"""The principal of a signed callback."""
 
 _TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
 
@@ -75,12 +66,6 @@ class ChangesQuery(Value):
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)
     """Seconds, after which the answer is the same number."""
-
-
-class CallbackBody(OneOfSeveral):
-    """A callback's decision, on the version of the message that it answers."""
-
-    version: int = Field(strict=True)
 
 
 @endpoint("GET", "/v1/approvals", Needs.CALLER, errors=[ResourceNotFound], client="approvals.list")
@@ -293,40 +278,6 @@ async def forget_remembered(
     return await engine.approvals.forget(rule_id, caller)
 
 
-@endpoint(
-    "POST",
-    "/v1/approvals/callback",
-    Needs.SIGNATURE,
-    body=CallbackBody,
-    errors=DECIDING | {RateLimited, Unauthorized, PermissionDenied},
-    client=None,
-)
-async def receive_callback(request: Request, engine: Engine) -> ApprovalAnswer:
-    """Decide with a signed body, as the approver `webhook`. No credential is needed.
-
-    Only if the setting `webhook.may_decide` allows it. The body names the `version` in the
-    message.
-    """
-    raw = await read_raw(request)
-    webhook = engine.webhook
-    if webhook is None or webhook.callbacks is None:
-        raise PermissionDenied("Callbacks may not decide here. See webhook.may_decide.")
-    try:
-        webhook.callbacks.check(request.headers.getlist(HEADER), raw, engine.now())
-    except EngineError as refusal:
-        log_refusal(request, "webhook.callback_refused", refusal)
-        raise
-    body = parse_body(CallbackBody, await parse_in_thread(raw))
-    return await engine.approvals.decide(
-        body.approval_id,
-        body.decision,
-        WEBHOOK,
-        channel="webhook",
-        peer=peer_principal_id(request),
-        version=body.version,
-    )
-
-
 def expected_version(request: Request) -> int | None:
     """Return the version that the client has seen, or None if it accepts any (`*`).
 
@@ -355,7 +306,6 @@ CONTROL_OPERATIONS = [
     list_approvals,
     await_approval_changes,
     decide_approvals,
-    receive_callback,
     show_approval,
     decide_approval,
     preview_remembered,

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import anyio
 from sqlalchemy import Connection, delete, insert, not_, select, update
 
-from fumehood.approvals.model import Approval, WebhookSettings
+from fumehood.approvals.model import Approval
 from fumehood.core.errors import Unauthorized
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
@@ -44,6 +44,7 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import DELIVERIES
+from fumehood.webhook.settings import WebhookSettings
 
 if TYPE_CHECKING:
     import httpx2

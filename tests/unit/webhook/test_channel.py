@@ -16,21 +16,25 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from fumehood.approvals import webhook as deliveries
-from fumehood.approvals.model import Approval, WebhookSettings
+from fumehood.approvals.model import Approval
 from fumehood.approvals.store import ApprovalTable
-from fumehood.approvals.webhook import (
+from fumehood.config import Config, ConfigError
+from fumehood.core.errors import Unauthorized
+from fumehood.engine_part import Kernel
+from fumehood.observe.log import quiet_logger
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.schema import DELIVERIES
+from fumehood.testing import ManualClock
+from fumehood.webhook import channel as deliveries
+from fumehood.webhook.channel import (
     AT_ONCE,
     HEADER,
     Callbacks,
     WebhookChannel,
     read_secret,
 )
-from fumehood.config import ConfigError
-from fumehood.core.errors import Unauthorized
-from fumehood.observe.log import quiet_logger
-from fumehood.storage.database import Database, open_database
-from fumehood.storage.schema import DELIVERIES
+from fumehood.webhook.in_engine import Webhook
+from fumehood.webhook.settings import WebhookSettings
 from support.approvals import NOW, approval
 
 pytestmark = pytest.mark.row("A6")
@@ -217,7 +221,7 @@ async def test_hanging_receiver_times_out(database: Database, secret_file: Path)
 async def test_sender_survives_internal_error_and_refused_delivery(
     database: Database, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.approvals.webhook.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("fumehood.webhook.channel.FIRST_PAUSE_S", 0.001)
     broken = iter([True, False])
 
     async def show_once_broken(approval_id: str) -> Approval:
@@ -243,7 +247,9 @@ async def test_delivered_messages_are_pruned_and_undelivered_ones_kept(
     webhook = make(database, secret_file)
     await webhook.send_owed(Receiver(200))
     owe(database, 2)
-    await ApprovalTable(database).prune(NOW + timedelta(days=91))
+    kernel = Kernel(Config(), database, ManualClock(NOW), quiet_logger())
+    table = ApprovalTable(database, subscribers=[Webhook(kernel)])
+    await table.prune(NOW + timedelta(days=91))
     kept = database.read_now(lambda c: list(c.execute(select(DELIVERIES.c.seq)).scalars()))
     assert kept == [one.seq for one in owed(database)] == [2]
 

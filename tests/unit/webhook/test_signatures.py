@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fumehood.approvals.webhook import Callbacks, sign
 from fumehood.core.errors import Unauthorized
+from fumehood.webhook.channel import Callbacks, sign
 
 pytestmark = pytest.mark.row("A6")
 

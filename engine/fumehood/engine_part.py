@@ -1,0 +1,52 @@
+"""What a part does in one engine.
+
+Host side, beside `compose`, which makes the `EnginePart`s after what they can use and before the
+gates, so that these know their subscribers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fumehood.config import Config
+from fumehood.observe.clock import Clock
+from fumehood.observe.log import Logger
+from fumehood.observe.subscriber import Subscriber
+from fumehood.storage.database import Database
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What every part can use. None of it has started yet."""
+
+    config: Config
+    database: Database
+    clock: Clock
+    log: Logger
+
+
+class EnginePart(Subscriber):
+    """A part of one engine. It overrides what it needs.
+
+    Raises:
+        ConfigError: a setting of the part cannot be used; the engine does not start.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    @property
+    def approver(self) -> str | None:
+        """The principal of decisions that come through this part, or None if it makes none."""
+        return None
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Run what the part does beside calls, from before the first call until after the last."""
+        yield

@@ -1,0 +1,71 @@
+"""The webhook of one engine: it stores messages with their events, and sends them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.status import Alert
+from fumehood.engine_part import EnginePart, Kernel
+from fumehood.webhook.channel import WebhookChannel, forget_old, owe, owe_anchor
+from fumehood.webhook.settings import WebhookSettings
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+class Webhook(EnginePart):
+    """Its `channel` is None if no address is configured."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        settings = kernel.config.of("webhook", WebhookSettings)
+        self.channel: WebhookChannel | None = None
+        if settings is not None:
+            self.channel = WebhookChannel(settings, kernel.database, kernel.clock.now, kernel.log)
+
+    @property
+    def approver(self) -> str | None:
+        """The principal of signed callbacks, if they may decide."""
+        return self.channel.decides_as if self.channel is not None else None
+
+    def on_approval(
+        self, connection: Connection, approval_id: str, event: str, at: datetime
+    ) -> None:
+        """Store a message about an approval."""
+        if self.channel is not None:
+            owe(connection, event, at, approval_id=approval_id)
+
+    def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
+        """Store a message about an anchor."""
+        if self.channel is not None:
+            owe_anchor(connection, anchor, at)
+
+    def on_alert(self, connection: Connection, alert: Alert, at: datetime) -> None:
+        """Store a message about an alert, if the operator wants these."""
+        if self.channel is not None and self.kernel.config.alerts.webhook:
+            event = "alert.firing" if alert.firing else "alert.resolved"
+            owe(connection, event, at, document={"alert": alert.model_dump(mode="json")})
+
+    def on_commit(self) -> None:
+        """Send what was stored."""
+        if self.channel is not None:
+            self.channel.wake()
+
+    def forget(self, connection: Connection, before: str) -> None:
+        """Delete old messages, also those of an address that is no longer configured."""
+        forget_old(connection, before)
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Send messages."""
+        if self.channel is None:
+            yield
+            return
+        async with self.channel.running(made.approvals.show):
+            yield
