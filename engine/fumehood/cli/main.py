@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import Signature, signature
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +14,10 @@ from typer.core import TyperCommand
 
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.options import PlainCommand, PlainGroup
+from fumehood.core.part import Options, imported, parts, placed
 
 COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
-    "web": "Serve the inbox and the console to a browser on this machine, until Ctrl-C.",
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
     "replay": "Run programs again as their receipts say, and show what differs.",
@@ -39,12 +41,12 @@ COMMANDS = {
     "node": "Let this machine be a node of a cluster, until Ctrl-C.",
     "nodes": "The cluster's machines with containers.",
 }
-"""Name → help line, in the order of `--help`. A test compares them with the commands' own."""
+"""Name → help line of the kernel's commands. A test compares them with the commands' own."""
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls",
     "node": "nodes", "replay": "run", "state": "config",
-    "usage": "calls", "web": "serve",
+    "usage": "calls",
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 
@@ -59,20 +61,36 @@ class CommandsOnDemand(PlainGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        for name, line in COMMANDS.items():
+        lines = all_commands()
+        for name, line in lines.items():
             self.add_command(TyperCommand(name, help=line), name)
+        self._names = lines.keys()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command named by the first argument."""
-        if args and args[0] in COMMANDS:
+        if args and args[0] in self._names:
             self.add_command(load_command(args[0]), args[0])
         return super().resolve_command(ctx, args)
 
 
+def all_commands() -> dict[str, str]:
+    """Return the names and help lines of all commands, in the order of `--help`."""
+    added = {name: command for part in parts() for name, command in part.commands.items()}
+    names = placed(tuple(COMMANDS), {name: command.after for name, command in added.items()})
+    return {name: added[name].help if name in added else COMMANDS[name] for name in names}
+
+
 def load_command(name: str) -> Any:
-    """Import one command and build it."""
-    module = import_module(f"fumehood.cli.{MODULES.get(name, name)}")
-    found = getattr(module, name)
+    """Import one command and build it, with the options that parts add to it."""
+    place = f"fumehood.cli.{MODULES.get(name, name)}:{name}"
+    for part in parts():
+        if name in part.commands:
+            place = part.commands[name].function
+    found = imported(place)
+    module = import_module(place.partition(":")[0])
+    added = [options for part in parts() for options in part.options if options.command == name]
+    if added:
+        found = with_options(found, added)
     holder = typer.Typer(add_completion=False, **SETTINGS)
     holder.callback()(
         lambda: None
@@ -82,6 +100,30 @@ def load_command(name: str) -> Any:
     else:
         holder.command(name, cls=getattr(module, "COMMAND_CLASS", PlainCommand))(found)
     return typer.main.get_group(holder).commands[name]
+
+
+def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
+    """Return a command that also has the options of parts (see `Options`)."""
+    own = signature(command, eval_str=True).parameters
+    functions = [imported(options.function) for options in added]
+    theirs = [signature(function, eval_str=True).parameters for function in functions]
+    shown = [parameter for name, parameter in own.items() if name != "added"]
+    for options, parameters in zip(added, theirs, strict=True):
+        place = [parameter.name for parameter in shown].index(options.before)
+        shown[place:place] = [p for name, p in parameters.items() if name not in own]
+
+    def run(**given: Any) -> None:
+        results = [
+            function(**{name: given[name] for name in parameters})
+            for function, parameters in zip(functions, theirs, strict=True)
+        ]
+        chosen = {name: value for name, value in given.items() if name in own}
+        command(**chosen, **({"added": results} if "added" in own else {}))
+
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
 
 
 RARE_COLLECTIONS = 20_000

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fumehood import Config, load_config
 from fumehood.cli import images, overview
 from fumehood.cli.exits import document_of, read_answer
-from fumehood.cli.main import COMMANDS, app, load_command
+from fumehood.cli.main import all_commands, app, load_command
 from fumehood.cli.serve import in_foreground
 from fumehood.core.envelope import Envelope
 from support.answers import envelope_bytes
@@ -24,11 +24,11 @@ from support.docker_images import ListedImages, image_row
 PAGE = Path(__file__).parents[3] / "docs/reference/command-line.md"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", all_commands())
 def test_help_line_of_a_lazy_command_equals_its_own(name: str) -> None:
     command = load_command(name)
     assert command.name == name
-    assert command.get_short_help_str(200).rstrip(".") == COMMANDS[name].rstrip(".")
+    assert command.get_short_help_str(200).rstrip(".") == all_commands()[name].rstrip(".")
 
 
 def programs_of(name: str, program: Any) -> Iterator[tuple[str, Any]]:
@@ -39,7 +39,7 @@ def programs_of(name: str, program: Any) -> Iterator[tuple[str, Any]]:
         yield from programs_of(own, one)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", all_commands())
 def test_page_of_the_command_line_has_every_command_and_option(name: str) -> None:
     """The introduction has those of all commands; others stand in the sections of the command."""
     introduction, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
