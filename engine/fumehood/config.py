@@ -358,7 +358,7 @@ def _fields_at(path: Sequence[int | str]) -> list[str]:
 
 def _table_at(path: Sequence[int | str]) -> type[BaseModel]:
     model: type[BaseModel] = Config
-    for part in path:  # an index of a list and an operator's own name are no fields
+    for part in path:  # also an index of a list, or a name of the operator
         field = model.model_fields.get(str(part))
         model = (table_of(field.annotation) if field is not None else None) or model
     return model

@@ -85,7 +85,7 @@ class Part:
     """Options of commands that are not the part's own."""
     checks: tuple[Check, ...] = ()
     approvers: Named | None = None
-    """Takes the configuration, and returns the names of what may approve calls besides people."""
+    """Takes the configuration, and returns names of what else than people may approve calls."""
     operations: Named | None = None
     """A list of operations of the callers' socket."""
     control_operations: Named | None = None

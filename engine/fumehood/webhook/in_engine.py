@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Webhook(EnginePart):
-    """Its `channel` is None if no address is configured."""
+    """It has a `channel` if an address is configured."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
