@@ -50,6 +50,9 @@ MODULES = {
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 
+OPEN = frozenset({"doctor", "serve"})
+"""Commands to which parts may add options. The others start without reading the parts."""
+
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,
@@ -59,16 +62,15 @@ SETTINGS: dict[str, Any] = {
 class CommandsOnDemand(PlainGroup):
     """A group that knows names and help lines, and imports a command only to run or complete it."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        lines = all_commands()
-        for name, line in lines.items():
-            self.add_command(TyperCommand(name, help=line), name)
-        self._names = lines.keys()
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, which then have their help lines."""
+        for name, line in all_commands().items():
+            self.commands.setdefault(name, TyperCommand(name, help=line))
+        return list(all_commands())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command named by the first argument."""
-        if args and args[0] in self._names:
+        if args and (args[0] in COMMANDS or args[0] in self.list_commands(ctx)):
             self.add_command(load_command(args[0]), args[0])
         return super().resolve_command(ctx, args)
 
@@ -83,12 +85,14 @@ def all_commands() -> dict[str, str]:
 def load_command(name: str) -> Any:
     """Import one command and build it, with the options that parts add to it."""
     place = f"fumehood.cli.{MODULES.get(name, name)}:{name}"
-    for part in parts():
-        if name in part.commands:
-            place = part.commands[name].function
-    found = imported(place)
-    module = import_module(place.partition(":")[0])
-    added = [options for part in parts() for options in part.options if options.command == name]
+    added: list[Options] = []
+    if name in OPEN or name not in COMMANDS:
+        for part in parts():
+            place = part.commands[name].function if name in part.commands else place
+            added += [options for options in part.options if options.command == name]
+    module_name, _, function = place.partition(":")
+    module = import_module(module_name)
+    found = getattr(module, function)
     if added:
         found = with_options(found, added)
     holder = typer.Typer(add_completion=False, **SETTINGS)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,10 @@ from typer.testing import CliRunner
 from fumehood import Config, load_config
 from fumehood.cli import images, overview
 from fumehood.cli.exits import document_of, read_answer
-from fumehood.cli.main import all_commands, app, load_command
+from fumehood.cli.main import OPEN, all_commands, app, load_command, with_options
 from fumehood.cli.serve import in_foreground
 from fumehood.core.envelope import Envelope
+from fumehood.core.part import Options, parts
 from support.answers import envelope_bytes
 from support.docker_images import ListedImages, image_row
 
@@ -29,6 +33,39 @@ def test_help_line_of_a_lazy_command_equals_its_own(name: str) -> None:
     command = load_command(name)
     assert command.name == name
     assert command.get_short_help_str(200).rstrip(".") == all_commands()[name].rstrip(".")
+
+
+def test_parts_add_options_to_open_commands_only() -> None:
+    assert {options.command for part in parts() for options in part.options} <= OPEN
+
+
+def test_options_of_a_part_come_before_the_command_and_are_passed_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def greet(loud: bool = False, name: str = "x") -> str | None:
+        seen.append(("greet", loud, name))
+        return "hello" if loud else None
+
+    def own(name: str = "x", quick: bool = False, added: Sequence[str | None] = ()) -> None:
+        seen.append(("own", name, quick, *added))
+
+    seen: list[Any] = []
+    monkeypatch.setattr("fumehood.cli.main.imported", lambda _: greet)
+    made = with_options(own, [Options("own", "module:greet", before="quick")])
+    assert list(signature(made).parameters) == ["name", "loud", "quick"]
+    made(name="a", loud=True, quick=True)
+    assert seen == [("greet", True, "a"), ("own", "a", True, "hello")]
+
+
+def test_kernel_command_does_not_read_the_parts() -> None:
+    program = (
+        "import sys; from fumehood.cli import main; main.load_command('call');"
+        "print('importlib.metadata' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def programs_of(name: str, program: Any) -> Iterator[tuple[str, Any]]:

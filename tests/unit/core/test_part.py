@@ -40,7 +40,7 @@ class Fake:
 
 
 def parts_of(monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[Part, ...]:
-    monkeypatch.setattr(module, "distribution", lambda _: Fake(**given))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Fake(**given))
     return parts.__wrapped__()
 
 
@@ -94,7 +94,7 @@ def test_entry_point_of_another_distribution_is_named_and_not_loaded(
     other = EntryPoint("evil", "evil:PART", module.GROUP)
     for entry, name in ((own, "fumehood"), (other, "evil-tools")):
         vars(entry)["dist"] = type("D", (), {"name": name})()
-    monkeypatch.setattr(module, "entry_points", lambda *, group: [own, other])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [own, other])
     assert module.foreign() == ["evil (evil-tools)"]
     assert "evil" not in [one.name for one in parts()]
 
