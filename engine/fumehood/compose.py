@@ -44,7 +44,7 @@ from fumehood.core.call import ResultChecker
 from fumehood.core.errors import ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
-from fumehood.core.part import imported, parts
+from fumehood.core.part import imported
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import EnginePart, Kernel
@@ -60,6 +60,7 @@ from fumehood.observe.alerts import Alerts, CallObserver
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.observe.tracing import CallSpans
+from fumehood.parts import parts
 from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys

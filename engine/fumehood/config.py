@@ -9,6 +9,7 @@ error; nothing changes while the engine runs. The table shows what each setting 
 
 | setting | absent | empty | filled |
 |---|---|---|---|
+| `parts` | no parts of other packages | the same | also these: they run in the engine |
 | `host_tools` | no function runs on the host | the same | only these functions may |
 | `tcp` | callers use the socket only | the same | also this address, with a token |
 | `tools_directory` | no tools from files | the same | the definitions in this directory |
@@ -65,13 +66,14 @@ from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.cache.model import CacheSettings
 from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
-from fumehood.core.part import PartError, imported, parts
+from fumehood.core.part import PartError, imported
 from fumehood.core.usage import Prices
 from fumehood.core.value import MASKED_URL, Value
 from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
 from fumehood.observe.settings import AlertSettings
+from fumehood.parts import VARIABLE, parts
 from fumehood.protocol import engine_paths
 from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
 from fumehood.protocol.engine_paths import ConfigError as ConfigError
@@ -129,6 +131,7 @@ class KernelConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
     allow_debug: bool = False
+    parts: Annotated[tuple[str, ...], NoDecode] = ()
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
     tools_directory: Path | None = None
     images_directory: Path | None = None
@@ -169,12 +172,20 @@ class KernelConfig(BaseSettings):
     external_tools: AllExternalTools = Field(default_factory=dict)
     mcp_servers: AllMcpServers = Field(default_factory=dict)
 
-    @field_validator("host_tools", "result_checkers", mode="before")
+    @field_validator("parts", "host_tools", "result_checkers", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
         """Split a text at commas: variables of the environment cannot hold lists."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("parts")
+    @classmethod
+    def _require_loaded(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse parts that were not named when this process began, and so are not loaded."""
+        if missing := set(value) - {part.name for part in parts()}:
+            raise ValueError(f"name {min(missing)!r} in the file or in {VARIABLE} instead")
         return value
 
     @field_validator("tcp")

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fumehood.config import Config
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber
@@ -19,6 +18,7 @@ from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
+    from fumehood.config import Config  # which loads the parts, and so must not begin here
 
 
 @dataclass(frozen=True, slots=True)

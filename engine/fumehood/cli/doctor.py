@@ -51,10 +51,11 @@ from fumehood.core.escaping import printable, visible
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit
-from fumehood.core.part import Check, Options, Part, foreign, imported, parts, placed
+from fumehood.core.part import Check, Options, Part, imported, placed
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.approvers import all_approvers, cure_of_none
 from fumehood.identity.tokens import all_tokens
+from fumehood.parts import foreign, parts
 from fumehood.policy.loader import load_policy
 from fumehood.policy.model import PolicyError
 from fumehood.registry.definitions import parse_definition
@@ -149,7 +150,9 @@ def doctor(
 
 def _show_parts(*, as_json: bool) -> None:
     """Show what each part adds, and the entry points that are not loaded as parts."""
-    found, others = [_described(part) for part in parts()], foreign()
+    used = {part.name for part in parts()}
+    found = [_described(part) for part in parts()]
+    others = [f"{one.name} ({one.value})" for one in foreign() if one.name not in used]
     if as_json:
         show_json({"parts": found, "not_loaded": others})
         return
@@ -157,7 +160,7 @@ def _show_parts(*, as_json: bool) -> None:
             for one in found]  # fmt: skip
     show_table((Column("part", whole=True), Column("adds")), rows)
     for other in others:
-        say(f"Not loaded, because another distribution installed it: {visible(other)}")
+        say(f"Not loaded, because `parts` does not name it: {visible(other)}")
 
 
 def _described(part: Part) -> JsonObject:

@@ -14,7 +14,8 @@ from typer.core import TyperCommand
 
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.options import PlainCommand, PlainGroup
-from fumehood.core.part import Options, imported, parts, placed
+from fumehood.core.part import Options, PartError, imported, placed
+from fumehood.parts import parts
 
 COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
@@ -173,6 +174,9 @@ def main() -> None:
     gc.set_threshold(RARE_COLLECTIONS)
     try:
         app()
+    except PartError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(ExitCode.UNAVAILABLE) from None
     except OSError as error:  # standard output is closed or full
         print(f"The answer could not be written: {error.strerror}.", file=sys.stderr)
         raise SystemExit(ExitCode.TOOL_FAILED) from None

@@ -29,7 +29,7 @@ from fumehood.core.errors import (
     ResourceNotFound,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.core.part import imported, parts
+from fumehood.core.part import imported
 from fumehood.core.status import engine_version
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, headers_of, stopped
@@ -48,6 +48,7 @@ from fumehood.http.routes import (
 )
 from fumehood.observe.log import log_fault
 from fumehood.observe.tracing import HEADER, INCOMING
+from fumehood.parts import parts
 
 TRACEPARENT = HEADER.encode()
 

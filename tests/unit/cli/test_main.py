@@ -21,7 +21,8 @@ from fumehood.cli.exits import document_of, read_answer
 from fumehood.cli.main import OPEN, all_commands, app, load_command, with_options
 from fumehood.cli.serve import in_foreground
 from fumehood.core.envelope import Envelope
-from fumehood.core.part import Options, parts
+from fumehood.core.part import Options
+from fumehood.parts import parts
 from support.answers import envelope_bytes
 from support.docker_images import ListedImages, image_row
 

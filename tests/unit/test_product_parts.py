@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood.core import part as module
-from fumehood.core.part import Check, Command, Part, PartError, imported, ordered, parts, placed
+from fumehood import ConfigError, load_config
+from fumehood import parts as module
+from fumehood.core.part import Check, Command, Part, PartError, imported, ordered, placed
+from fumehood.parts import parts
 
 
 class Fake:
@@ -41,7 +44,8 @@ class Fake:
 
 def parts_of(monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[Part, ...]:
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: Fake(**given))
-    return parts.__wrapped__()
+    found: tuple[Part, ...] = parts.__wrapped__()
+    return found
 
 
 def test_order_is_that_of_after_and_then_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,16 +91,51 @@ def test_wrong_part_stops_the_engine(
         parts_of(monkeypatch, **given)
 
 
-def test_entry_point_of_another_distribution_is_named_and_not_loaded(
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another distribution has a part, whose module does not exist."""
+    own = EntryPoint("webhook", "fumehood.webhook.part:PART", module.GROUP)
+    evil = EntryPoint("evil", "evil:PART", module.GROUP)
+    for entry, name in ((own, "fumehood"), (evil, "evil-tools")):
+        vars(entry)["dist"] = type("D", (), {"name": name})()
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [own, evil])
+
+
+@pytest.mark.usefixtures("other")
+def test_part_of_another_distribution_is_loaded_only_if_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert [entry.name for entry in module.foreign()] == ["evil"]
+    assert "evil" not in [one.name for one in parts.__wrapped__()]
+    monkeypatch.setenv("FUMEHOOD_PARTS", "evil, ")
+    with pytest.raises(PartError, match="'evil' cannot be loaded: No module named 'evil'"):
+        parts.__wrapped__()
+    monkeypatch.setenv("FUMEHOOD_PARTS", "webhook")  # the product's own needs no name
+    with pytest.raises(PartError, match="No installed package has the part 'webhook'"):
+        parts.__wrapped__()
+    monkeypatch.delenv("FUMEHOOD_PARTS")
+    file = tmp_path / "config.toml"
+    monkeypatch.setenv("FUMEHOOD_CONFIG", str(file))
+    for text in ('parts = ["evil"]', "parts = [}", "parts = 3"):
+        file.write_text(text)
+        assert module.named() == (("evil",) if "evil" in text else ())
+
+
+def test_configuration_refuses_a_part_that_is_not_loaded() -> None:
+    with pytest.raises(
+        ConfigError, match=r"parts: .*name 'slack' in the file or in FUMEHOOD_PARTS"
+    ):
+        load_config(parts=("slack",))
+
+
+def test_others_part_comes_last_and_cannot_have_a_name_of_the_products_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = EntryPoint("webhook", "fumehood.webhook.part:PART", module.GROUP)
-    other = EntryPoint("evil", "evil:PART", module.GROUP)
-    for entry, name in ((own, "fumehood"), (other, "evil-tools")):
-        vars(entry)["dist"] = type("D", (), {"name": name})()
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [own, other])
-    assert module.foreign() == ["evil (evil-tools)"]
-    assert "evil" not in [one.name for one in parts()]
+    monkeypatch.setenv("FUMEHOOD_PARTS", "a")
+    monkeypatch.setattr(module, "foreign", lambda: [Fake._entry("a", Part(name="a"))])
+    assert [one.name for one in parts_of(monkeypatch, b=Part(name="b"))] == ["b", "a"]
+    with pytest.raises(PartError, match="name of one of the product's own"):
+        parts_of(monkeypatch, a=Part(name="a"))
 
 
 def test_placed_after_what_it_follows() -> None:

@@ -1,0 +1,118 @@
+"""Find the parts of the product.
+
+A part is an entry point in the group `fumehood.parts`. The rest never imports it: it asks
+`parts()`, and imports by name what is used. So a command does not load what another part runs, and
+without a part's files and entry point everything else works.
+
+Invariants: the order is fixed (by `Part.after`, then by name; others' after the product's own); two
+parts never add the same thing. A part of another distribution runs inside the engine with all its
+rights, so it is loaded only if the operator names it (`parts` in the configuration file, or
+FUMEHOOD_PARTS).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from fumehood.core.part import Part, PartError, ordered
+from fumehood.protocol.engine_paths import config_file, read_config_file
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "fumehood.parts"
+DISTRIBUTION = "fumehood"
+VARIABLE = "FUMEHOOD_PARTS"
+
+
+@cache
+def parts() -> tuple[Part, ...]:
+    """Return the parts of this distribution, and those that the operator names, in their order.
+
+    Raises:
+        PartError: a part is missing or cannot be loaded, or two parts add the same thing.
+    """
+    # A sixth of the time of a command, most of which use no part.
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        own = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        raise PartError("fumehood is not installed, so its parts cannot be found.") from None
+    made = _loaded(own.entry_points.select(group=GROUP))
+    if chosen := named():
+        others = {entry.name: entry for entry in foreign()}
+        if missing := [name for name in chosen if name not in others]:
+            raise PartError(f"No installed package has the part {missing[0]!r} that `parts` names.")
+        made += _loaded(others[name] for name in chosen)
+    if len({part.name for part in made}) < len(made):
+        raise PartError("A named part has the name of one of the product's own.")
+    for kind in ("commands", "checks"):
+        _require_single(kind, made)
+    return made
+
+
+def named() -> tuple[str, ...]:
+    """Return the parts of other distributions that the operator names.
+
+    `Config` checks the same value, and reports what cannot be read.
+    """
+    given = os.environ.get(VARIABLE)
+    if not given:
+        try:
+            document = read_config_file(config_file(os.environ))
+        except (OSError, ValueError):
+            return ()
+        value = document.get("parts", ())
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+    return tuple(name.strip() for name in given.split(",") if name.strip())
+
+
+def foreign() -> list[EntryPoint]:
+    """Return the entry points of other distributions that call themselves parts."""
+    from importlib.metadata import entry_points
+
+    found = [
+        entry
+        for entry in entry_points(group=GROUP)
+        if entry.dist is not None and entry.dist.name != DISTRIBUTION
+    ]
+    return sorted(found, key=lambda entry: (entry.name, entry.value))
+
+
+def _loaded(entries: Iterable[EntryPoint]) -> tuple[Part, ...]:
+    """Load parts, and return them in their order."""
+    found: dict[str, Part] = {}
+    for entry in entries:
+        part = _load(entry)
+        if part.name != entry.name or part.name in found:
+            raise PartError(f"The entry point {entry.name!r} names the part {part.name!r}.")
+        found[part.name] = part
+    return ordered(found.values())
+
+
+def _load(entry: EntryPoint) -> Part:
+    try:
+        part = entry.load()
+    except Exception as fault:
+        raise PartError(f"The part {entry.name!r} cannot be loaded: {fault}") from fault
+    if not isinstance(part, Part):
+        raise PartError(f"{entry.value} is not a part.")
+    return part
+
+
+def _require_single(kind: str, found: Sequence[Part]) -> None:
+    by: dict[str, str] = {}
+    for part, name in _names(kind, found):
+        if name in by:
+            raise PartError(f"The parts {by[name]!r} and {part!r} both add {name!r} to {kind}.")
+        by[name] = part
+
+
+def _names(kind: str, found: Sequence[Part]) -> Iterator[tuple[str, str]]:
+    for part in found:
+        for one in getattr(part, kind):
+            yield part.name, one if isinstance(one, str) else one.name
