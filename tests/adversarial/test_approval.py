@@ -209,7 +209,7 @@ async def test_waiting_caller_is_notified_although_approver_request_was_cancelle
 
 
 async def _outcome(desk: Asking) -> str:
-    answer = await desk.ask("a", wait_for_approval=30)
+    answer = await desk.ask("a", wait_for_approval=True)
     return answer.error.code
 
 

@@ -269,7 +269,7 @@ def test_program_waiting_for_approval_is_still_subject_to_cpu_limit(
         "threading.Thread(target=spin, daemon=True).start()\n"
         "tools.note(text='x')"
     )
-    envelope = run(client, code, tools=["note"], timeout_seconds=1, wait_for_approval=60)
+    envelope = run(client, code, tools=["note"], timeout_seconds=1, wait_for_approval=True)
     assert envelope.error.code == "TIMEOUT"
     assert envelope.metadata.sandbox.ended_by is EndedBy.CPU_TIME
     assert [one.state for one in client.approvals.list(limit=1).items] == ["cancelled"]

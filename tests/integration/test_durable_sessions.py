@@ -204,6 +204,7 @@ def test_daemon_killed_at_any_moment_has_promised_no_more_than_comes_back(
         with Client(daemon.socket) as client:
             code = "[int(open(name).read()) for name in 'ab']"
             found = client.call("run_python", {"code": code}, session_id=session)
+        assert found.success, found.error
         assert found.data["session"]["state"] == "restored"
         first, second = found.data["value"]
         assert (first == second, last <= first <= sent) == (True, True)

@@ -20,6 +20,10 @@ HEAVY_OF_OURS = {"fumehood.config", "fumehood.engine", "fumehood.core.envelope"}
 SCRIPT = """
 import json, sys
 from fumehood.cli.main import main
+if sys.argv[1:2] == ["run"]:
+    # A run that takes long loads the client, to say what it waits for.
+    from fumehood.cli import reach
+    reach.LOOK_S = 600
 try:
     main()
 except SystemExit as end:

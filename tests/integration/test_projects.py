@@ -111,7 +111,7 @@ async def changed(engine: Engine, session: str) -> dict[str, Any]:
 async def asked(engine: Engine, session: str) -> tuple[Approval, asyncio.Future[Envelope]]:
     """Ask for the changes to be applied, and wait until a human is asked."""
     calling = asyncio.ensure_future(
-        engine.call("apply_workspace", {}, session_id=session, wait_for_approval=30)
+        engine.call("apply_workspace", {}, session_id=session, wait_for_approval=True)
     )
     with anyio.fail_after(DEADLINE_S):
         while not (found := (await engine.approvals.list(ApprovalQuery(state="pending"))).items):

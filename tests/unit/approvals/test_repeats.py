@@ -144,7 +144,7 @@ async def test_waiting_repeat_of_running_call_gets_its_answer() -> None:
         await desk.deeds.begun.wait()
         bounded = await desk.ask("a", wait_for_approval=0.01)
         assert bounded.error.code == "CALL_IN_PROGRESS"
-        calls = [asyncio.create_task(desk.ask("a", wait_for_approval=10)) for _ in range(2)]
+        calls = [asyncio.create_task(desk.ask("a", wait_for_approval=True)) for _ in range(2)]
         await followed(desk, approval_id, 2)
         deeds.gate.set()
         answers = await asyncio.gather(*calls)

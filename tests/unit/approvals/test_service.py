@@ -179,7 +179,7 @@ EDITED = "approval: a human changed the arguments before this call ran: changed 
 @pytest.mark.row("A3")
 async def test_every_answer_to_an_edited_call_has_an_edit_warning() -> None:
     async with asking() as desk:
-        call = asyncio.create_task(desk.ask("a", wait_for_approval=5, idempotency_key="k"))
+        call = asyncio.create_task(desk.ask("a", wait_for_approval=True, idempotency_key="k"))
         approval_id = (await desk.waiting())[0].id
         await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
         answers = [await call, await desk.ended(approval_id)]
