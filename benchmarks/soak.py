@@ -26,7 +26,7 @@ from benchmarks.run import Footprint, footprint
 from benchmarks.soak_approvals import report_approvals
 from benchmarks.soak_cluster import report_cluster
 from benchmarks.soak_containers import report_containers
-from benchmarks.soak_crashes import report_crashes, report_every_commit
+from benchmarks.soak_crashes import report_crashes, report_every_commit, report_left_to_soak
 from benchmarks.soak_killed import report_killed
 from benchmarks.soak_living import report_living
 from benchmarks.soak_pending import report_pending
@@ -91,7 +91,7 @@ def main() -> int:
     sessions_are_sound = report_sessions(chance) & report_living(chance) & report_killed(chance)
     parts = (
         is_sound, crashes_are_sound, approvals_are_sound, containers_are_sound,
-        sessions_are_sound, report_standby(chance), report_cluster(chance),
+        sessions_are_sound, report_standby(chance), report_cluster(chance), report_left_to_soak(),
     )  # fmt: skip
     return 0 if all(parts) else 1
 

@@ -2,7 +2,8 @@
 
 One database for all lives: every row that any of them acknowledged has to be there after
 each death. A quarter of the deaths comes early, while the database is made or opened. Then the
-tests that kill an engine at every commit run once more with the state in PostgreSQL.
+tests that kill an engine at every commit run once more with the state in PostgreSQL, and those that
+the test run leaves to the soak test.
 """
 
 from __future__ import annotations
@@ -70,16 +71,32 @@ EVERY_COMMIT = (
 
 def report_every_commit() -> bool:
     """Kill engines at every commit of their scenarios, on PostgreSQL; whether all tests passed."""
+    return report_tests(
+        "Every commit, on PostgreSQL",
+        "engines that are killed around each commit lose and repeat nothing",
+        "--soak", "--state=postgresql", *EVERY_COMMIT,
+    )  # fmt: skip
+
+
+def report_left_to_soak() -> bool:
+    """Run the tests that the test run leaves out; whether all passed."""
+    return report_tests(
+        "Tests of the soak alone", "every test that the test run leaves out has passed",
+        "--soak", "-m", "soak", "tests",
+    )  # fmt: skip
+
+
+def report_tests(title: str, promise: str, *arguments: str) -> bool:
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--state=postgresql", *EVERY_COMMIT],
+        [sys.executable, "-m", "pytest", "-q", *arguments],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     said = done.stdout.strip().splitlines() or ["nothing was said"]
-    print("\n## Every commit, on PostgreSQL\n")
+    print(f"\n## {title}\n")
     print(f"{said[-1]}; with their start {time.monotonic() - started:.0f} s.\n")
     verdict = "FAILED" if done.returncode else "ok"
-    print(f"- {verdict}: engines that are killed around each commit lose and repeat nothing")
+    print(f"- {verdict}: {promise}")
     for line in said:
         if line.startswith("FAILED"):
             print(f"- wrong: {line[:300]}")

@@ -86,6 +86,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Start every command from nothing, and not from a process with its modules loaded.",
     )
     parser.addoption(
+        "--soak", action="store_true", help="Also run the tests that only the soak test runs."
+    )
+    parser.addoption(
         "--state",
         choices=["sqlite", "postgresql"],
         default="sqlite",
@@ -155,6 +158,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The longest files first, and else as they were given."""
     if config.getoption("--state") == "postgresql":
         items[:] = [item for item in items if item.get_closest_marker("sqlite") is None]
+    if not config.getoption("--soak"):
+        items[:] = [item for item in items if item.get_closest_marker("soak") is None]
     place = {file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 

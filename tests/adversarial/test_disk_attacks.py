@@ -36,8 +36,9 @@ def directory() -> Iterator[Path]:
     ("runtime", "least"),
     [
         pytest.param("runc", 60, id="runc"),
-        # The quick ones: the others take gVisor three quarters of a minute.
-        pytest.param("runsc", 15, id="runsc", marks=pytest.mark.needs("runsc")),
+        # The quick ones: the others take gVisor three quarters of a minute. The test run attacks it
+        # in tests/integration/test_doctor_attack.py, its disks in tests/acceptance/.
+        pytest.param("runsc", 15, id="runsc", marks=[pytest.mark.needs("runsc"), pytest.mark.soak]),
     ],
 )
 async def test_sessions_with_a_disk_hold_all_attacks(

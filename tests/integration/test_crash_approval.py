@@ -19,6 +19,8 @@ pytestmark = pytest.mark.row("A2", "D6", "E4", "P3")
 
 SEED = 20261121
 KILLS = 4
+SOAKED = ("edited", "harmless", "spending", "of-two")
+"""Scenes of which the soak test kills every commit; the controls play the first three here, too."""
 MODULE = "support.crash_approvals"
 MEMORY = Path("/dev/shm")
 
@@ -46,7 +48,9 @@ def prepare(home: Path, scene: str, weakness: str = "") -> None:
         (home / "weakness").write_text(weakness)
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.soak] * (one in SOAKED)) for one in SCENES]
+)
 def test_engine_killed_at_every_commit_loses_no_approval_and_runs_no_call_twice(
     name: str, run: Run, place: Path
 ) -> None:
