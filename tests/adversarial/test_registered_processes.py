@@ -105,14 +105,30 @@ ATTACKS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=RUNTIMES)
-async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[OneContainer]:
-    """A session's container with a registered process that has a child."""
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+async def shared(
+    request: pytest.FixtureRequest, python_image: Image
+) -> AsyncIterator[OneContainer]:
     async with one_container(python_image, runtime=request.param) as box:
-        box.container.keep(1, 60)
-        await start(box, "own", "sleep 1234 & echo begun; wait")
-        await until_printed(box, "own", "begun")
+        box.container.keep(1, 600)
         yield box
+
+
+@pytest.fixture
+async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
+    """A session's container with a registered process that has a child. All others are over."""
+    await start(shared, "own", "sleep 1234 & echo begun; wait")
+    await until_printed(shared, "own", "begun")
+    yield shared
+    assert shared.ended is None, shared.container.complaint
+    for process in await ask(shared, "list"):
+        if process["state"] == "running":
+            await ask(shared, "stop", process["name"], grace_s=0)
 
 
 async def is_beat_over(box: OneContainer) -> bool:
@@ -150,6 +166,7 @@ async def test_nothing_of_a_call_is_left_beside_the_waiting_process_of_a_trial(
     assert await is_beat_over(box)
     assert (await state_of(box, "own"))["state"] == "running"
     assert value_of(await box.python("x")) == 1
+    await box.shell("true", trial=("drop", "t1"))
 
 
 @pytest.mark.parametrize("attack", [ATTACKS[0], ATTACKS[1]], ids=str)

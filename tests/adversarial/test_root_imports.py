@@ -7,11 +7,9 @@ records the user id and the program that imported it, and then gives way to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from conftest import Daemon, ready_image, running_daemon
+from conftest import Daemon, ready_image
 from fumehood import Client
 from fumehood.sandbox.container.container import LimitsNotEnforced
 from fumehood.sandbox.images.catalog import Image
@@ -20,9 +18,10 @@ from support.weakened import PATH_WITH_WORKSPACE, WITHOUT_REFUSAL, weak_containe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S5", "S6", "S11")]
 
-on_both = pytest.mark.parametrize(
-    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
-)
+on_gvisor = pytest.param("runsc", marks=pytest.mark.needs("runsc"))
+"""For what depends on the kernel: who a process is, and what is left of it. Where an interpreter
+looks for modules does not.
+"""
 
 GIVE_WAY = """
 import sys
@@ -65,13 +64,12 @@ async def imported(box: OneContainer) -> list[str]:
     return (await box.shell(SEEN)).stdout.split()
 
 
-@on_both
-async def test_attack_planted_modules_are_imported_neither_as_root_nor_for_a_file_operation(
-    runtime: str,
-) -> None:
+async def test_attack_planted_modules_are_imported_neither_as_root_nor_for_a_file_operation() -> (
+    None
+):
     image = ready_image("python-data")
     guest = weak_container(LATE_FAT_ZYGOTE)
-    async with one_container(image, runtime=runtime, command=guest) as box:
+    async with one_container(image, command=guest) as box:
         await plant(box)
         for _ in range(3):  # each takes a child and orders a spare one
             assert (await box.files(do="list", path="", recursive=True, most=5))["entries"]
@@ -96,13 +94,10 @@ async def test_control_zygote_that_searches_the_workspace_runs_planted_modules_a
         assert "imported-0-matplotlib" in await imported(box)
 
 
-@on_both
-async def test_zygote_that_searches_a_writable_place_refuses_to_serve(
-    runtime: str, python_image: Image
-) -> None:
+async def test_zygote_that_searches_a_writable_place_refuses_to_serve(python_image: Image) -> None:
     guest = weak_container(PATH_WITH_WORKSPACE)
     with pytest.raises(LimitsNotEnforced, match="/workspace, which programs can write"):
-        async with one_container(python_image, runtime=runtime, command=guest):
+        async with one_container(python_image, command=guest):
             pass
 
 
@@ -134,7 +129,7 @@ def planting(text: str) -> str:
     return f"open('matplotlib.py', 'w').write({text + GIVE_WAY!r})"
 
 
-@on_both
+@pytest.mark.parametrize("runtime", ["runc", on_gvisor])
 @pytest.mark.parametrize("is_checked", [True, False], ids=["", "control"])
 async def test_root_inside_the_container_cannot_become_the_host(
     is_checked: bool, runtime: str
@@ -153,7 +148,7 @@ async def test_root_inside_the_container_cannot_become_the_host(
         assert (box.ended is None) is is_checked
 
 
-@on_both
+@pytest.mark.parametrize("runtime", ["runc", on_gvisor])
 @pytest.mark.parametrize("planted", ["", INTRUDER], ids=["twin", "attack"])
 async def test_container_in_which_root_left_a_process_is_not_used_again(
     planted: str, runtime: str
@@ -167,20 +162,13 @@ async def test_container_in_which_root_left_a_process_is_not_used_again(
         assert (box.ended is None) is (planted == "")
 
 
-@pytest.fixture(
-    scope="module", params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
-)
-def daemon(request: pytest.FixtureRequest, python_image: Image) -> Iterator[Daemon]:
-    with running_daemon(container__runtime=request.param) as running:
-        yield running
-
-
 @pytest.mark.needs("disks")
+@pytest.mark.usefixtures("python_image")
 def test_attack_planted_modules_on_a_disk_are_not_imported_as_root_after_a_restart(
-    daemon: Daemon,
+    shared_daemon: Daemon,
 ) -> None:
     """There they lie before the first process of the next container starts."""
-    with Client(str(daemon.socket)) as client:
+    with Client(str(shared_daemon.socket)) as client:
         session = client.create_session(disk_mb=16, memory_mb=128).id
         try:
             code = f"import os\nos.chdir('/workspace')\n{PLANT}"
@@ -195,8 +183,7 @@ def test_attack_planted_modules_on_a_disk_are_not_imported_as_root_after_a_resta
             client.end_session(session)
 
 
-@on_both
-async def test_attack_start_files_of_shell_and_node_run_for_no_other_call(runtime: str) -> None:
+async def test_attack_start_files_of_shell_and_node_run_for_no_other_call() -> None:
     """Neither reads a program's files before the program that it is asked to run."""
     record = "require('child_process').execSync('touch /tmp/imported-node')"
     text = f"""
@@ -209,7 +196,7 @@ for top in ("node_modules", ".node_modules", ".node_libraries"):
         pathlib.Path(top, name, "index.js").write_text({record!r})
 pathlib.Path("package.json").write_text('{{"type": "module", "imports": {{"fs": "./fs.js"}}}}')
 """
-    async with one_container(ready_image("node"), runtime=runtime) as box:
+    async with one_container(ready_image("node")) as box:
         await plant(box, text)
         assert value_of(await box.javascript("1 + 1")) == 2
         assert await imported(box) == []

@@ -148,24 +148,20 @@ async def test_frozen_container_that_the_next_engine_has_not_taken_over_and_dies
     database.close()
 
 
-@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
 async def test_upload_of_an_engine_that_is_gone_leaves_nothing_and_one_in_progress_goes_on(
-    home: Path, python_image: Image, runtime: str | None
+    home: Path, python_image: Image
 ) -> None:
     """As after a kill: nobody has ended the upload. Programs would see it, its owner could not."""
     look = "import os\nsorted(os.listdir())"
-    chosen = config(home)
-    container = chosen.container.model_copy(update={"runtime": runtime})
-    chosen = chosen.model_copy(update={"container": container})
     database = open_database(home / "state.db")
-    async with Engine(config=chosen, database=database) as engine:
+    async with Engine(config=config(home), database=database) as engine:
         session = await create(engine)
         upload = engine.session_files(session.id).upload("d/a", "replace")
         await upload.__aenter__()
         await upload.feed(b"half")
         (left,) = await value(engine, session, look)
         assert left.startswith(".fumehood-upload-")
-    async with Engine(config=chosen, database=database) as engine:
+    async with Engine(config=config(home), database=database) as engine:
         assert await value(engine, session, look) == []
         async with engine.session_files(session.id).upload("b", "replace") as other:
             await other.feed(b"first, ")
