@@ -23,6 +23,7 @@ from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of, kill_container
+from support.http import SocketClient
 from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14")]
@@ -50,14 +51,18 @@ class Disk:
         return json.loads(done.stdout)
 
     def shell(self, command: str) -> Any:
-        arguments = json.dumps({"command": command})
-        return self.told("call", "run_shell", arguments, "--session", self.id)
+        return self._call("run_shell", command=command)
 
     def python(self, code: str) -> Any:
-        return self.told("call", "run_python", json.dumps({"code": code}), "--session", self.id)
+        return self._call("run_python", code=code)
+
+    def _call(self, tool: str, **arguments: str) -> Any:
+        with closing(SocketClient(self.daemon.socket)) as client:
+            return client.call(tool, arguments, session_id=self.id).body
 
     def end(self) -> None:
-        self.told("sessions", "end", self.id)
+        with Client(self.daemon.socket) as client:
+            client.end_session(self.id)
 
     @property
     def devices(self) -> list[str]:
@@ -305,11 +310,18 @@ def test_daemon_killed_at_any_moment_loses_no_file(
             disk.daemon.process.wait(timeout=DEADLINE_S)
             thread.join()
         disk.daemon = start_daemon(home)
-        answer = disk.python("open('a').read()")
-        assert answer["data"].get("value") == "kept", (number, answer["error"])
+        wait_until(lambda number=number: is_kept(disk, number))  # type: ignore[misc]
     disk.end()
     wait_until(lambda: disk.left == ([], [], []))
     wait_until(lambda: containers_of(f"fumehood.owner={owner_id(home)}") == [])
+
+
+def is_kept(disk: Disk, number: int) -> bool:
+    """Whether the file is read. On a busy host the container's start may have to be tried again."""
+    answer = disk.python("open('a').read()")
+    assert answer["error"] is None or answer["error"]["retryable"], (number, answer["error"])
+    assert answer["data"].get("value", "kept") == "kept", number
+    return answer["error"] is None
 
 
 def swallow(act: Any, session: str) -> None:
@@ -412,13 +424,13 @@ def test_host_that_others_fill_takes_nothing_from_a_disk(
 
 def test_session_has_the_processors_and_memory_that_it_asked_for(runc: Daemon) -> None:
     with Client(runc.socket) as client:
-        made = client.create_session(cpus=0.5, memory_mb=4096)
-        assert (made.cpus, made.memory_mb) == (0.5, 4096)
+        made = client.create_session(cpus=0.5, memory_mb=2048)
+        assert (made.cpus, made.memory_mb) == (0.5, 2048)
         (container,) = containers_of(f"fumehood.owner={owner_id(runc.home)}")
         limits = container["HostConfig"]
         assert limits["NanoCpus"] == 1_000_000_000  # the guest has half a processor beside them
-        code = "import time\nbegun = time.process_time()\nwhile time.process_time() - begun < 0.5: pass\nlen(bytearray(3 << 30))"
+        code = "import time\nbegun = time.process_time()\nwhile time.process_time() - begun < 0.5: pass\nlen(bytearray(1 << 30))"
         answer = client.call("run_python", {"code": code}, session_id=made.id)
-        assert answer.data["value"] == 3 << 30
-        assert answer.metadata.sandbox.limits.memory_mb == 4096
+        assert answer.data["value"] == 1 << 30
+        assert answer.metadata.sandbox.limits.memory_mb == 2048
         client.end_session(made.id)
