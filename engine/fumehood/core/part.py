@@ -83,6 +83,8 @@ class Part:
     """A list of operations of the callers' socket."""
     control_operations: Named | None = None
     """A list of operations of the control socket."""
+    exports: Mapping[str, Named] = field(default_factory=dict)
+    """Formats in which tools are exported. Each place takes a definition and returns its form."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

@@ -1,4 +1,4 @@
-"""Exports: tools in a provider's format, or in that of the Model Context Protocol.
+"""Exports: tools in a provider's format, or in one that a part adds.
 
 Each tool is converted again only if it changes. The registry replaces a definition that changes, so
 identity shows whether a tool is unchanged.
@@ -6,31 +6,34 @@ identity shows whether a tool is unchanged.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import date
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.core.part import imported
+from fumehood.core.tool import ToolDefinition
 from fumehood.formats.base import Format
 from fumehood.formats.model import ExportedTools, FormatName, Loss
 from fumehood.formats.table import CHAT_FORMATS
+from fumehood.parts import parts
 from fumehood.registry.json_schema import CompiledSchema, TooCostly
 
 
-class Mcp(Format):
-    """The Model Context Protocol. Exports tools only, because calls arrive through `fumehood
-    mcp`.
-    """
+class OfPart(Format):
+    """A format that another part adds (`Part.exports`). It only exports tools, without losses."""
 
-    name = "mcp"
+    def __init__(self, place: str) -> None:
+        self._place = place
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool. There are never losses."""
-        return tool_to_mcp(tool), []
+        """Convert one tool."""
+        return imported(self._place)(tool), []
 
 
-FORMATS: Mapping[str, Format] = {**CHAT_FORMATS, "mcp": Mcp()}
+FORMATS: Mapping[str, Format] = {
+    **CHAT_FORMATS,
+    **{name: OfPart(place) for part in parts() for name, place in part.exports.items()},
+}
 
 _Kept = tuple[ToolDefinition, JsonObject, list[Loss]]
 
@@ -96,43 +99,3 @@ def _fits(schema: CompiledSchema, example: JsonObject) -> bool:
         return not schema.violations(example)
     except TooCostly:
         return False
-
-
-# -- the Model Context Protocol -------------------------------------------------------------
-
-_KEPT = re.compile(
-    r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
-    r"that keeps ([^.]*)\."
-)
-"""The sentence about sessions in built-in tools' descriptions. MCP calls have no such option."""
-
-_NOT_KEPT = "Nothing is kept for the next call."
-
-
-def tool_to_mcp(
-    tool: ToolDefinition, *, with_output: bool = True, in_session: bool = False
-) -> JsonObject:
-    """Convert a tool to its form in a result of `tools/list`.
-
-    `with_output` adds the output schema, which protocol versions before 2025-06-18 do not support.
-    `in_session` tells whether the client's calls run in a session, which the description mentions.
-    """
-    kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
-    description = _KEPT.sub(kept, tool.description)
-    shape: JsonObject = {
-        "name": tool.name,
-        "description": description.replace("Only in a session (session_id). ", ""),
-        "inputSchema": {**tool.parameters, "type": "object"},
-        "annotations": {
-            "readOnlyHint": tool.read_only,
-            "destructiveHint": tool.dangerous,
-            "idempotentHint": tool.idempotent,
-            "openWorldHint": tool.type in (ToolType.REST, ToolType.MCP),
-        },
-    }
-    if with_output and tool.output_schema is not None:
-        output = {**tool.output_schema, "type": "object"}
-        # If a text was shortened, `data` also has notes next to the tool's own fields.
-        output.pop("additionalProperties", None)
-        shape["outputSchema"] = output
-    return shape

@@ -18,12 +18,9 @@ from typing import Any
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
-from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition, target_of, with_own_root
+from fumehood.core.nulls import kinds_of, listed_types, resolved, takes_null, without_nulls
+from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition, with_own_root
 from fumehood.formats.model import Loss
-
-MAX_BRANCHES = 50
-"""The most branches of a union among which the branch for a value is sought. A value of a larger
-union is passed on unchanged."""
 
 UNION_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "enum")
 """Keywords that no provider accepts at the root of a tool's parameters."""
@@ -135,15 +132,6 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
     return without_nulls(arguments, parameters)
 
 
-def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
-    """Return the arguments without nulls for optional parameters that do not accept null.
-
-    Such a null counts as an omitted argument: strict modes force it, and generated clients send it.
-    """
-    value: JsonObject = _restored(arguments, parameters, parameters, {})
-    return value
-
-
 def _undescribed(schema: JsonObject) -> JsonObject:
     """Return a schema for each property that an open object requires and does not describe.
 
@@ -220,7 +208,7 @@ class _Fitting:
                     "say it without that keyword, or in the description",
                 )  # fmt: skip
         self._typed(made, schema, where)
-        if "object" in _listed(made.get("type")):
+        if "object" in listed_types(made.get("type")):
             self._object(made, schema, where, level)
         if notes:
             said, note = made.get("description"), "; ".join(notes)
@@ -283,7 +271,7 @@ class _Fitting:
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
                 self._miss(where, f"{keyword} has other rules beside it", "move them into it")
-        branches = [_kinds_of(_resolved(b, self._root)) for b in schema.get("anyOf", ())]
+        branches = [kinds_of(resolved(b, self._root)) for b in schema.get("anyOf", ())]
         for kind in ("object", "array") if self._dialect.requires_all else ():
             if sum(kind in kinds for kinds in branches) > 1:  # whose null would it be?
                 words = f"a union has several {kind}s"
@@ -310,14 +298,14 @@ class _Fitting:
             made.pop("type", None)
         elif made.keys().isdisjoint(("type", "anyOf", "$ref")):
             kinds = {_KINDS[type(v)] for v in made.get("enum", ()) if type(v) in _KINDS}
-            kinds |= _kinds_of(schema)
+            kinds |= kinds_of(schema)
             if kinds:
                 made["type"] = kinds.pop() if len(kinds) == 1 else sorted(kinds)
             elif dialect.is_strict:
                 self._miss(where, "it takes values of any type", "say its type")
         if isinstance(made.get("type"), list) and not dialect.has_type_lists:
             self._miss(f"{where}.type", "it has several types", "use anyOf")
-        is_array = "array" in _listed(made.get("type"))
+        is_array = "array" in listed_types(made.get("type"))
         if dialect.is_strict and is_array and not isinstance(schema.get("items"), dict):
             self._miss(where, "its items may be anything", "say their type in items")
 
@@ -395,105 +383,6 @@ _PLACED = frozenset(
     }
 )  # fmt: skip
 """Keywords that are converted by other methods of `_Fitting`."""
-
-
-def takes_null(
-    schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_SCHEMA_DEPTH
-) -> bool:
-    """Whether a schema may accept null. Unknown keywords count as accepting it.
-
-    `known` caches the answers by the schema's `id()`, because branches may share parts or contain
-    themselves.
-    """
-    schema = _resolved(schema, root)
-    if not isinstance(schema, dict) or hops == 0:
-        return schema is not False
-    if id(schema) not in known:
-        known[id(schema)] = False  # a union that contains itself accepts no more by that
-        known[id(schema)] = _looks_null(schema, root, known, hops - 1)
-    return known[id(schema)]
-
-
-def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], hops: int) -> bool:
-    if "type" in schema and "null" not in _listed(schema["type"]):
-        return False
-    if "enum" in schema and None not in schema["enum"]:
-        return False
-    if "const" in schema and schema["const"] is not None:
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        branches = schema.get(keyword)
-        if branches and not any(takes_null(branch, root, known, hops) for branch in branches):
-            return False
-    return all(takes_null(branch, root, known, hops) for branch in schema.get("allOf", ()))
-
-
-def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
-    """Remove the nulls below a value. The recursion is as deep as the value."""
-    schema = _branch_for(value, schema, root)
-    if not isinstance(schema, dict):
-        return value
-    if isinstance(value, list):
-        items = schema.get("items")
-        if items is None:
-            return value
-        return [_restored(item, items, root, known) for item in value]
-    if not isinstance(value, dict):
-        return value
-    properties, required = schema.get("properties", {}), schema.get("required", ())
-    rest = schema.get("additionalProperties")
-    kept: JsonObject = {}
-    for name, item in value.items():
-        said = properties.get(name, rest)
-        is_optional = name in properties and name not in required
-        if item is None and is_optional and not takes_null(said, root, known):
-            continue
-        kept[name] = _restored(item, said, root, known)
-    return kept
-
-
-def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the schema for an object or array. For a union, that is its only branch of that
-    type.
-    """
-    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
-    for _ in range(MAX_SCHEMA_DEPTH):
-        schema = _resolved(schema, root)
-        if kind is None or not isinstance(schema, dict):
-            return schema
-        if schema.keys() & {"properties", "items"}:
-            return schema
-        branches = [b for key in ("anyOf", "oneOf", "allOf") for b in schema.get(key, ())]
-        if len(branches) > MAX_BRANCHES:
-            return schema
-        alike = [b for b in branches if kind in _kinds_of(_resolved(b, root))]
-        if len(alike) != 1:
-            return schema
-        schema = alike[0]
-    return None
-
-
-def _resolved(schema: Any, root: JsonObject) -> Any:
-    """Return the target of a reference, or True (anything is valid) if the chain is too long."""
-    for _ in range(MAX_SCHEMA_DEPTH):
-        target = schema.get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(target, str):
-            return schema
-        schema = target_of(target, root)
-    return True
-
-
-def _kinds_of(schema: Any) -> set[str]:
-    if not isinstance(schema, dict):
-        return set()
-    if "type" in schema:
-        return _listed(schema["type"])
-    named = {"properties": "object", "items": "array"}
-    return {kind for keyword, kind in named.items() if keyword in schema}
-
-
-def _listed(kind: Any) -> set[str]:
-    return set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
 
 
 def _with_null(made: JsonObject) -> JsonObject:

@@ -37,13 +37,12 @@ from fumehood.core.events import ErrorEvent, ProgressEvent, ResultEvent
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
+from fumehood.core.nulls import without_nulls
 from fumehood.core.pages import MAX_PAGE
 from fumehood.core.returned_file import FILE_CONTENT, parse_blob_url, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.base import CallHandle
-from fumehood.formats.exports import tool_to_mcp
-from fumehood.formats.schemas import without_nulls
 from fumehood.mcp.messages import (
     ENVELOPE_KEY,
     FIRST_WITH_OUTPUT,
@@ -67,6 +66,7 @@ from fumehood.mcp.messages import (
     meta_of,
     stamped,
 )
+from fumehood.mcp.tool_form import tool_to_mcp
 from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.protocol import strict_json

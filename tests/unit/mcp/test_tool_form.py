@@ -1,4 +1,4 @@
-"""A tool as MCP describes it, and nulls of clients that make models of schemas."""
+"""A tool as MCP describes it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood import ToolDefinition
-from fumehood.formats.exports import tool_to_mcp
-from fumehood.formats.schemas import without_nulls
+from fumehood.mcp.tool_form import tool_to_mcp
 from support.definitions import expression_document
 
 pytestmark = pytest.mark.row("D3")
@@ -46,40 +45,3 @@ def test_exported_output_schema_allows_truncation_notes() -> None:
     assert shape_of(output_schema=schema)["outputSchema"] == expected
     tool = ToolDefinition(**expression_document(output_schema=schema))
     assert "outputSchema" not in tool_to_mcp(tool, with_output=False)
-
-
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["needed"],
-    "properties": {
-        "needed": {"type": "string"},
-        "word": {"type": "string"},
-        "either": {"type": ["string", "null"]},
-        "any_of": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-        "choice": {"enum": ["a", None]},
-        "named": {"$ref": "#/$defs/word"},
-        "maybe_named": {"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]},
-        "anything": {},
-        "whatever": True,
-    },
-    "$defs": {"word": {"type": "string"}},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "is_kept"),
-    [
-        ("needed", True), ("word", False), ("either", True), ("any_of", True), ("choice", True),
-        ("named", False), ("maybe_named", True), ("anything", True), ("whatever", True),
-        ("unknown", True),
-    ],
-)  # fmt: skip
-def test_null_is_dropped_for_non_nullable_optional_parameters(name: str, is_kept: bool) -> None:
-    given = {name: None, "other": 1}
-    expected = given if is_kept else {"other": 1}
-    assert without_nulls(given, SCHEMA) == expected
-
-
-def test_undescribed_values_are_kept() -> None:
-    given = {"word": "a", "needed": {"word": None}}
-    assert without_nulls(given, SCHEMA) == given

@@ -1,0 +1,45 @@
+"""A tool as the Model Context Protocol describes it in a result of `tools/list`."""
+
+from __future__ import annotations
+
+import re
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition, ToolType
+
+_KEPT = re.compile(
+    r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
+    r"that keeps ([^.]*)\."
+)
+"""The sentence about sessions in built-in tools' descriptions. MCP calls have no such option."""
+
+_NOT_KEPT = "Nothing is kept for the next call."
+
+
+def tool_to_mcp(
+    tool: ToolDefinition, *, with_output: bool = True, in_session: bool = False
+) -> JsonObject:
+    """Convert a tool to its form in a result of `tools/list`.
+
+    `with_output` adds the output schema, which protocol versions before 2025-06-18 do not support.
+    `in_session` tells whether the client's calls run in a session, which the description mentions.
+    """
+    kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
+    description = _KEPT.sub(kept, tool.description)
+    shape: JsonObject = {
+        "name": tool.name,
+        "description": description.replace("Only in a session (session_id). ", ""),
+        "inputSchema": {**tool.parameters, "type": "object"},
+        "annotations": {
+            "readOnlyHint": tool.read_only,
+            "destructiveHint": tool.dangerous,
+            "idempotentHint": tool.idempotent,
+            "openWorldHint": tool.type in (ToolType.REST, ToolType.MCP),
+        },
+    }
+    if with_output and tool.output_schema is not None:
+        output = {**tool.output_schema, "type": "object"}
+        # If a text was shortened, `data` also has notes next to the tool's own fields.
+        output.pop("additionalProperties", None)
+        shape["outputSchema"] = output
+    return shape
