@@ -218,15 +218,9 @@ def _mapped() -> set[int] | None:
     """
     found = set()
     for process in filter(str.isdigit, os.listdir(PROC)):
-        try:
-            with open(f"{PROC}/{process}/maps", errors="replace") as file:
-                maps = file.read()
-        except PermissionError:
-            if _is_ours(process):
-                return None
-            continue
-        except OSError:  # it has ended
-            continue
+        maps = _maps_of(process)
+        if not maps and _is_ours(process):
+            return None
         for line in maps.splitlines():
             _, rights, _, _, inode = line.split(maxsplit=5)[:5]
             if rights[3] == "s":
@@ -234,10 +228,27 @@ def _mapped() -> set[int] | None:
     return found
 
 
+def _maps_of(process: str) -> str:
+    """Return the maps of a process, or "" if it has ended or hides them. All threads share them,
+    and those of a thread that has ended are empty: the first may end before others.
+    """
+    with suppress(OSError):
+        for thread in os.listdir(f"{PROC}/{process}/task"):
+            with (
+                suppress(OSError),
+                open(f"{PROC}/{process}/task/{thread}/maps", errors="replace") as file,
+            ):
+                if maps := file.read():
+                    return maps
+    return ""
+
+
 def _is_ours(process: str) -> bool:
-    """Whether a process has the user of the session's programs."""
-    users = (field(process_status(process), b"Uid") or b"").split()
-    return b"%d" % os.getuid() in users
+    """Whether a process has the user of the session's programs, and still runs."""
+    shown = process_status(process)
+    has_ended = (field(shown, b"State") or b"X")[:1] in b"ZX" and field(shown, b"Threads") == b"1"
+    users = (field(shown, b"Uid") or b"").split()
+    return b"%d" % os.getuid() in users and not has_ended
 
 
 def _fill(arguments: Result) -> Result:

@@ -125,17 +125,18 @@ def test_attack_write_through_a_map_gives_a_file_in_memory_another_version(
     assert (version(do) == before) is by_times
 
 
-@pytest.mark.parametrize("how", ["plain", "read-only", "hidden"])
+@pytest.mark.parametrize("how", ["plain", "read-only", "hidden", "other thread"])
 def test_attack_map_that_a_process_keeps_leaves_no_file_with_a_version(
     do: Do, place: Path, processes: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """A page that was written once can be written again without a trace, also if the process hides
-    its maps, or has given up the right to write until then. Twin: once it has ended.
+    its maps, has given up the right to write until then, or if its first thread has ended. Twin:
+    once it has ended, even if its parent has not noticed.
     """
     monkeypatch.setattr(files, "_is_timed", lambda: True)
     (place / "a").write_bytes(b"A" * 5000)
     code = f"""
-import ctypes, mmap
+import ctypes, mmap, os, platform, threading
 file = open({str(place / "a")!r}, "r+b")
 memory = mmap.mmap(file.fileno(), 0)
 memory[0:1] = b"B"
@@ -145,8 +146,16 @@ if {how!r} == "read-only":
     assert kernel.mprotect(at, 4096, mmap.PROT_READ) == 0
 if {how!r} == "hidden":
     assert kernel.prctl(4, 0, 0, 0, 0) == 0
-print("ready", flush=True)
-input()
+def wait():
+    while {how!r} == "other thread" and ") Z" not in open(f"/proc/{{os.getpid()}}/stat").read():
+        os.sched_yield()
+    print("ready", flush=True)
+    input()
+    os._exit(0)
+if {how!r} == "other thread":
+    threading.Thread(target=wait).start()
+    kernel.syscall(60 if platform.machine() == "x86_64" else 93, 0)
+wait()
 """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
@@ -154,9 +163,16 @@ input()
         assert process.stdout.readline() == "ready\n"
         (processes / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         if how == "hidden" and os.geteuid() == 0:  # root would see its maps
-            monkeypatch.setattr("builtins.open", _closed_to(f"{processes}/{process.pid}/maps"))
+            monkeypatch.setattr(
+                "builtins.open", _closed_to(f"{processes}/{process.pid}/task/{process.pid}/maps")
+            )
         assert version(do) == ""
-        process.communicate("\n")
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert version(do) != ""
+    (processes / str(process.pid)).unlink()
     assert version(do) != ""
 
 
