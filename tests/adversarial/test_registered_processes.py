@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import anyio
 import pytest
 
+from fumehood.core.errors import EndedBy
 from fumehood.sandbox.images.catalog import Image
 from support.one_container import OneContainer, one_container, value_of
 from support.processes_beside import ask, count_of, in_container, start, state_of, until_printed
@@ -241,3 +242,23 @@ async def test_fork_bomb_lets_calls_end_and_is_stopped(python_image: Image) -> N
         assert (await ask(box, "stop", "bomb", grace_s=0.2))["state"] == "ended"
         assert count_of(box, "python3 -c") == 0
         assert value_of(await box.python("2")) == 2
+
+
+HOGS = "for n in $(seq 45); do (while :; do :; done) & done; echo begun; wait"
+
+
+@pytest.mark.parametrize("policy", ["SCHED_IDLE", "SCHED_OTHER"], ids=["attack", "twin"])
+async def test_call_that_gives_up_its_share_of_the_processor_ends_beside_busy_processes(
+    policy: str, python_image: Image
+) -> None:
+    """A killed process needs a processor to end, and the host waits for that for a minute."""
+    async with one_container(python_image) as box:
+        box.container.keep(1, 60)
+        await start(box, "hogs", HOGS)
+        await until_printed(box, "hogs", "begun")
+        assert value_of(await box.python("x = 2\nx")) == 2
+        give = f"import os\nos.sched_setscheduler(0, os.{policy}, os.sched_param(0))\n"
+        ended = await box.python(f"{give}while True: pass", wall_s=1)
+        assert (box.ended, ended.ended_by) == (None, EndedBy.WALL_TIME)
+        assert value_of(await box.python("x", wall_s=50)) == 2
+        assert (await state_of(box, "hogs"))["state"] == "running"

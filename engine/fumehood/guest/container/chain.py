@@ -20,6 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 
 from fumehood.guest.container import processes, trees
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
@@ -56,10 +57,18 @@ class Chain:
     `orders_end` and `wake_end` are those processes' ends of the two sockets.
     """
 
-    def __init__(self, reap: Callable[[], None], kill: Callable[[Collection[int]], int]) -> None:
-        """`kill` kills all processes of programs but these, and returns their number."""
+    def __init__(
+        self,
+        reap: Callable[[], None],
+        kill: Callable[[Collection[int]], int],
+        frozen: Callable[[Collection[int]], AbstractContextManager[Callable[[], None]]],
+    ) -> None:
+        """`kill` kills all processes of programs but these, and returns their number. `frozen` lets
+        its block stop all registered ones.
+        """
         self._reap = reap
         self._kill = kill
+        self._frozen = frozen
         self._orders, self.orders_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._orders.setblocking(False)
@@ -273,14 +282,17 @@ class Chain:
         effort = _Effort(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        # Both must have sent their message: one that is stopped before keeps the other waiting.
-        while not is_done and effort.is_worth_it():
-            if not processes.is_alive(pid):
-                return None
-            if not select.select([self._orders], [], [], LOOK_S)[0]:
-                effort.look()
-            newer, is_done = self._received(pid)
-            found = newer or found
+        # Registered processes could keep the processors from one that has given up its share.
+        with self._frozen(self.pids) as freeze:
+            # Both must have sent their message: one that is stopped before keeps the other waiting.
+            while not is_done and effort.is_worth_it():
+                if not processes.is_alive(pid):
+                    return None
+                if not select.select([self._orders], [], [], LOOK_S)[0]:
+                    effort.look()
+                    freeze()
+                newer, is_done = self._received(pid)
+                found = newer or found
         self._behind = found if is_done else None
         self._stop()
         return self._behind

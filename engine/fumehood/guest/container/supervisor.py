@@ -130,6 +130,8 @@ class Supervisor:
         self._output_due: float | None = None
         self._output_told = 0.0
         self._watch_at = 0.0
+        self._frozen = contextlib.ExitStack()
+        """Lets registered processes continue that were stopped for the end of a run."""
         self._orphaned: Run | None = None
         """A session's run whose process has ended and that is not concluded yet."""
         self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
@@ -142,7 +144,7 @@ class Supervisor:
             lambda: (os.getpid(), *self._pools.zygote_pids, *self._pools.pids),
             cached=self._counters.read("processes") is not None,
         )
-        self._chain = Chain(self._reap, self._trees.kill_living)
+        self._chain = Chain(self._reap, self._trees.kill_living, self._trees.frozen)
         self._pools = PreforkPools(
             self._pool(thin, max(1, config["spares"])),
             None if fat is None else self._pool(fat, FAT_SPARES),
@@ -588,6 +590,7 @@ class Supervisor:
         if run.child is not None:
             run.child.close()
         self._run = None
+        self._frozen.close()
         why = self._cleaner.why_not_clean(run, housekeeper)
         if self._check is not None:
             self._finish_check(self._check, run, why)
@@ -769,11 +772,16 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Conclude a run whose first process is dead, if another of its processes hides that."""
+        """Conclude a run whose first process is dead, if another of its processes hides that, or
+        let it end if registered ones keep the processors from it.
+        """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S
             if processes.has_ended(pid):
                 self._conclude(run)
+            elif self._registered.pids:
+                # It needs a processor to end, and may have given up its share (SCHED_IDLE).
+                self._frozen.enter_context(self._trees.frozen(self._chain.pids))()
 
 
 def _is_running(run: Run) -> bool:

@@ -120,13 +120,14 @@ class Trees:
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
         """Let the block stop all processes below keepers, each time that it calls the function that
-        it gets. Afterwards those that were not stopped before continue.
+        it gets. Afterwards those that were not stopped before continue. Without `cached` it stops
+        none: gVisor hangs up a group that was stopped.
         """
         seen: set[int] = set()
         stopped: set[int] = set()
 
         def stop() -> None:
-            for pid in self._look(spared)[1]:
+            for pid in self._look(spared)[1] if self._is_cached else ():
                 if not processes.is_stopped(pid):
                     if pid not in seen:
                         stopped.add(pid)

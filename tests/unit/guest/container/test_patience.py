@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -73,7 +73,7 @@ def test_wait_ends_if_nothing_has_had_anything_to_do_for_a_while(
 
 
 @contextmanager
-def starved(tmp_path: Path) -> Iterator[int]:
+def starved(tmp_path: Path, *, is_freed: bool = True) -> Iterator[int]:
     """A process that cannot stop now, because it waits in the kernel: for its new process, which
     waits to open a pipe before it begins its program. It is as one that gets no processor.
     """
@@ -96,8 +96,9 @@ def starved(tmp_path: Path) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            os.kill(process.pid, signal.SIGCONT)
-            os.close(os.open(pipe, os.O_WRONLY))
+            if is_freed:
+                os.kill(process.pid, signal.SIGCONT)
+                os.close(os.open(pipe, os.O_WRONLY))
 
 
 def test_process_that_has_not_had_a_processor_since_it_was_stopped_counts_as_stopped(
@@ -111,7 +112,7 @@ def test_process_that_has_not_had_a_processor_since_it_was_stopped_counts_as_sto
 
 @pytest.fixture
 def waiting() -> Iterator[Chain]:
-    chain = Chain(Mock(), Mock(return_value=0))
+    chain = Chain(Mock(), Mock(return_value=0), lambda spared: nullcontext(Mock()))
     yield chain
     chain.first = None
     for end in (chain._orders, chain.orders_end, chain._wake, chain.wake_end):
@@ -125,6 +126,29 @@ def test_session_keeps_its_variables_while_their_processes_have_no_processor_to_
         waiting.first = pid
         waiting.stop()
         assert [waiting.are_asleep() for _ in range(5)] == [True] * 5
+
+
+def test_registered_processes_are_stopped_while_the_variables_are_copied_if_that_takes_long(
+    waiting: Chain, tmp_path: Path
+) -> None:
+    """They could keep the processors from a process that has given up its share (SCHED_IDLE)."""
+    stopped: list[bool] = []
+
+    @contextmanager
+    def frozen(spared: object) -> Iterator[Callable[[], None]]:
+        def stop() -> None:
+            stopped.append(True)
+            if len(stopped) == 3:
+                os.kill(pid, signal.SIGKILL)  # it gets nowhere, and the wait is over
+                os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
+
+        yield stop
+        stopped.append(False)
+
+    waiting._frozen = frozen
+    with starved(tmp_path, is_freed=False) as pid:
+        assert waiting._await_copy(pid) is None
+    assert stopped == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize(("code", "is_asleep"), [("pass", False), ("time.sleep(60)", True)])
