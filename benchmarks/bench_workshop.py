@@ -72,7 +72,7 @@ def tables(empty: Callable[[], bytes], group: Callable[[], bytes]) -> Iterator[L
 def by_docker(*network: str) -> None:
     """As somebody would who has the same image and no engine."""
     done = subprocess.run(
-        ["docker", "run", "--rm", *network, "--entrypoint=/usr/bin/python3",
+        ["docker", "run", "--pull=never", "--rm", *network, "--entrypoint=/usr/bin/python3",
          "--env=PYTHONPATH=/opt/fumehood/site", "fumehood/python-data:latest",
          "-c", f"{GROUP.rstrip().rpartition(chr(10))[0]}\nprint({GROUP.splitlines()[-1]})"],
         capture_output=True, check=True, timeout=120,

@@ -168,7 +168,7 @@ class DockerRun(Peer):
 
     def run(self, code: str) -> Answer:
         entry = ["--entrypoint", "python3", self.image, "-I", "-"]
-        return _program(["docker", "run", "--rm", "-i", *self.flags, *entry], code)
+        return _program(["docker", "run", "--pull=never", "--rm", "-i", *self.flags, *entry], code)
 
 
 class DockerExec(DockerRun):
@@ -188,6 +188,7 @@ class DockerExec(DockerRun):
         command = [
             "docker",
             "run",
+            "--pull=never",
             "-d",
             *self.flags,
             "--entrypoint",

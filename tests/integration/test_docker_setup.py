@@ -55,6 +55,32 @@ def watched_path(home: Path) -> str:
     return f"{home}:{CLEAN_ENVIRONMENT['PATH']}"
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["missing", "there"])
+def test_comparison_builds_on_no_image_that_docker_would_download(
+    home: Path, is_there: bool
+) -> None:
+    for place in ("scripts", "requirements", ".venv/compare", "bin"):
+        (home / place).mkdir(parents=True)
+    (home / "scripts/compare").write_bytes((ROOT / "scripts/compare").read_bytes())
+    for lock in ("requirements/compare.lock", ".venv/compare/.installed"):
+        (home / lock).write_text("")
+    answers = {"fumehood": 0, "bwrap": 0, "python": 7, "docker": 0}
+    for name, status in answers.items():
+        program = home / "bin" / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >>{home}/ran\nexit {status}\n')
+        program.chmod(0o755)
+    if not is_there:
+        (home / "bin/docker").write_text(
+            f'#!/bin/sh\necho "docker $*" >>{home}/ran\n[ "$1" = build ]\n'
+        )
+    path = f"{home}/bin:{CLEAN_ENVIRONMENT['PATH']}"
+    done = run("bash", home / "scripts/compare", home / "bin", PATH=path)
+    ran = (home / "ran").read_text()
+    assert ("docker build" in ran) is is_there, ran
+    assert done.returncode == (7 if is_there else 1), done.stderr
+    assert ("would download" in done.stderr) is not is_there
+
+
 @pytest.mark.needs("docker", "runsc")
 def test_setup_leaves_a_running_docker_untouched(home: Path, watched_path: str) -> None:
     settings = Path("/etc/docker/daemon.json")
