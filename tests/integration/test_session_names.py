@@ -147,6 +147,17 @@ def test_name_in_the_options_of_a_call_becomes_the_id(daemon: Daemon, session: s
     assert [row["group"]["session"] for row in usage["items"]] == [session]
 
 
+def test_session_cannot_have_the_name_that_makes_one(daemon: Daemon) -> None:
+    client = daemon.client()
+    refused = client.post("/v1/sessions", b'{"name": "new", "memory_mb": 128}')
+    assert refused.code == "INVALID_PARAMS"
+    assert refused.body["error"]["fields"] == ["name"]
+    assert "?session_id=new" in refused.body["error"]["message"]
+    twin = client.post("/v1/sessions", b'{"name": "new-1", "memory_mb": 128}')
+    assert twin.code is None, twin.body
+    assert client.request("DELETE", "/v1/sessions/new-1").code is None
+
+
 def test_call_in_anothers_session_is_refused_by_name_and_id(
     daemon: Daemon, session: str, stranger: SocketClient
 ) -> None:

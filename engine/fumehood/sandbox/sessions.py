@@ -1148,8 +1148,12 @@ class SessionKeeper:
     def _check_name(self, principal_id: str, name: str | None) -> None:
         if name is None:
             return
-        if name == "new":  # `--session new` makes one
-            raise InvalidParams("A session cannot have the name 'new'.", fields=["name"])
+        if name == "new":
+            raise InvalidParams(
+                "A session cannot have the name 'new': `--session new` and `?session_id=new` make "
+                "one. Choose another name.",
+                fields=["name"],
+            )
         if (principal_id, name) in self._names or self._live_one(principal_id, name) is not None:
             raise InvalidParams(
                 f"You have a session {name!r} already: use it, or choose another name.",
