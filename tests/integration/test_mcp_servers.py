@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,8 @@ import anyio.lowlevel
 import psutil
 import pytest
 
-from fumehood import Config, Engine, ToolType
+from conftest import Daemon, StartDaemon
+from fumehood import Client, Config, Engine, FumehoodError, ToolType
 from fumehood.approvals.model import NewDecision, RememberWish
 from fumehood.core.envelope import Envelope
 from fumehood.executors import mcp, mcp_wire
@@ -618,6 +620,88 @@ async def test_call_that_may_have_arrived_is_not_repeated(
     assert (code_of(answer), error_of(answer).retryable) == ("NETWORK_ERROR", False)
     assert "may or may not have taken effect" in error_of(answer).message
     assert service.ran == ["session-1"]
+
+
+async def test_keyed_call_that_may_have_arrived_is_not_sent_again(
+    forgetful: tuple[Engine, type[ForgetfulServer]],
+) -> None:
+    engine, service = forgetful
+    service.breaks_off = True
+    service.known.clear()
+    first = await engine.call("plain__echo", idempotency_key="k")
+    assert service.ran == ["session-1"]
+    service.breaks_off = False
+    service.known.clear()
+    again = await engine.call("plain__echo", idempotency_key="k")
+    assert error_of(again) == error_of(first)
+    assert (code_of(again), error_of(again).retryable) == ("NETWORK_ERROR", False)
+    assert service.ran == ["session-1"]
+    other = await engine.call("plain__echo", idempotency_key="l")  # the twin
+    assert other.data == {"text": "done"}
+    assert service.ran == ["session-1", "session-2"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning"
+)  # of a killed engine's client
+def test_outcome_of_a_keyed_call_is_unknown_if_the_engine_dies_in_a_session_begun_again(
+    start_daemon: StartDaemon,
+) -> None:
+    class Service(ForgetfulServer):
+        known: ClassVar[set[str]] = set()
+        begun: ClassVar[list[str]] = []
+        ran: ClassVar[list[str]] = []
+        arrived = threading.Event()
+        may_answer = threading.Event()
+
+        def answer(self, status: int, message: Any) -> None:
+            if len(self.ran) == 1 and not self.may_answer.is_set():
+                self.arrived.set()
+                assert self.may_answer.wait(60)
+                self.close_connection = True
+                return
+            super().answer(status, message)
+
+    service = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    thread = threading.Thread(target=service.serve_forever)
+    thread.start()
+    host = f"127.0.0.1:{service.server_port}"
+    plain = {"url": f"http://{host}/mcp", "harmless": EVERY}
+    settings = {
+        "mcp_servers": json.dumps({"plain": plain}), "rest__allowed_hosts": json.dumps([host]),
+    }  # fmt: skip
+
+    def listed(daemon: Daemon) -> bool:
+        with Client(daemon.socket) as client:
+            return any(tool.name == "plain__echo" for tool in client.tools())
+
+    def call(daemon: Daemon, key: str) -> Envelope:
+        with Client(daemon.socket) as client:
+            return client.call("plain__echo", {}, idempotency_key=key)
+
+    try:
+        daemon = start_daemon(**settings)
+        wait_until(lambda: listed(daemon))
+        Service.known.clear()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(call, daemon, "k")
+            assert Service.arrived.wait(60)
+            daemon.process.kill()
+            daemon.process.wait(timeout=60)
+            Service.may_answer.set()
+            with pytest.raises(FumehoodError):
+                first.result(60)
+        assert Service.ran == [Service.begun[-1]] != [Service.begun[0]]
+        again = start_daemon(**settings)
+        wait_until(lambda: listed(again))
+        assert code_of(call(again, "k")) == "OUTCOME_UNKNOWN"
+        assert len(Service.ran) == 1
+        assert call(again, "l").data == {"text": "done"}  # the twin
+    finally:
+        Service.may_answer.set()
+        service.shutdown()
+        thread.join()
+        service.server_close()
 
 
 async def test_private_server_address_requires_allowed_hosts(address: str) -> None:
