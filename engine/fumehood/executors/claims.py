@@ -25,6 +25,7 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.value import StrictValue
 from fumehood.protocol import strict_json
+from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
@@ -117,7 +118,7 @@ def read_error(claim: JsonObject) -> EngineError | None:
                 )
             case "arguments":
                 refused = _ArgumentsRefused.model_validate(claim)
-                message = refused.message[:MAX_MESSAGE_CHARACTERS]
+                message = whole_words(refused.message, MAX_MESSAGE_CHARACTERS)
                 return ArgumentsRefused(message, fields=refused.fields)
             case "unfit" | "unfit_details" as kind:
                 return unfit(is_result=kind == "unfit")

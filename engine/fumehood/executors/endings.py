@@ -29,6 +29,7 @@ from fumehood.core.limits import (
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.claims import ExceptionClaim, FailureClaim
 from fumehood.observe.clock import timestamp
+from fumehood.protocol.framing import whole_words
 from fumehood.sandbox.wall import RunEnding
 
 Messages = Mapping[EndedBy, str]
@@ -385,7 +386,7 @@ def _reason(claim: FailureClaim | None) -> str:
         return "it gave no reason"
     if claim.exception is None:
         return claim.message or "it gave no reason"
-    words = _words(claim.exception)[:MAX_MESSAGE_CHARACTERS]
+    words = whole_words(_words(claim.exception), MAX_MESSAGE_CHARACTERS)
     line = claim.exception.line
     if line is None or words.endswith(f"line {line})"):  # a syntax error has it already
         return words
@@ -409,7 +410,7 @@ def _words(said: ExceptionClaim) -> str:
 
 def sentence(text: str) -> str:
     """Return a text as a bounded sentence."""
-    text = text[: MAX_MESSAGE_CHARACTERS + 40].strip()
+    text = whole_words(text, MAX_MESSAGE_CHARACTERS + 40).strip()
     return text if text.endswith((".", "?", "!")) else text + "."
 
 

@@ -24,6 +24,7 @@ from fumehood.executors.endings import (
     sentence,
 )
 from fumehood.executors.outcome import Outcome
+from fumehood.protocol.framing import whole_words
 from fumehood.sandbox.wall import RunEnding
 
 
@@ -177,4 +178,4 @@ def _claim(ending: RunEnding) -> str:
     if ending.claimed_kind is None and ending.ended_by is EndedBy.POLICY:
         reason = "the sandbox stopped a forbidden system call"
     claim = ending.claimed_message or reason
-    return sentence(claim[:MAX_MESSAGE_CHARACTERS])
+    return sentence(whole_words(claim, MAX_MESSAGE_CHARACTERS))

@@ -48,6 +48,7 @@ from fumehood.executors.endings import (
 )
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.parts import Parts, TooManyParts, Unfit, reports_to
+from fumehood.protocol.framing import whole_words
 from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.wall import OnOutput, RunEnding
 
@@ -340,7 +341,7 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
     }
     words = f"{raised.type}: {message}" if message else raised.type
     return ExecutionError(
-        f"The function failed with {words[:MAX_MESSAGE_CHARACTERS]}", details=details
+        f"The function failed with {whole_words(words, MAX_MESSAGE_CHARACTERS)}", details=details
     )
 
 

@@ -21,6 +21,7 @@ from fumehood.core.call import ToolResult
 from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, ArgumentsRefused, ToolError
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.parts import Parts, Report, TooManyParts, Unfit, plain, reports_to
+from fumehood.protocol.framing import whole_words
 
 if TYPE_CHECKING:
     from fumehood.registry.declare import FunctionTool
@@ -141,4 +142,4 @@ def _error(kind: str, **words: Any) -> JsonObject:
 
 
 def _text(words: Any) -> str:
-    return str(words)[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
+    return whole_words(str(words), MAX_MESSAGE_CHARACTERS).encode("utf-8", "replace").decode()

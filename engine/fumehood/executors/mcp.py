@@ -62,6 +62,7 @@ from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.files import one_line
+from fumehood.protocol.framing import whole_words
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import (
@@ -174,7 +175,7 @@ async def _ask(
             details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
         ) from None
     except RpcError as error:
-        shown = str(error)[:MAX_BODY_SHOWN]
+        shown = whole_words(str(error), MAX_BODY_SHOWN)
         raise ExecutionError(f"The MCP server refused the call: {shown}") from None
 
 
@@ -202,7 +203,8 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
     unread[MAX_UNREAD:] = [f"{len(unread)} parts were left out."] if unread[MAX_UNREAD:] else []
     text = "\n".join(found["text"])
     if result.get("isError") is True:
-        raise ExecutionError(f"The tool failed: {text[:MAX_BODY_SHOWN] or 'no reason given'}")
+        shown = whole_words(text, MAX_BODY_SHOWN) or "no reason given"
+        raise ExecutionError(f"The tool failed: {shown}")
     structured = result.get("structuredContent")
     if unread and structured is None and not any(found.values()):
         raise ExecutionError(
@@ -488,7 +490,7 @@ class McpServer:
         if isinstance(fault, TimeoutError):
             return "it did not answer in time"
         text = fault.message if isinstance(fault, EngineError) else str(fault)
-        return one_line(self._redactor.text(text[:500])[0]) or type(fault).__name__
+        return one_line(self._redactor.line(text)[:500]) or type(fault).__name__
 
     async def _live(self) -> None:
         """Run the server once, until it ends. Always raises: `Lost` or another fault."""

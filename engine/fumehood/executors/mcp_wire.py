@@ -35,6 +35,7 @@ from fumehood.executors.upstreams import (
     Upstreams,
 )
 from fumehood.protocol import strict_json
+from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.wall import rest_after
 
@@ -241,7 +242,8 @@ def _report(params: JsonObject, request: Request | None) -> None:
     whole = total if isinstance(total, int | float) and total > 0 else 100
     percent = float(done / whole * 100) if abs(done) < 1e15 and whole < 1e15 else 100.0
     if math.isfinite(percent):
-        text = str(params.get("message") or "")[:200].encode("utf-8", "replace").decode()
+        text = whole_words(str(params.get("message") or ""), MAX_REPORT_CHARACTERS)
+        text = text.encode("utf-8", "replace").decode()
         request.on_progress(min(max(percent, 0.0), 100.0), text)
 
 

@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from fumehood.core.call import ToolResult
 from fumehood.protocol import strict_json
-from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
+from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
 
 PROMPT_PIECES = 1000
 """Number of pieces of one call that are passed on one by one. Later ones may be combined."""
@@ -179,7 +179,7 @@ def progress(percent: float, message: str = "") -> None:
         raise ValueError("percent must be a finite number")
     listener = _listener.get()
     if listener is not None:
-        words = str(message)[:MAX_REPORT_CHARACTERS].encode("utf-8", "replace").decode()
+        words = whole_words(str(message), MAX_REPORT_CHARACTERS).encode("utf-8", "replace").decode()
         listener(float(min(max(percent, 0.0), 100.0)), words)
 
 

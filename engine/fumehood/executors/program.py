@@ -166,7 +166,7 @@ class ProgramExecutor(Executor):
             raise
         with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
             await files.entries()
-            kept = await streams.finish()
+            kept = await streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
         outcome = _outcome(run, ending, kept, files, use)
         if effect is not None and not trial and effect.is_empty:
             await _trials(run).drop(effect)  # there is nothing to decide on
@@ -503,15 +503,17 @@ class KeptStreams:
         if kept and self._output is not None:
             self._output(stream, kept)
 
-    async def finish(self) -> dict[str, KeptText]:
+    async def finish(self, *, is_cut: bool = False) -> dict[str, KeptText]:
         """Return both streams by name, or an empty dict if there was no output.
 
-        Takes only as long as writing to disk.
+        With `is_cut`, they may end in the middle of a key: what could be one is left out. Takes
+        only as long as writing to disk.
         """
         if not self._has_heard:
             return {}
-        for name, redactor in self._redactors.items():
-            self._keep(name, redactor.finish())
+        if not is_cut:
+            for name, redactor in self._redactors.items():
+                self._keep(name, redactor.finish())
         return {name: await stream.finish(name) for name, stream in self._streams.items()}
 
     def discard(self) -> None:

@@ -99,6 +99,20 @@ CONNECTION = struct.Struct("!xBII")
 """The head of a connection's frame: its kind, the id of the run, the number of the connection."""
 
 
+OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
+"""The characters that a word has for `whole_words`: those that a key may have."""
+
+
+def whole_words(text: str, most: int) -> str:
+    """Return a text of at most so many characters. A longer one ends with "…" after a whole word:
+    the host redacts later, and would not find half a key.
+    """
+    if len(text) <= most:
+        return text
+    kept = text[: most - 1]
+    return f"{kept.rstrip(OF_WORDS) if text[most - 1] in OF_WORDS else kept}…"
+
+
 class FrameError(ValueError):
     """The peer does not speak frames; the channel cannot be used any further."""
 

@@ -206,7 +206,8 @@ async def test_failed_command_caused_by_missing_network_or_package_has_a_hint(
             },
             "failed: SyntaxError: no (<code>, line 3).",
         ),
-        ({**FAILURE, "exception": {**EXCEPTION, "message": "x" * 100_000}}, "xxx (line 3)."),
+        ({**FAILURE, "exception": {**EXCEPTION, "message": "x " * 50_000}}, "… (line 3)."),
+        ({**FAILURE, "exception": {**EXCEPTION, "message": "x" * 100_000}}, ": … (line 3)."),
     ],
     ids=lambda given: str(given)[:40],
 )

@@ -58,6 +58,16 @@ async def test_output_stream_is_kept_and_reported_up_to_its_limit(blobs: BlobSto
     assert (await streams.finish())["stdout"].text == "".join(told) == "abcdabcdab"
 
 
+@pytest.mark.parametrize(("is_cut", "text"), [(True, "a key: "), (False, "a key: ghp_a1B2c3D4")])
+async def test_attack_key_at_the_end_of_a_stream_that_is_cut_leaves_no_part(
+    blobs: BlobStore, is_cut: bool, text: str
+) -> None:
+    """Twin: a program that prints so much and ends."""
+    streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
+    streams.hear("stdout", "a key: ghp_a1B2c3D4")
+    assert (await streams.finish(is_cut=is_cut))["stdout"].text == text
+
+
 async def test_output_stream_that_cannot_be_stored_keeps_head_and_tail(blobs: BlobStore) -> None:
     blobs.room.share.most_of_one = 50
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())

@@ -119,11 +119,12 @@ def test_any_exception_of_a_function_is_reported_as_its_failure(
     module: ModuleType, error: type[BaseException]
 ) -> None:
     def fail() -> None:
-        raise error("x" * 10_000 + "\ud800")
+        raise error("\ud800" + "x " * 10_000)
 
     reply = ask(module, fail)["error"]
     assert (reply["kind"], reply["type"]) == ("exception", error.__name__)
     assert len(reply["message"]) == MAX_MESSAGE_CHARACTERS
+    assert reply["message"].endswith("x …")
 
 
 def test_traceback_shows_a_bounded_number_of_tool_frames(module: ModuleType) -> None:
@@ -152,14 +153,14 @@ def test_progress_is_reported_to_listeners_within_bounds() -> None:
     progress(5, "nobody listens")
     with reports_to(lambda percent, message: heard.append((percent, message))):
         progress(-5)
-        progress(150, "x" * 999)
+        progress(150, "x " * 999)
         progress(10**400)
         progress(50, "\ud800")
         for wrong in (math.nan, math.inf, True):
             with pytest.raises(ValueError, match="finite"):
                 progress(wrong)
     progress(5, "nobody listens any more")
-    assert heard == [(0.0, ""), (100.0, "x" * 200), (100.0, ""), (50.0, "?")]
+    assert heard == [(0.0, ""), (100.0, "x " * 99 + "x…"), (100.0, ""), (50.0, "?")]
 
 
 # -- What a function's process says of itself is validated whole, or not believed at all ---

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fumehood.guest.core.pipes import read_report
-from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
 
 
 @pytest.mark.row("S8")
@@ -20,7 +19,7 @@ from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
         ({"percent": 10**400, "message": ""}, {"percent": 100.0, "message": ""}),
         ({"percent": -(10**400), "message": ""}, {"percent": 0.0, "message": ""}),
         ({"percent": 1, "message": "", "other": 1}, {"percent": 1.0, "message": ""}),
-        ({"percent": 1, "message": "x" * 999}, {"percent": 1.0, "message": "x" * MAX_REPORT_CHARACTERS}),
+        ({"percent": 1, "message": "x " * 999}, {"percent": 1.0, "message": "x " * 99 + "x…"}),
     ],
 )  # fmt: skip
 def test_progress_report_is_clamped_to_its_bounds(claim: Any, report: Any) -> None:

@@ -328,9 +328,8 @@ def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, 
 def _report(percent: float, message: str) -> None:
     """Send a report in one write, so that those of several threads do not mix."""
     try:
-        tell(
-            {"progress": {"percent": percent, "message": message[: framing.MAX_REPORT_CHARACTERS]}}
-        )
+        shown = framing.whole_words(message, framing.MAX_REPORT_CHARACTERS)
+        tell({"progress": {"percent": percent, "message": shown}})
     except (OSError, ValueError):
         pass  # the pipe is closed, or it is no number
 

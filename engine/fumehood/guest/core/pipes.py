@@ -112,5 +112,5 @@ def read_report(claim: Any) -> dict[str, Any] | None:
         return None
     return {
         "percent": float(min(max(percent, 0.0), 100.0)),
-        "message": message[: framing.MAX_REPORT_CHARACTERS],
+        "message": framing.whole_words(message, framing.MAX_REPORT_CHARACTERS),
     }

@@ -34,6 +34,7 @@ sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
 import asteval  # noqa: E402
 
 from fumehood.guest.interpreter import sizes  # noqa: E402
+from fumehood.protocol.framing import whole_words  # noqa: E402
 from fumehood.protocol.strict_json import (  # noqa: E402
     MAX_INTEGER_DIGITS,
     MAX_SAFE_INTEGER,
@@ -216,15 +217,15 @@ def _syntax_message(error: SyntaxError) -> str:
     if message.startswith("Exceeds the limit"):
         message = f"an integer has more than {MAX_INTEGER_DIGITS} digits"
     where = f" (column {error.offset})" if error.offset else ""
-    return f"the expression cannot be read: {message[:200]}{where}"
+    return f"the expression cannot be read: {whole_words(message, 200)}{where}"
 
 
 def _failure_message(error: Exception) -> str:
     if isinstance(error, ZeroDivisionError):
         return "division by zero"
     if isinstance(error, OverflowError):
-        return f"overflow: {str(error)[:200] or 'the result is too large for a double'}"
-    return f"{str(error)[:200] or type(error).__name__}"
+        return f"overflow: {whole_words(str(error), 200) or 'the result is too large for a double'}"
+    return whole_words(str(error), 200) or type(error).__name__
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:

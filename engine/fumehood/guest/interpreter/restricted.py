@@ -27,6 +27,7 @@ from fumehood.guest.interpreter import modules, nodes
 from fumehood.guest.interpreter.guards import Guards
 from fumehood.guest.interpreter.nodes import FILENAME, VALUE, Refused, compile_program
 from fumehood.protocol import strict_json
+from fumehood.protocol.framing import OF_WORDS, whole_words
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 RESERVE_BYTES = 2 << 20
@@ -210,9 +211,11 @@ class Run:
         self, kind: str, message: str, exception: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         stdout = self._printed.text()
+        if self._printed.is_full:  # it ends in the middle of a word, maybe of a key
+            stdout = stdout.rstrip(OF_WORDS)
         error = {"kind": kind, "message": message, "details": _details(stdout, exception)}
         if len(strict_json.dumps(error)) > self._max_bytes:
-            kept = stdout[: self._max_bytes // KEPT_SHARE]
+            kept = whole_words(stdout, self._max_bytes // KEPT_SHARE)
             error["details"] = {**_details(kept, exception), "truncated": True}
         return {"error": error}
 
@@ -356,9 +359,7 @@ def json_value(value: Any, max_bytes: int) -> Any:
 def short_repr(value: Any) -> str:
     """`repr(value)`, cut after 4,000 characters without walking long containers to their end."""
     text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_VALUE_DEPTH)
-    if len(text) > MAX_REPR_CHARACTERS:
-        text = text[:MAX_REPR_CHARACTERS] + "…"
-    return utf8(text)
+    return utf8(whole_words(text, MAX_REPR_CHARACTERS))
 
 
 def utf8(text: str) -> str:
@@ -417,7 +418,7 @@ def describe(fault: BaseException, code: str) -> dict[str, Any]:
         shown.append(f"  … {len(frames) - MAX_FRAMES} more\n")
     for frame, line in frames[-MAX_FRAMES:]:
         shown.append(f'  File "{FILENAME}", line {line}, in {utf8(frame.f_code.co_name)[:60]}\n')
-        if 0 < line <= len(lines) and (text := utf8(lines[line - 1].strip())[:120]):
+        if 0 < line <= len(lines) and (text := whole_words(utf8(lines[line - 1].strip()), 120)):
             shown.append(f"    {text}\n")
     shown.append(f"{kind}: {message}" if message else kind)
     return {
@@ -436,9 +437,9 @@ def last_line(fault: BaseException) -> str:
 
 def describe_syntax(error: SyntaxError) -> dict[str, Any]:
     """The same for text that is not a valid program."""
-    message = utf8(str(error.msg or "invalid syntax"))[:MAX_TEXT_CHARACTERS]
+    message = whole_words(utf8(str(error.msg or "invalid syntax")), MAX_TEXT_CHARACTERS)
     where = f'  File "{FILENAME}", line {error.lineno}\n' if error.lineno else ""
-    text = utf8(error.text.strip())[:120] if isinstance(error.text, str) else ""
+    text = whole_words(utf8(error.text.strip()), 120) if isinstance(error.text, str) else ""
     return {
         "type": type(error).__name__,
         "message": message,
@@ -450,7 +451,7 @@ def describe_syntax(error: SyntaxError) -> dict[str, Any]:
 def _message(fault: BaseException) -> str:
     try:
         # A program's own class may have a `__str__` of its own, which may fail or be long.
-        return utf8(str(fault)[:MAX_TEXT_CHARACTERS])
+        return utf8(whole_words(str(fault), MAX_TEXT_CHARACTERS))
     except BaseException:  # what the sandbox itself raises there is remembered (`refusal`)
         return ""
 

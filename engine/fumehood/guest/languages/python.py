@@ -37,10 +37,13 @@ from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show, late_modules
 from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.protocol import strict_json
-from fumehood.protocol.framing import MAX_REPORTS
+from fumehood.protocol.framing import MAX_REPORTS, OF_WORDS, whole_words
 
 FILENAME = "<code>"
 """File name of the first program; later ones of a session are `<code 2>` and so on."""
+
+KEY_BEGINS, KEY_ENDS = "-----BEGIN ", "-----END "
+"""Around a private key. *Source*: RFC 7468."""
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000
@@ -450,7 +453,7 @@ def _print_briefly(text: str) -> None:
     except BaseException:
         pass
     try:
-        os.write(2, text[:MAX_TRACEBACK_CHARACTERS].encode("utf-8", "backslashreplace"))
+        os.write(2, whole_words(text, MAX_TRACEBACK_CHARACTERS).encode("utf-8", "backslashreplace"))
     except OSError:
         pass
 
@@ -529,9 +532,19 @@ def represent(value: Any) -> str:
 def shortened(text: str, most: int) -> str:
     """Shorten a text, keeping more of its end than of its middle, and make it valid UTF-8."""
     if len(text) > most:
-        kept = most // 2 - 20
-        text = f"{text[:kept]}\n… {len(text) - 2 * kept} characters …\n{text[-kept:]}"
+        head = whole_words(text, most // 2 - 20).removesuffix("…")
+        tail = _end_of(text, most // 2 - 20)
+        text = f"{head}\n… {len(text) - len(head) - len(tail)} characters …\n{tail}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _end_of(text: str, most: int) -> str:
+    """The end of a text, without the rest of a word or of a private key that began before it."""
+    at = len(text) - most
+    begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
+    is_in_key = begins >= 0 and text.find(KEY_ENDS, begins, at) < 0
+    end = text[at:].partition(KEY_ENDS)[2] if is_in_key else text[at:]
+    return end.lstrip(OF_WORDS) if text[at - 1] in OF_WORDS else end
 
 
 class NoTable(Exception):

@@ -63,7 +63,13 @@ from fumehood.protocol.container_frames import (
     parse_container_body,
     run_frames,
 )
-from fumehood.protocol.framing import MAX_INPUT_BYTES, PORTS_RUN, ConnectionFrame, FrameError
+from fumehood.protocol.framing import (
+    MAX_INPUT_BYTES,
+    PORTS_RUN,
+    ConnectionFrame,
+    FrameError,
+    whole_words,
+)
 from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.sandbox.connections import PortConnections
 from fumehood.sandbox.wall import (
@@ -828,7 +834,7 @@ def _result_of(answer: ContainerAnswer) -> JsonObject:
     if fault is None:
         return answer.parts
     # The guest's text is shown, so only what can be printed of it.
-    told = fault.message[:MAX_MESSAGE_CHARACTERS]
+    told = whole_words(fault.message, MAX_MESSAGE_CHARACTERS)
     words = "".join(one for one in told if one.isprintable()).strip() or "It was refused."
     if fault.kind == "invalid":
         raise InvalidParams(words)

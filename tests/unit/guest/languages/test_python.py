@@ -98,11 +98,11 @@ def test_last_expression_is_the_value_if_json_can_represent_it(
 def test_too_deep_or_large_value_is_shown_as_text_only(run: Any) -> None:
     value, shown = run("x = []\nfor _ in range(5000): x = [x]\nx").result
     assert (value, shown) == (None, "<repr() failed: RecursionError>")
-    value, shown = run("'z' * 200_000").result
+    value, shown = run("'z ' * 100_000").result
     assert value is None
     assert shown is not None
     assert len(shown) <= 10_000
-    assert shown.endswith("zz'")
+    assert shown.endswith("z z '")
 
 
 def test_repr_that_raises_is_reported_without_failing_the_run(run: Any) -> None:
@@ -158,11 +158,11 @@ def test_closing_its_streams_does_not_fail_a_program(run: Any) -> None:
 
 
 def test_long_exception_message_is_shortened_in_the_middle(run: Any) -> None:
-    ran = run("raise ValueError('a' * 50_000 + 'z')")
+    ran = run("raise ValueError('a ' * 25_000 + 'z')")
     message = ran.exception["message"]
     assert len(message) <= 2000
-    assert message.startswith("aaa")
-    assert message.endswith("az")
+    assert message.startswith("a a a")
+    assert message.endswith("a z")
     assert len(ran.exception["traceback"]) <= 16_000
 
 

@@ -1,0 +1,83 @@
+"""Texts that are cut before the engine redacts them hold no part of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fumehood.executors.endings import MAX_MESSAGE_CHARACTERS, sentence
+from fumehood.executors.inside import _text
+from fumehood.guest.interpreter import calculator, restricted
+from fumehood.guest.languages import python
+from fumehood.protocol.framing import whole_words
+from fumehood.redaction.redactor import REDACTED, Redactor
+
+SECRET = "qx7.Zr-41_kkPw=9/aaB"
+KEYS = {
+    "common form": "ghp_" + "a1B2c3D4e5F6" * 3,
+    "token": "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIx" * 40 + ".SflKxwRJSMeK",
+    "known": SECRET,
+    "private key": "-----BEGIN RSA PRIVATE KEY-----\n"
+    + "MIIEpAIBAAKCAQEA7bq1+/3xY9ZkQw0u8Jd2sT\n" * 12
+    + "-----END RSA PRIVATE KEY-----",
+}
+CUTS: dict[str, tuple[int, Callable[[str], str]]] = {
+    "beginning": (200, lambda text: whole_words(text, 200)),
+    "both ends": (300, lambda text: python.shortened(text, 300)),
+    "sentence": (MAX_MESSAGE_CHARACTERS, sentence),
+    "function's words": (2000, _text),
+    "calculator": (200, lambda text: calculator._failure_message(ValueError(text))),
+    "restricted program": (
+        restricted.MAX_TEXT_CHARACTERS, lambda text: restricted._message(ValueError(text)),
+    ),
+    "restricted value": (restricted.MAX_REPR_CHARACTERS, lambda text: restricted.short_repr([text])),
+}  # fmt: skip
+PART = 7
+"""Characters of a key that could be of any word."""
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize(("most", "cut"), CUTS.values(), ids=CUTS)
+def test_attack_key_at_any_place_of_a_text_that_is_cut_leaves_no_part(
+    most: int, cut: Callable[[str], str], key: str
+) -> None:
+    redactor = Redactor()
+    redactor.learn(SECRET)
+    parts = {key[at : at + PART] for at in range(12, len(key) - PART)} - set(
+        _parts("-----BEGIN RSA PRIVATE KEY----- -----END RSA PRIVATE KEY-----")
+    )
+    was_cut = was_whole = 0
+    for before in (
+        *range(max(0, most // 2 - len(key) - 30), most // 2 + 60),
+        *range(most - len(key) - 30, most + 60),
+    ):
+        if before < 0:
+            continue
+        text = "a b " * (before // 4) + "." * (before % 4) + " " + key + " c d" * (most // 4)
+        shown = redactor.line(cut(text))
+        assert not [part for part in parts if part in shown], (before, shown)
+        was_whole += REDACTED in shown
+        was_cut += REDACTED not in shown
+    assert was_cut
+    assert was_whole or len(key) > most // 2
+
+
+def _parts(text: str) -> list[str]:
+    return [text[at : at + PART] for at in range(len(text) - PART + 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "shown"),
+    [
+        ("a short text", 12, "a short text"),
+        ("a short text", 11, "a short …"),
+        ("a short text", 9, "a short …"),
+        ("a short text", 8, "a short…"),
+        ("a short text", 7, "a …"),
+        ("unbroken", 7, "…"),
+        ("用户名或密码不正确", 5, "用户名或…"),
+    ],
+)
+def test_harmless_text_is_cut_between_words(text: str, most: int, shown: str) -> None:
+    assert whole_words(text, most) == shown
