@@ -81,13 +81,16 @@ def _show(places: JsonObject, settings: list[Setting]) -> None:
 def _settings(found: Config, file: Path) -> Iterator[Setting]:
     from pydantic_settings import EnvSettingsSource
 
+    from fumehood.redaction.redactor import Redactor
+
+    redactor = Redactor(found.redaction)  # a server's command may have a key in it
     document = read_config_file(file) if file.is_file() else {}
     from_environment = EnvSettingsSource(type(found))()
     for path, value in _leaves(json.loads(found.model_dump_json())):
         source = FILE if _is_in(document, path) else DEFAULT
         if _is_in(from_environment, path):
             source = _variable(path)
-        yield path, _masked(path, value), source
+        yield path, redactor.value(_masked(path, value))[0], source
 
 
 def _leaves(table: JsonObject, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -416,14 +416,16 @@ class McpServer:
     def shown(self, tool: str) -> JsonObject:
         """Return the server and its own name of a tool, as approvers see them.
 
-        It includes the names of environment variables and secrets, never the values.
+        It includes the names of environment variables and secrets, never the values. Keys of a
+        known form in the command, and the values of secret variables, are redacted.
         """
         given = self._settings
         called: JsonObject = {"server": self.name, "tool": self._own_names.get(tool, tool)}
         if given.url is not None:
             headers = tuple(given.headers.items())
             return {**called, **UpstreamRequest("POST", given.url, (), headers).shown}
-        called |= {"command": list(given.command), "variables": sorted(given.env)}
+        command = [self._redactor.line(word) for word in given.command]
+        called |= {"command": command, "variables": sorted(given.env)}
         if given.place == "host":
             return {**called, "place": "host"}
         return {**called, "place": "container", "image": given.image,

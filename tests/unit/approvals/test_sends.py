@@ -137,6 +137,7 @@ def mcp(**settings: Any) -> JsonObject | None:
     return sends(tool, {}, upstreams)
 
 
+KEY = "ghp_" + "a1B2" * 9
 MCP: Mapping[str, tuple[JsonObject, JsonObject]] = MappingProxyType({
     "in a container": (
         {"command": ["npx", "-y", "server"], "env": {"API_KEY": SECRET}, "network": ["a.example"]},
@@ -146,6 +147,11 @@ MCP: Mapping[str, tuple[JsonObject, JsonObject]] = MappingProxyType({
     "on the host": (
         {"command": ["/usr/bin/server"], "place": "host"},
         {"command": ["/usr/bin/server"], "variables": [], "place": "host"},
+    ),
+    "with a key in its command": (
+        {"command": ["server", f"--token={KEY}", "--region=north"], "place": "host"},
+        {"command": ["server", "--token=[redacted]", "--region=north"], "variables": [],
+         "place": "host"},
     ),
     "by its address": (
         {"url": "https://m.example/mcp", "headers": {"authorization": "Bearer ${secret:key}"}},

@@ -125,6 +125,8 @@ url = "https://user:pass@hooks.example:8443/s3cret?key=t0ken"
 secret_file = "/etc/fumehood/secret"
 [presets.small]
 env = { KEY = "s3cret" }
+[mcp_servers.clock]
+command = ["clock", "--key=ghp_a1B2c3D4e5F6a1B2c3D4e5F6a1B2c3D4e5F6", "--zone=utc"]
 [[budgets]]
 name = "few"
 calls = 3
@@ -161,6 +163,7 @@ def test_every_setting_is_shown_with_its_source_and_without_secrets(
     settings = shown["settings"]
     assert {path: (one["value"], one["source"]) for path, one in settings.items()}.items() >= {
         "presets.small.env.KEY": ("***", "file"),
+        "mcp_servers.clock.command": (["clock", "--key=[redacted]", "--zone=utc"], "file"),
         "log_level": ("debug", "file"),
         "log_format": ("auto", "default"),
         "sessions.max": (3, "file"),
