@@ -112,7 +112,7 @@ async def test_oversized_guest_request_is_refused_and_guest_survives(home: Path)
 async def test_arguments_cannot_override_guest_protocol_keys(home: Path) -> None:
     async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
         for smuggled in (
-            {"program": "probe", "attack": "files"},
+            {"program": "probe", "probe": "files"},
             {"output_bytes": 1},
             {"arguments": {}},
         ):

@@ -15,10 +15,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from fumehood.attack import gateway as target_module
+from fumehood.attack.gateway import gateway_target
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
-from fumehood.attack.targets import Standing, find_image, gateway_target
-from fumehood.gateway import addresses, door, proxy, request, service
+from fumehood.attack.targets import Standing, find_image
+from fumehood.gateway import addresses, door, proxy, request
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
 from fumehood.policy.model import Decision
@@ -90,7 +92,8 @@ def _own_addresses(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_gate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(service, "_by_default", lambda facts: Decision(Decided.ALLOW, "rule:all"))
+    allow = Decision(Decided.ALLOW, "rule:all")
+    patch.setattr(target_module, "_by_default", lambda facts: allow)
 
 
 def _bodies_are_reads(patch: pytest.MonkeyPatch) -> None:

@@ -672,7 +672,7 @@ async def test_twin_functions_of_a_program_run_in_the_jail(tmp_path: Path) -> No
 
 async def test_call_cannot_name_the_self_check_as_its_program() -> None:
     async with JailWall([str(TESTS)]) as wall, wall.lease(TrustDomain("a"), fresh=True) as lease:
-        ran = await lease.run("probe", {"attack": "spin"}, Limits(5, 5, 64, 65536))
+        ran = await lease.run("probe", {"probe": "spin"}, Limits(5, 5, 64, 65536))
         assert ran.ended_by is EndedBy.SANDBOX_LOST
 
 

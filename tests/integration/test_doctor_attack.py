@@ -322,21 +322,6 @@ def test_doctor_attack_on_unavailable_wall_exits_4(tmp_path: Path) -> None:
     assert card["walls"][0]["cure"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--attack", "--wall", "castle"],
-        ["--attack", "--wall", "jail", "--runtime", "runc"],
-        ["--quick"],
-        ["--wall", "jail"],
-    ],
-)
-def test_doctor_attack_with_inconsistent_options_is_a_usage_error(arguments: list[str]) -> None:
-    done = doctor(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr
-
-
 @pytest.mark.needs("docker")
 def test_terminated_doctor_attack_removes_its_containers_and_processes(python_image: Image) -> None:
     before = traces()

@@ -24,7 +24,7 @@ from fumehood.guest.process import supervisor
 
 for rows in ('INTERPRETER', 'JAIL'):
     table = getattr(supervisor, rows)
-    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in table)
+    told = tuple((probe, limit, lambda ending: True) for probe, limit, _ in table)
     setattr(supervisor, rows, told)
 """
 WITHOUT_FILTER = """

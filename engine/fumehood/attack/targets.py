@@ -8,20 +8,15 @@ reported.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from fumehood.attack.attack import JAILED, Language
-from fumehood.attack.bait import VARIABLE
 from fumehood.attack.scorecard import Verdict, WallCard
 from fumehood.core.limits import MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
@@ -55,9 +50,13 @@ async def targets_of(
         found.append(interpreter_target())
     if "jail" in walls:
         found.append(jail_target())
-    for wall, target in (("container", container_target), ("gateway", gateway_target)):
-        if wall in walls:
-            found += await _containers(Docker(environment), runtime, wall, target)
+    docker = Docker(environment)
+    if "container" in walls:
+        found += await _containers(docker, runtime, "container", container_target)
+    if "gateway" in walls:
+        from fumehood.attack.gateway import gateway_target  # not at the top: it needs TLS
+
+        found += await _containers(docker, runtime, "gateway", gateway_target)
     return found
 
 
@@ -241,111 +240,3 @@ def container_target(
             )
 
     return Target("container", opened, runtime, is_gvisor)
-
-
-def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
-    """Return the gateway, for programs in containers of one runtime. They may read from a service,
-    and from names of this host, which no program reaches: its addresses are not public.
-    """
-    containers = container_target(runtime, docker, find_image)
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Standing]:
-        from fumehood.gateway.service import trial_gateway  # not at the top: it needs TLS
-
-        async with containers.open() as standing:
-            with running_service() as service:
-                open_to = [service.authority]
-                async with trial_gateway([*open_to, "localhost"], open_to, VARIABLE) as (
-                    network, variables,
-                ):  # fmt: skip
-                    yield replace(
-                        standing,
-                        sinks=RunSinks(network=network),
-                        environment={**variables, "OPEN": f"http://{service.authority}"},
-                        losses=service.losses,
-                    )
-
-    return replace(containers, wall="gateway", open=opened)
-
-
-# -- the service of attacks on the gateway ------------------------------------------------
-
-
-FILL_BYTES = 64 * 1024
-PART_BYTES = 7
-
-
-class Service(ThreadingHTTPServer):
-    """A service on loopback that programs may read from. It answers with what it received, and
-    notes each write as a loss. `/?to=URL` redirects, `/?fill=TEXT` answers at length. After
-    `/?keep`, `/kept` answers with the login of that request, or with the part asked for.
-    """
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.authority = f"127.0.0.1:{self.server_address[1]}"
-        self.written: list[str] = []
-        """The methods of requests that are no reads."""
-        self.kept = ""
-
-    def losses(self) -> list[str]:
-        """Describe the writes since the last call."""
-        written, self.written[:] = list(self.written), []
-        return [f"a {method} arrived that nobody allowed" for method in dict.fromkeys(written)]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 5
-    server: Service
-
-    def do_GET(self) -> None:
-        if int(self.headers.get("content-length") or 0):
-            self.server.written.append("GET with a body")
-        address = urlsplit(self.path)
-        asked = parse_qs(address.query, keep_blank_values=True)
-        body = json.dumps({"path": self.path, **self.headers}).encode()
-        status = 302 if "to" in asked else 200
-        if "keep" in asked:
-            self.server.kept = self.headers.get("authorization", "")
-        if "fill" in asked:
-            body = (asked["fill"][0] * FILL_BYTES).encode()[:FILL_BYTES]
-        if address.path == "/kept":
-            ranges = [value for name, value in self.headers.items() if "range" in name.lower()]
-            part = [*asked.get("part", []), *(one.partition("=")[2] for one in ranges)]
-            status, body = (206 if part else 200), self.server.kept.encode()
-            if part:
-                first = int(part[0].partition("-")[0])
-                body = body[first : first + PART_BYTES]
-        self.send_response(status)
-        if "to" in asked:
-            self.send_header("location", asked["to"][0])
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.server.written.append(self.command)
-        self.send_response(204)
-        self.end_headers()
-
-    do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815  # as the library names them
-
-    def log_message(self, *values: object) -> None:
-        """Log nothing."""
-
-
-@contextmanager
-def running_service() -> Iterator[Service]:
-    """Yield the running service."""
-    with Service() as service:
-        thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield service
-        finally:
-            service.shutdown()
-            thread.join()

@@ -1,4 +1,4 @@
-"""`fumehood doctor`: check this host, and name a remedy for every problem; or attack its walls.
+"""`fumehood doctor`: check this host, and name a remedy for every problem.
 
 The checks of authority (approvers, policy, audit key, secrets, and those of parts) read the state
 directory and the configured files directly, with or without a running engine, and write nothing.
@@ -12,8 +12,6 @@ import json
 import os
 import platform
 import shutil
-import signal
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
@@ -24,22 +22,16 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import anyio
 import psutil
 import typer
 from sqlalchemy import Connection
 
-from fumehood.attack.attack import Topic
-from fumehood.attack.bait import BaitFailed
-from fumehood.attack.run import run_attacks
-from fumehood.attack.scorecard import Line, Scorecard, WallCard
-from fumehood.attack.scorecard import Verdict as Ending
-from fumehood.attack.targets import WALLS, targets_of
 from fumehood.audit.chain import head_of, key_id_after
 from fumehood.audit.keys import CURRENT, all_keys
-from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.exits import ExitCode, say
 from fumehood.cli.findings import Finding, Verdict
 from fumehood.cli.options import AsJson, SocketPath, counted
 from fumehood.cli.policy import Offline
@@ -103,24 +95,6 @@ INDENT = " " * (VERDICT_COLUMNS + 2)
 
 
 def doctor(
-    attack: Annotated[
-        bool,
-        typer.Option(
-            "--attack",
-            help="Attack this host's own walls, safely, and show which held. Exit status 0: all "
-            "held; 1: one failed; 4: one that should be here could not be tried.",
-        ),
-    ] = False,
-    wall: Annotated[
-        list[str] | None,
-        typer.Option(help="Attack this only: interpreter, jail, container or gateway. Repeatable."),
-    ] = None,
-    runtime: Annotated[
-        str | None, typer.Option(help="Attack only containers of this Docker runtime.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A few attacks of each kind, in at most about 15 s.")
-    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show every check in full, not only problems.")
     ] = False,
@@ -134,10 +108,6 @@ def doctor(
     if show_parts:
         _show_parts(as_json=wants_json(as_json))
         return
-    if attack:
-        _attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
-    if wall or runtime is not None or quick:
-        fail("--wall, --runtime and --quick need --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
         # One line per finding, so that `grep` finds it whole.
@@ -585,133 +555,3 @@ def _memory() -> Finding:
         return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
     remedy = "Free memory, or use smaller memory limits."
     return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", remedy)
-
-
-# -- attacks on this host's own walls ------------------------------------------------------
-
-EXITS = {
-    Ending.HELD: ExitCode.SUCCESS,
-    Ending.FAILED: ExitCode.TOOL_FAILED,
-    Ending.UNTRIED: ExitCode.UNAVAILABLE,
-}
-SHOWN = {Ending.HELD: "held", Ending.FAILED: "FAILED", Ending.UNTRIED: "not tried"}
-
-
-def _attack_walls(
-    walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: bool
-) -> NoReturn:
-    """Run the attacks, show the scorecard, and exit with the code of its verdict."""
-    unknown = [wall for wall in walls if wall not in WALLS]
-    if unknown:
-        fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
-    of_runtimes = ("container", "gateway")
-    if runtime is not None and walls and not {*of_runtimes} & {*walls}:
-        fail("--runtime needs the container wall, or the gateway.", ExitCode.USAGE)
-    chosen = tuple(walls) or (WALLS if runtime is None else of_runtimes)
-    scorecard = _attacked(chosen, runtime, quick=quick)
-    if as_json:
-        show_json(scorecard.as_document())
-    else:
-        _show_scorecard(scorecard)
-    raise typer.Exit(EXITS[scorecard.verdict])
-
-
-def _attacked(walls: Sequence[str], runtime: str | None, *, quick: bool) -> Scorecard:
-    try:
-        scorecard = anyio.run(_attack_until_told, walls, runtime, quick)
-    except BaitFailed as failed:
-        fail(f"Nothing was attacked: {failed}.", ExitCode.UNAVAILABLE)
-    except OSError as error:
-        fail(f"Nothing was attacked: {error.strerror or error}.", ExitCode.UNAVAILABLE)
-    if scorecard is None:
-        fail("Interrupted. Everything created for the attacks was removed.", ExitCode.UNAVAILABLE)
-    return scorecard
-
-
-async def _attack_until_told(
-    walls: Sequence[str], runtime: str | None, quick: bool
-) -> Scorecard | None:
-    """Return the scorecard, or None if a signal came first. Either way nothing is left behind."""
-    scorecard: Scorecard | None = None
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with anyio.create_task_group() as group:
-
-            async def listen() -> None:
-                async for _ in signals:
-                    group.cancel_scope.cancel()
-                    return
-
-            group.start_soon(listen)
-            targets = await targets_of(walls, runtime, os.environ)
-            scorecard = await run_attacks(
-                targets, engine_version=version("fumehood"), quick=quick, on_line=_told()
-            )
-            group.cancel_scope.cancel()
-    return scorecard
-
-
-def _told() -> Callable[[str, Line], None]:
-    """Show progress on stderr if it is a terminal."""
-    if not sys.stderr.isatty():
-        return lambda wall, line: None
-
-    def tell(wall: str, line: Line) -> None:
-        sys.stderr.write(f"\r\x1b[K{wall}: {line.id}")
-        sys.stderr.flush()
-
-    return tell
-
-
-# -- the table --------------------------------------------------------------------------
-
-
-def _show_scorecard(scorecard: Scorecard) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-    tried = [card for card in scorecard.walls if card.attacks]
-    if tried:
-        _show_matrix(tried)
-    for card in tried:
-        _show_remarks(card)
-    for card in scorecard.walls:
-        say(_summary(card))
-
-
-def _show_matrix(cards: Sequence[WallCard]) -> None:
-    by_wall = [{line.id: line for line in card.attacks} for card in cards]
-    topics = {name: Topic(line.topic) for lines in by_wall for name, line in lines.items()}
-    fields = [Column("topic", drop=1), Column("attack", whole=True)]
-    fields += [Column(card.name) for card in cards]
-    rows = [
-        [topic, name, *(_cell(lines.get(name)) for lines in by_wall)]
-        for topic in Topic
-        for name in topics
-        if topics[name] is topic
-    ]
-    show_table(fields, rows)
-
-
-def _cell(line: Line | None) -> str:
-    if line is None:
-        return "·"
-    return f"{SHOWN[line.verdict]}{'*' if line.differs else ''}"
-
-
-def _show_remarks(card: WallCard) -> None:
-    """Show every attack that did not fail, with reason and remedy, and every difference."""
-    for line in card.attacks:
-        if line.verdict is not Ending.HELD:
-            said = f"{SHOWN[line.verdict]}: it tried to {line.tries}. {line.why} {line.cure}"
-            say(f"{card.name}, {line.id}: {said}")
-        if line.differs:
-            say(visible(f"* {card.name}, {line.id}: {line.differs}"))
-
-
-def _summary(card: WallCard) -> str:
-    if not card.attacks:
-        said = "not available" if card.verdict is Ending.ABSENT else "could not be tried"
-        return f"{card.name}: {said}. {card.why} {card.cure}"
-    counts = ", ".join(
-        f"{card.count(verdict)} {words}" for verdict, words in SHOWN.items() if card.count(verdict)
-    )
-    return f"{card.name}: {counts}, in {card.seconds} s"

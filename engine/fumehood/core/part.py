@@ -44,7 +44,8 @@ class Options:
     """Options that a part adds to a command of the kernel, and the parameter that they precede.
 
     `function` has these options as parameters, and may have some of the command's own. It is called
-    before the command, which gets what it returns in a parameter `added`, if it has one.
+    before the command, which gets what it returns in a parameter `added`, if it has one. It may end
+    the process instead.
     """
 
     command: str

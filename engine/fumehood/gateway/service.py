@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import EngineError, PermissionDenied, StateUnavailable
+from fumehood.core.errors import PermissionDenied, StateUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
@@ -26,12 +26,12 @@ from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.door import Ask, Door, Lists, Send, Spend, free
 from fumehood.gateway.placeholders import HeldRequest, Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings, ListedPackages, NetworkHosts
-from fumehood.observe.log import Logger, log_fault, quiet_logger
-from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.observe.log import Logger, log_fault
+from fumehood.policy.model import CallFacts, Decision
 from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import NET
-from fumehood.registry.secrets import SecretBindings, SecretSettings
+from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.wall import CallPort, Dial, Network
 
@@ -246,41 +246,3 @@ class Gateway:
             network_backend=backend,
         )
         return pool, backend
-
-
-# -- a gateway without an engine, to attack it ------------------------------------------------
-
-OF_THE_SECRET = "SECRET"
-"""The variable of programs with the placeholder."""
-
-
-@asynccontextmanager
-async def trial_gateway(
-    hosts: Sequence[str], allowed: Sequence[str], secret: str
-) -> AsyncIterator[tuple[Network, Mapping[str, str]]]:
-    """Yield a network to `hosts`, and the variables of its programs, by default rules; nobody says
-    yes. Of these hosts, `allowed` may be at addresses that are not public, and get the secret in
-    the engine's variable `secret`.
-    """
-    settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
-    bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
-    gateway = Gateway(
-        settings, _by_default, None, SecretBindings({"trial": bound}), _forget, quiet_logger()
-    )
-    async with gateway.door(
-        settings.hosts, _refuse, Redactor(), tool="run_python", call_id="trial",
-        principal_id="attack", agent_id=None, session_id=None,
-    ) as (door, network):  # fmt: skip
-        yield network, {**ENVIRONMENT, **door.placeholders.environment}
-
-
-def _by_default(facts: CallFacts) -> Decision:
-    return Decision(Verdict.ASK, "default: nothing was set")
-
-
-async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
-    return PermissionDenied("Nobody says yes here.")
-
-
-async def _forget(kind: str, fields: JsonObject) -> None:
-    pass

@@ -94,7 +94,7 @@ class Checkout:
 PROBE_MEMORY_BYTES = 16 << 20
 PROBE_WALL_S = 0.02
 PROBE_DEADLINE_S = 60.0
-"""Seconds for every other attack: more than the host waits for a guest, so that a busy machine is
+"""Seconds for every other probe: more than the host waits for a guest, so that a busy machine is
 never taken for one that does not enforce its limits.
 """
 
@@ -108,7 +108,7 @@ def _was_killed(ending: dict[str, Any]) -> bool:
 
 
 Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
-"""An attack of `run_probe`, the limit that it tests, and a check of whether that limit held."""
+"""A probe of `run_probe`, the limit that it tests, and a check of whether that limit held."""
 
 INTERPRETER: tuple[Row, ...] = (
     ("memory", "memory", _was_refused),
@@ -118,10 +118,10 @@ INTERPRETER: tuple[Row, ...] = (
     ("spin", "wall_time", lambda e: bool(e["ended_by"] == "wall_time")),
 )
 JAIL: tuple[Row, ...] = tuple(
-    ("outside", limit, holds) if attack == "files" else (attack, limit, holds)
-    for attack, limit, holds in INTERPRETER
+    ("outside", limit, holds) if probe == "files" else (probe, limit, holds)
+    for probe, limit, holds in INTERPRETER
 )
-"""The same attacks, but on files outside the view, because the jail may read some files."""
+"""The same probes, but of files outside the view, because the jail may read some files."""
 
 
 class SelfTest:
@@ -132,13 +132,13 @@ class SelfTest:
         self._held: dict[str, bool] = {}
 
     def runs(self) -> Iterator[Run]:
-        """Every attack, as a run with a negative id."""
-        for number, (attack, _, _) in enumerate(self._rows):
-            wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
+        """Every probe, as a run with a negative id."""
+        for number, (probe, _, _) in enumerate(self._rows):
+            wall_s = PROBE_WALL_S if probe == "spin" else PROBE_DEADLINE_S
             yield Run(
                 id=-1 - number,
                 program="probe",
-                arguments={"attack": attack},
+                arguments={"probe": probe},
                 limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),
             )
 

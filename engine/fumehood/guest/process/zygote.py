@@ -202,8 +202,8 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the attack that the request names. A reply means that the child survived it."""
-    return {"result": {"outcome": _ATTACKS[request["arguments"]["attack"]]()}}
+    """Run the probe that the request names. A reply means that the child survived it."""
+    return {"result": {"outcome": _PROBES[request["arguments"]["probe"]]()}}
 
 
 def _take_memory() -> str:
@@ -231,9 +231,9 @@ def _look_outside() -> str:
         lambda: os.open("/proc/self/status", os.O_RDONLY),
         lambda: os.open("/dev/shm/fumehood-probe", os.O_WRONLY | os.O_CREAT),  # noqa: S108
     )
-    for attack in outside:
+    for reach in outside:
         try:
-            attack()
+            reach()
         except PermissionError:
             continue
         return "seen"
@@ -260,7 +260,7 @@ def _spin() -> str:
         pass
 
 
-_ATTACKS = {
+_PROBES = {
     "memory": _take_memory,
     "files": _open_file,
     "outside": _look_outside,

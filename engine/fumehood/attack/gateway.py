@@ -1,0 +1,174 @@
+"""The gateway as a target: one without an engine, and a service that programs may read from.
+
+Host side. Invariants: the gateway asks nobody, and its only secret is the bait; the service listens
+on loopback, and ends with the target.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from fumehood.attack.bait import VARIABLE
+from fumehood.attack.targets import Standing, Target, container_target
+from fumehood.core.errors import EngineError, PermissionDenied
+from fumehood.core.json_types import JsonObject
+from fumehood.gateway.door import Send
+from fumehood.gateway.service import ENVIRONMENT, Gateway
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.observe.log import quiet_logger
+from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.redaction.redactor import Redactor
+from fumehood.registry.secrets import SecretBindings, SecretSettings
+from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.container.supply import FindImage
+from fumehood.sandbox.wall import CallPort, Network, RunSinks
+
+
+def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
+    """Return the gateway, for programs in containers of one runtime. They may read from a service,
+    and from names of this host, which no program reaches: its addresses are not public.
+    """
+    containers = container_target(runtime, docker, find_image)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Standing]:
+        async with containers.open() as standing:
+            with running_service() as service:
+                open_to = [service.authority]
+                async with trial_gateway([*open_to, "localhost"], open_to, VARIABLE) as (
+                    network, variables,
+                ):  # fmt: skip
+                    yield replace(
+                        standing,
+                        sinks=RunSinks(network=network),
+                        environment={**variables, "OPEN": f"http://{service.authority}"},
+                        losses=service.losses,
+                    )
+
+    return replace(containers, wall="gateway", open=opened)
+
+
+# -- a gateway without an engine ------------------------------------------------------------
+
+OF_THE_SECRET = "SECRET"
+"""The variable of programs with the placeholder."""
+
+
+@asynccontextmanager
+async def trial_gateway(
+    hosts: Sequence[str], allowed: Sequence[str], secret: str
+) -> AsyncIterator[tuple[Network, Mapping[str, str]]]:
+    """Yield a network to `hosts`, and the variables of its programs, by default rules; nobody says
+    yes. Of these hosts, `allowed` may be at addresses that are not public, and get the secret in
+    the engine's variable `secret`.
+    """
+    settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
+    bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
+    gateway = Gateway(
+        settings, _by_default, None, SecretBindings({"trial": bound}), _forget, quiet_logger()
+    )
+    async with gateway.door(
+        settings.hosts, _refuse, Redactor(), tool="run_python", call_id="trial",
+        principal_id="attack", agent_id=None, session_id=None,
+    ) as (door, network):  # fmt: skip
+        yield network, {**ENVIRONMENT, **door.placeholders.environment}
+
+
+def _by_default(facts: CallFacts) -> Decision:
+    return Decision(Verdict.ASK, "default: nothing was set")
+
+
+async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
+    return PermissionDenied("Nobody says yes here.")
+
+
+async def _forget(kind: str, fields: JsonObject) -> None:
+    pass
+
+
+# -- the service ----------------------------------------------------------------------------
+
+
+FILL_BYTES = 64 * 1024
+PART_BYTES = 7
+
+
+class Service(ThreadingHTTPServer):
+    """A service on loopback that programs may read from. It answers with what it received, and
+    notes each write as a loss. `/?to=URL` redirects, `/?fill=TEXT` answers at length. After
+    `/?keep`, `/kept` answers with the login of that request, or with the part asked for.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.authority = f"127.0.0.1:{self.server_address[1]}"
+        self.written: list[str] = []
+        """The methods of requests that are no reads."""
+        self.kept = ""
+
+    def losses(self) -> list[str]:
+        """Describe the writes since the last call."""
+        written, self.written[:] = list(self.written), []
+        return [f"a {method} arrived that nobody allowed" for method in dict.fromkeys(written)]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+    server: Service
+
+    def do_GET(self) -> None:
+        if int(self.headers.get("content-length") or 0):
+            self.server.written.append("GET with a body")
+        address = urlsplit(self.path)
+        asked = parse_qs(address.query, keep_blank_values=True)
+        body = json.dumps({"path": self.path, **self.headers}).encode()
+        status = 302 if "to" in asked else 200
+        if "keep" in asked:
+            self.server.kept = self.headers.get("authorization", "")
+        if "fill" in asked:
+            body = (asked["fill"][0] * FILL_BYTES).encode()[:FILL_BYTES]
+        if address.path == "/kept":
+            ranges = [value for name, value in self.headers.items() if "range" in name.lower()]
+            part = [*asked.get("part", []), *(one.partition("=")[2] for one in ranges)]
+            status, body = (206 if part else 200), self.server.kept.encode()
+            if part:
+                first = int(part[0].partition("-")[0])
+                body = body[first : first + PART_BYTES]
+        self.send_response(status)
+        if "to" in asked:
+            self.send_header("location", asked["to"][0])
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.server.written.append(self.command)
+        self.send_response(204)
+        self.end_headers()
+
+    do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815  # as the library names them
+
+    def log_message(self, *values: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def running_service() -> Iterator[Service]:
+    """Yield the running service."""
+    with Service() as service:
+        thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.shutdown()
+            thread.join()
