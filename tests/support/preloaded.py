@@ -4,8 +4,9 @@ Starting `fumehood` takes most of a second of processor time and `fumehood serve
 it for imports, and the tests start them hundreds of times. A command that is started here is a
 process of its own, a child of the test run, with the arguments, environment, directory, descriptors
 and user that the test gave it; only its imports were made before. That goes for the script
-`fumehood`, for `-m MODULE` and `-c PROGRAM` of an `Interpreter`, and for `fumehood` in a shell whose
-path begins with `commands()`. `--cold-start` starts every command from nothing, as users do.
+`fumehood`, for `-m MODULE` and `-c PROGRAM` of an `Interpreter`, and for `fumehood` and
+`python FILE.py` in a shell whose path begins with `commands()`. `--cold-start` starts every command
+from nothing, as users do.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ _preloader = cache(Preloader)
 
 SCRIPT = """#!{python} -IS
 import json, os, signal, socket, sys
+if {script!r} == sys.executable and not "".join(sys.argv[1:2]).endswith(".py"):
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 umask = os.umask(0o022)
 request = {{
     "arguments": [{script!r}, *sys.argv[1:]], "environment": dict(os.environ), "umask": umask,
@@ -121,10 +124,10 @@ def commands(script: str) -> Path:
 @cache
 def _quick_commands(script: str) -> Path:
     place = _preloader(PYTHON).place
-    program = place / Path(script).name
-    text = SCRIPT.format(python=sys.executable, script=script, socket=str(place / "socket"))
-    program.write_text(text, encoding="utf-8")
-    program.chmod(0o700)
+    for name, path in ((Path(script).name, script), ("python", sys.executable)):
+        text = SCRIPT.format(python=sys.executable, script=path, socket=str(place / "socket"))
+        (place / name).write_text(text, encoding="utf-8")
+        (place / name).chmod(0o700)
     return place
 
 
@@ -326,6 +329,13 @@ def _start(arguments: list[str]) -> None:
         sys.argv[:] = ["-c", *arguments[3:]]
         sys.modules["__main__"] = main = types.ModuleType("__main__")
         exec(compile(arguments[2], "<string>", "exec"), main.__dict__)
+    elif arguments[0] == sys.executable:
+        file = Path(arguments[1]).absolute()
+        sys.path.insert(0, str(file.parent))
+        sys.argv[:] = arguments[1:]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        main.__file__ = str(file)
+        exec(compile(file.read_bytes(), arguments[1], "exec"), main.__dict__)
     else:
         from fumehood.cli.main import main as command
 
