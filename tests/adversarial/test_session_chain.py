@@ -116,10 +116,33 @@ ATTACKS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-async def box(python_image: Image) -> AsyncIterator[OneContainer]:
-    async with one_container(python_image) as box:
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=["runc"])
+async def shared(
+    request: pytest.FixtureRequest, python_image: Image
+) -> AsyncIterator[OneContainer]:
+    """One container for all attacks: it has to serve after each of them."""
+    async with one_container(python_image, runtime=request.param) as box:
         yield box
+
+
+on_both = pytest.mark.parametrize(
+    "shared", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))], indirect=True
+)
+"""For what depends on the kernel that programs see."""
+
+
+@pytest.fixture
+async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
+    """A container without earlier variables and files, which must survive the test."""
+    yield shared
+    await shared.shell("kill -9 -1")
+    await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
+    assert shared.ended is None, shared.ended
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
@@ -178,17 +201,21 @@ def cpu_ns(container: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["SHUT_RD", "SHUT_WR", "SHUT_RDWR"])
-async def test_supervisor_does_not_hang_on_a_shut_down_socket(box: OneContainer, how: str) -> None:
-    """A read from a socket that was shut down returns end-of-file repeatedly."""
-    await box.python("x = 'old'")
-    code = f"import socket\nx = 'new'\nsocket.socket(fileno=5).shutdown(socket.{how})"
-    ended = await box.python(code, wall_s=5)
-    assert box.ended is None, box.ended
-    assert ended.ended_by.value in ("ok", "exception", "wall_time")
-    assert (await box.shell("echo on")).stdout == "on\n"
-    # Its own chain is broken for good; what is said of it is so all the same.
-    assert (await box.python("y = 1", wall_s=5)).state in ("reset", "rolled_back", "kept")
-    assert box.ended is None
+async def test_supervisor_does_not_hang_on_a_shut_down_socket(
+    python_image: Image, how: str
+) -> None:
+    """A read from a socket that was shut down returns end-of-file repeatedly. In a container of its
+    own, whose chain is broken for good afterwards; what is said of it is so all the same.
+    """
+    async with one_container(python_image) as box:
+        await box.python("x = 'old'")
+        code = f"import socket\nx = 'new'\nsocket.socket(fileno=5).shutdown(socket.{how})"
+        ended = await box.python(code, wall_s=5)
+        assert box.ended is None, box.ended
+        assert ended.ended_by.value in ("ok", "exception", "wall_time")
+        assert (await box.shell("echo on")).stdout == "on\n"
+        assert (await box.python("y = 1", wall_s=5)).state in ("reset", "rolled_back", "kept")
+        assert box.ended is None
 
 
 BLOCKED = """
@@ -330,24 +357,19 @@ time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize(
-    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
-)
-async def test_process_name_forging_a_status_line_does_not_avoid_kill(
-    python_image: Image, runtime: str
-) -> None:
+@on_both
+async def test_process_name_forging_a_status_line_does_not_avoid_kill(box: OneContainer) -> None:
     """A process chooses its own name, which is the first line of its status in /proc."""
-    async with one_container(python_image, runtime=runtime) as box:
-        for name in (b"twin", b"a\nUid:\t0", b"a\nState:\tZ", b"a\nPPid:\t1"):
-            await box.python(BEATS.format(name=name))
-            after = await box.python(
-                "import os, time\n"
-                "os.remove('/workspace/beat')\n"
-                "time.sleep(0.5)\n"
-                "os.path.exists('/workspace/beat')"
-            )
-            assert value_of(after) is False, name
-            assert box.ended is None, name
+    for name in (b"twin", b"a\nUid:\t0", b"a\nState:\tZ", b"a\nPPid:\t1"):
+        await box.python(BEATS.format(name=name))
+        after = await box.python(
+            "import os, time\n"
+            "os.remove('/workspace/beat')\n"
+            "time.sleep(0.5)\n"
+            "os.path.exists('/workspace/beat')"
+        )
+        assert value_of(after) is False, name
+        assert box.ended is None, name
 
 
 async def test_session_processes_use_no_cpu_between_calls(box: OneContainer) -> None:
@@ -379,16 +401,11 @@ reached == [f'/proc/{os.getpid()}/mem']
 """
 
 
-@pytest.mark.parametrize(
-    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
-)
-async def test_attack_program_reaches_the_memory_of_the_variables_copy(
-    python_image: Image, runtime: str
-) -> None:
+@on_both
+async def test_attack_program_reaches_the_memory_of_the_variables_copy(box: OneContainer) -> None:
     """The copy has the variables from before the call. Twin: the program's own memory."""
-    async with one_container(python_image, runtime=runtime) as box:
-        await box.python("x = 1")
-        assert value_of(await box.python(REACH_MEMORY)) is True
-        assert (await box.python("import os; os._exit(1)")).state == "rolled_back"
-        assert value_of(await box.python(REACH_MEMORY)) is True  # the copy's copy, too
-        assert value_of(await box.python("x")) == 1
+    await box.python("x = 1")
+    assert value_of(await box.python(REACH_MEMORY)) is True
+    assert (await box.python("import os; os._exit(1)")).state == "rolled_back"
+    assert value_of(await box.python(REACH_MEMORY)) is True  # the copy's copy, too
+    assert value_of(await box.python("x")) == 1
