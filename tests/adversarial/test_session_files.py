@@ -181,6 +181,12 @@ ADDRESSES = {
 in_memory = pytest.mark.parametrize("session", [{}], indirect=True, ids=["memory"])
 """What is decided on the host, whatever the workspace is on."""
 
+ON_DISK = pytest.param(
+    {"disk_mb": 32}, marks=[pytest.mark.needs("disks"), pytest.mark.soak], id="disk"
+)
+slow = pytest.mark.parametrize("session", [pytest.param({}, id="memory"), ON_DISK], indirect=True)
+"""What takes seconds: on a disk only in the soak test."""
+
 
 @in_memory
 @pytest.mark.parametrize("name", ADDRESSES)
@@ -257,6 +263,7 @@ def raw_address(session: Session, method: str, address: str, body: bytes = b"") 
     return split_answer(raw_answer)
 
 
+@slow
 def test_large_sparse_file_is_sent_in_full(session: Session) -> None:
     session.shell("truncate -s 32M a")
     assert session.files("GET", "/a").body == bytes(32 * MB)
@@ -272,6 +279,7 @@ def roomy(daemon: Daemon) -> Iterator[Session]:
     made.end()
 
 
+@slow
 def test_thousands_of_files_are_listed_completely(roomy: Session) -> None:
     made = int(roomy.python(
         "import os\nmade = 0\ntry:\n    while made < 10_000:\n"
@@ -399,6 +407,7 @@ def test_module_in_the_workspace_is_not_loaded_to_unpack_an_archive(session: Ses
     assert session.shell("ls")["stdout"] == "copy.py\ngrp.py\nok\nstruct.py\ntarfile.py\n"
 
 
+@slow
 def test_archive_without_room_is_refused_and_the_session_continues(session: Session) -> None:
     """Its files take as much again, and a million of them are more than the wall allows."""
     half = archived(session, "PUT", body=tarred(*((str(n), MB) for n in range(20))))
@@ -411,6 +420,7 @@ def test_archive_without_room_is_refused_and_the_session_continues(session: Sess
     assert archived(session, "PUT", body=tarred(("ok", 1))).status == 200
 
 
+@slow
 def test_archive_of_holes_larger_than_the_workspace_is_refused(session: Session) -> None:
     """It would fill the disk of whoever downloads it."""
     session.shell("for n in 1 2 3 4 5; do truncate -s 20M h$n; done")
@@ -431,6 +441,7 @@ def test_archive_of_hostile_files_has_only_plain_ones(session: Session) -> None:
     assert members == dict.fromkeys(("plain", "same", "a\nb"), tarfile.REGTYPE)
 
 
+@slow
 def test_upload_to_full_workspace_is_refused_and_works_after_deletion(session: Session) -> None:
     session.shell("head -c 30000000 /dev/zero > full")
     answer = session.files("PUT", "/a", b"x" * (16 * MB))
