@@ -31,7 +31,7 @@ from upstream import Reply, Upstream, bomb, packed, redirect, running_upstream
 pytestmark = pytest.mark.row("T5", "P6", "P8", "E1")
 
 SECRET = "canary-51c0-secret-of-a-tool"
-SHORT_MS, LONG_MS = 250, 10_000
+SHORT_MS, LONG_MS = 500, 60_000
 MB = 1 << 20
 OF_GUESTS = 2
 """Open files that the interpreter's guest and its standby may add during the test."""
@@ -74,7 +74,7 @@ tools = [look]
 FINE = Reply()
 REPEAT, NO_RETRY = "Repeat the call later.", "Do not retry."
 UNKNOWN = "It may or may not have taken effect."
-LATE = "did not answer in 0.25 s."
+LATE = "did not answer in 0.5 s."
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ FAULTS = (
           retryable=False, retries=0),
     Fault("certificate-of-untrusted-issuer", at="tls-unknown", is_heard=False, says=NO_RETRY,
           retryable=False, retries=0),
-    late("handshake-without-answer", at="mute", is_heard=False, says="in 0.25 s"),
+    late("handshake-without-answer", at="mute", is_heard=False, says="in 0.5 s"),
     # -- addresses -------------------------------------------------------------------------
     not_allowed("private-address", at="private", is_heard=False),
     not_allowed("name-with-public-and-private-address", at="mixed", is_heard=False),
@@ -276,7 +276,7 @@ def documents(services: Services) -> list[dict[str, Any]]:
         {"name": "harmless", "endpoint": f"{services.at['http']}/fine"},
         {"name": "harmless_tls", "endpoint": f"{services.at['tls']}/fine"},
         {"name": "recovering", "endpoint": f"{services.at['http']}/recovering", "retry_count": 1,
-         "timeout": SHORT_MS, "idempotent": True},
+         "timeout": 4 * SHORT_MS, "idempotent": True},
         {"name": "rebound", "endpoint": f"{services.at['rebound']}/rebound"},
         {"name": "holder", "endpoint": f"{services.at['http']}/fine",
          "headers": {"authorization": "Bearer ${secret:key}"}},
@@ -388,10 +388,10 @@ def test_service_fault_is_a_clear_error_and_leaks_nothing(
     assert client.call("harmless").status == 200
     wait_until(lambda: looker.connections().count(main.port) == 1)
     wait_until(lambda: len(looker.connections()) <= 2)  # the other is that of `harmless_tls`
+    # More than once: a look may find what the guest's next child needs for a moment.
     wait_until(lambda: looker.look().tasks <= before.tasks)
-    after = looker.look()
-    assert after.files <= before.files + OF_GUESTS
-    assert after.memory_bytes - before.memory_bytes < 48 * MB
+    wait_until(lambda: looker.look().files <= before.files + OF_GUESTS)
+    assert looker.look().memory_bytes - before.memory_bytes < 48 * MB
 
 
 @pytest.mark.parametrize(
