@@ -185,7 +185,7 @@ class KernelConfig(BaseSettings):
     def _require_loaded(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         """Refuse parts that were not named when this process began, and so are not loaded."""
         if missing := set(value) - {part.name for part in parts()}:
-            raise ValueError(f"name {min(missing)!r} in the file or in {VARIABLE} instead")
+            raise ValueError(f"{min(missing)!r} was not loaded: name it in {VARIABLE}")
         return value
 
     @field_validator("tcp")

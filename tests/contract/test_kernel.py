@@ -168,7 +168,8 @@ async def test_jailed_function_reads_no_file_of_the_host(home: Path) -> None:
         refused = await engine.call("read", {"file": str(canary)})
         assert not refused.success
         assert "canary-8b1f" not in refused.model_dump_json()
-        assert (await engine.call("double", {"number": 21})).data == {"doubled": 42}  # twin
+        twin = await engine.call("double", {"number": 21})
+        assert twin.data == {"doubled": 42}, str(twin.error and twin.error.message)
     assert canary.read_text() == "canary-8b1f"
 
 

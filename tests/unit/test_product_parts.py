@@ -119,11 +119,15 @@ def test_part_of_another_distribution_is_loaded_only_if_named(
     for text in ('parts = ["evil"]', "parts = [}", "parts = 3"):
         file.write_text(text)
         assert module.named() == (("evil",) if "evil" in text else ())
+    for name in ("FUMEHOOD_CONFIG", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: pytest.fail("the jail ends for this"))
+    assert module.named() == ()
 
 
 def test_configuration_refuses_a_part_that_is_not_loaded() -> None:
     with pytest.raises(
-        ConfigError, match=r"parts: .*name 'slack' in the file or in FUMEHOOD_PARTS"
+        ConfigError, match=r"parts: .*'slack' was not loaded: name it in FUMEHOOD_PARTS"
     ):
         load_config(parts=("slack",))
 
