@@ -50,7 +50,7 @@ def parts() -> tuple[Part, ...]:
         made += _loaded(others[name] for name in chosen)
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
-    for kind in ("commands", "checks", "exports"):
+    for kind in ("commands", "checks", "exports", "mounts"):
         _require_single(kind, made)
     return made
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from conftest import Daemon
-from fumehood.mcp.stdio import MAX_REQUESTS
+from fumehood.mcp.server.stdio import MAX_REQUESTS
 from support.approving import approving_daemon, ran
 from support.authority import Authority, ask
 from support.mcp import ASKING, META, RawClient, modern, post, raw_client

@@ -80,7 +80,7 @@ def test_mcp_server_loads_no_models_no_engine_and_no_http_library(shared_daemon:
     options = ("--agent", "nobody", "--wait", "5")
     code, names = modules_of(shared_daemon, "mcp", *options, stdin=hello)
     assert code == 0
-    assert "fumehood.mcp.stdio" in names
+    assert "fumehood.mcp.server.stdio" in names
     assert not names & (HEAVY | HEAVY_OF_OURS | {"mcp", "fumehood.client.exchange"})
 
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.cli.call import _parsed
-from fumehood.cli.mcp import _read_file
 from fumehood.cli.options import json_object
 from fumehood.cli.reach import _private_line
 from fumehood.client.golden import read_golden
@@ -25,7 +24,8 @@ from fumehood.executors.mcp_wire import Request, _Reader, served
 from fumehood.executors.rest import _data
 from fumehood.executors.upstreams import UpstreamAnswer
 from fumehood.http.bodies import parse_json
-from fumehood.mcp.messages import read_message
+from fumehood.mcp.command import _read_file
+from fumehood.mcp.server.messages import read_message
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import parse_policy
 from fumehood.projects.rules import IgnoreRules, plain_names

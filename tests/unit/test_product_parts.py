@@ -82,6 +82,10 @@ COMMAND = Command("Help.", "m:f", "serve")
             },
             "'a' and 'b' both add 'y' to checks",
         ),
+        (
+            {"a": Part(name="a", mounts={"/z": "m:f"}), "b": Part(name="b", mounts={"/z": "m:f"})},
+            "'a' and 'b' both add '/z' to mounts",
+        ),
     ],
 )
 def test_wrong_part_stops_the_engine(
@@ -151,5 +155,6 @@ def test_every_place_that_a_part_names_exists() -> None:
         places = [part.settings, part.approvers, part.operations, part.control_operations]
         places += [part.in_engine, *(one.function for one in part.checks)]
         places += [one.function for one in part.commands.values()]
+        places += part.mounts.values()
         for place in filter(None, places):
             assert imported(place) is not None

@@ -141,6 +141,7 @@ def _described(part: Part) -> JsonObject:
         "options": [f"{one.command} {name}" for one in part.options for name in _options(one)],
         "checks": [check.name for check in part.checks],
         "operations": [f"{one.method} {one.path}" for one in operations],
+        "mounts": sorted(part.mounts),
         "in the engine": [] if part.in_engine is None else [part.in_engine.rpartition(":")[2]],
     }
     return {"name": part.name, "adds": {kind: names for kind, names in adds.items() if names}}

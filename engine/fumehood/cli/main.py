@@ -22,7 +22,6 @@ COMMANDS = {
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
     "replay": "Run programs again as their receipts say, and show what differs.",
-    "mcp": "Serve an MCP client over standard input and output.",
     "hook": "Gates before the tools of other agents.",
     "usage": "Show usage: tokens and cost, summed from the call log; and budgets.",
     "doctor": "Check this host.",

@@ -86,6 +86,8 @@ class Part:
     """A list of operations of the control socket."""
     exports: Mapping[str, Named] = field(default_factory=dict)
     """Formats in which tools are exported. Each place takes a definition and returns its form."""
+    mounts: Mapping[str, Named] = field(default_factory=dict)
+    """Paths of the callers' socket. Each place takes the engine and returns an ASGI application."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
@@ -35,7 +35,6 @@ from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, headers_of, stopped
 from fumehood.http.caller import refusal_over_tcp
 from fumehood.http.endpoint import Needs, Operation, Respond
-from fumehood.http.mcp import MCP_PATH, McpEndpoint
 from fumehood.http.peer import Face, PortRequest, port_request
 from fumehood.http.routes import (
     approvals,
@@ -74,13 +73,15 @@ CONTROL_OPERATIONS: list[Operation] = [
 
 
 class Faces:
-    """One ASGI application that passes each request to its socket's own, or to `/mcp`."""
+    """One ASGI application that passes each request to its socket's own or a part's."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._engine = Application(engine, "fumehood", OPERATIONS)
-        self._mcp = McpEndpoint(engine)
         self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
+        self._mounted: dict[str, ASGIApp] = {
+            path: imported(place)(engine) for part in parts() for path, place in part.mounts.items()
+        }
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Return the coroutine that answers one request.
@@ -91,16 +92,14 @@ class Faces:
         given = headers_of(scope, TRACEPARENT)
         # Also where there is none: a request behind another one may begin in that one's context.
         INCOMING.set(given[0].decode("latin-1") if len(given) == 1 else None)
-        app: Application | McpEndpoint = self._engine
-        if face is Face.CONTROL:
-            app = self._control
-        elif scope["path"] == MCP_PATH:
-            app = self._mcp
+        app: ASGIApp = self._control
+        if face is not Face.CONTROL:
+            app = self._mounted.get(scope["path"], self._engine)
         if face is Face.TCP:
-            scope["app"] = app
+            scope["app"] = self._engine
             refusal = refusal_over_tcp(Request(scope))
             if refusal is not None:
-                return envelope_response(app.engine.refusal(refusal))(scope, receive, send)
+                return envelope_response(self.engine.refusal(refusal))(scope, receive, send)
         return app(scope, receive, send)
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:

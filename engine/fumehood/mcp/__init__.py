@@ -1,1 +1,1 @@
-"""The Model Context Protocol: the daemon's server, and the stdio bridge of `fumehood mcp`."""
+"""The Model Context Protocol: the engine as a server, and servers whose tools the engine calls."""

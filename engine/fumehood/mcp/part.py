@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from fumehood.core.part import Part
+from fumehood.core.part import Command, Part
 
-PART = Part(name="mcp", exports={"mcp": "fumehood.mcp.tool_form:tool_to_mcp"})
+PART = Part(
+    name="mcp",
+    commands={
+        "mcp": Command(
+            "Serve an MCP client over standard input and output.",
+            "fumehood.mcp.command:mcp",
+            after="replay",
+        )
+    },
+    exports={"mcp": "fumehood.mcp.server.tool_form:tool_to_mcp"},
+    mounts={"/mcp": "fumehood.mcp.server.endpoint:McpEndpoint"},
+)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.mcp.messages import (
+from fumehood.mcp.server.messages import (
     INVALID_REQUEST,
     PARSE_ERROR,
     RpcError,

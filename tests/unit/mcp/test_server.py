@@ -16,8 +16,8 @@ import pytest
 from fumehood import Config, Engine, progress, tool
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
-from fumehood.mcp.messages import HANDSHAKES, MODERN, RpcError
-from fumehood.mcp.server import Client, McpServer, result_of
+from fumehood.mcp.server.dispatch import Client, McpServer, result_of
+from fumehood.mcp.server.messages import HANDSHAKES, MODERN, RpcError
 from fumehood.testing import FakeWall
 from support.answers import envelope_bytes
 from support.asking import Deeds, asking

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fumehood.core.envelope import Envelope
-from fumehood.mcp import stdio
-from fumehood.mcp.messages import encode_result
-from fumehood.mcp.server import result_of
-from fumehood.mcp.stdio import Bridge, is_without_session
+from fumehood.mcp.server import stdio
+from fumehood.mcp.server.dispatch import result_of
+from fumehood.mcp.server.messages import encode_result
+from fumehood.mcp.server.stdio import Bridge, is_without_session
 from support.answers import envelope_bytes
 
 pytestmark = pytest.mark.row("D3")

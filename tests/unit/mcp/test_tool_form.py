@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood import ToolDefinition
-from fumehood.mcp.tool_form import tool_to_mcp
+from fumehood.mcp.server.tool_form import tool_to_mcp
 from support.definitions import expression_document
 
 pytestmark = pytest.mark.row("D3")

@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from fumehood.cli.main import app
-from fumehood.cli.mcp import PLACES
 from fumehood.config import load_config
+from fumehood.mcp.command import PLACES
 
 pytestmark = pytest.mark.row("D3")
 

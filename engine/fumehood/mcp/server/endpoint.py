@@ -1,7 +1,7 @@
 """`/mcp`: the Model Context Protocol over streamable HTTP, on the callers' addresses.
 
-Host side, between the server and `mcp/server.py`. A response is one JSON document, or a stream of
-events if messages precede it. Invariants: the headers of a request agree with its body; a client
+Host side, between the HTTP server and `dispatch.py`. A response is one JSON document, or a stream
+of events if messages precede it. Invariants: the headers of a request agree with its body; a client
 that disconnects cancels its request; a client that does not read is disconnected.
 """
 
@@ -33,7 +33,8 @@ from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
 from fumehood.http.peer import Face
 from fumehood.http.routes.stream import HEADERS, KEEP_ALIVE_S, WRITE_DEADLINE_S
-from fumehood.mcp.messages import (
+from fumehood.mcp.server.dispatch import Client, McpServer
+from fumehood.mcp.server.messages import (
     CAPABILITIES_KEY,
     HANDSHAKES,
     HEADER_MISMATCH,
@@ -49,11 +50,9 @@ from fumehood.mcp.messages import (
     meta_of,
     read_message,
 )
-from fumehood.mcp.server import Client, McpServer
 from fumehood.observe.log import log_fault
 from fumehood.protocol import sse
 
-MCP_PATH = "/mcp"
 WATCHED_AFTER_S = 0.02
 """After this many seconds, a request is watched for its client's disconnection."""
 

@@ -1,6 +1,6 @@
 """The server: answers one client's messages from an engine, with or without a protocol handshake.
 
-Host side, in the daemon, behind `http/mcp.py`. It is only a caller: each call goes through
+Host side, in the daemon, behind `endpoint.py`. It is only a caller: each call goes through
 `Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only encodes what its
 client sent in `initialize`, and grants nothing. Invariants: one principal's message never ends or
 answers another's request; `requestState` runs nothing and only names a call that is looked up for
@@ -43,7 +43,7 @@ from fumehood.core.returned_file import FILE_CONTENT, parse_blob_url, without_co
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.base import CallHandle
-from fumehood.mcp.messages import (
+from fumehood.mcp.server.messages import (
     ENVELOPE_KEY,
     FIRST_WITH_OUTPUT,
     INTERNAL_ERROR,
@@ -66,7 +66,7 @@ from fumehood.mcp.messages import (
     meta_of,
     stamped,
 )
-from fumehood.mcp.tool_form import tool_to_mcp
+from fumehood.mcp.server.tool_form import tool_to_mcp
 from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.protocol import strict_json

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 from fumehood.client.once import Connection, Response
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
-from fumehood.mcp.messages import (
+from fumehood.mcp.server.messages import (
     ENVELOPE_KEY,
     INTERNAL_ERROR,
     INVALID_REQUEST,

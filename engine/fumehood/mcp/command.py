@@ -122,8 +122,8 @@ def serve(
     require_seconds(wait, "--wait")
     top = directory(project)
     session = _session_with(session, {"--preset": preset, "--project": project})
-    from fumehood.mcp.stdio import Unavailable
-    from fumehood.mcp.stdio import serve as serve_client
+    from fumehood.mcp.server.stdio import Unavailable
+    from fumehood.mcp.server.stdio import serve as serve_client
 
     path = find_socket(socket)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
