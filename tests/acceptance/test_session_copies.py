@@ -121,6 +121,7 @@ def test_forks_begin_equal_and_are_separate(copies: Copies) -> None:
     assert_forks_are_separate(copies)
 
 
+@pytest.mark.soak  # Docker and this host copy them; a disk on gVisor is in test_session_disks.py
 @pytest.mark.needs("runsc")
 def test_forks_on_gvisor_begin_equal_and_are_separate(python_image: object) -> None:
     with running_daemon(container__runtime="runsc") as daemon, own_session(daemon) as copies:

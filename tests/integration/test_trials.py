@@ -321,8 +321,17 @@ A_FILE = {"command": "head -c 5000 /dev/zero | tr '\\0' A > a"}
 TWIN = f"{MAP}print(memory[0]); open('b', 'w').close(); os.remove('b')"
 
 
-@pytest.mark.parametrize("disk_mb", [None, 64], ids=["memory", "disk"])
-@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+@pytest.mark.parametrize(
+    ("runtime", "disk_mb"),
+    [
+        pytest.param(None, None, id="memory"),
+        pytest.param(None, 64, id="disk"),
+        pytest.param(
+            "runsc", None, id="runsc-memory", marks=[pytest.mark.needs("runsc"), pytest.mark.soak]
+        ),
+        pytest.param("runsc", 64, id="runsc-disk", marks=pytest.mark.needs("runsc")),
+    ],
+)
 async def test_attack_change_without_a_trace_is_asked_about(
     home: Path, runtime: str | None, disk_mb: int | None
 ) -> None:
