@@ -35,6 +35,7 @@ from support.containers import remove_containers_of, remove_late_containers
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.health import DAEMONS
 from support.http import SocketClient
+from support.left import Made
 from support.postgres import SERVER, programs, running_postgres, use_postgres
 from support.preloaded import PYTHON, commands, start_from_preloaded
 from support.wait import wait_until
@@ -48,6 +49,9 @@ settings.register_profile(
     "fumehood", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fumehood")
+
+MADE = Made()
+"""What is to be gone at the end."""
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
@@ -100,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start commands from a process that has their modules loaded."""
     if not config.getoption("--cold-start"):
         subprocess.Popen = start_from_preloaded(str(FUMEHOOD))  # type: ignore[misc]
+        MADE.watch(setattr)
     if config.getoption("--state") == "postgresql":
         if SERVER not in os.environ:
             server = running_postgres()
@@ -299,9 +304,16 @@ def nothing_left_open(nothing_left_open_by_module: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_container_left() -> Iterator[None]:
+def nothing_left_on_the_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test that kills an engine, or leaves a session to the next one, sweeps: `home` and
+    `tmp_path` do. All other engines leave nothing.
+    """
+    MADE.directories.append(str(tmp_path_factory.getbasetemp()))
     yield
+    remove_containers_of(tmp_path_factory.getbasetemp())
     remove_late_containers()
+    left = [*MADE.left()]
+    assert not left, left
 
 
 @pytest.fixture(scope="session")

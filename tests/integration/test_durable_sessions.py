@@ -172,6 +172,7 @@ async def test_next_engine_restores_a_session_whose_container_is_gone(home: Path
     async with engine_in(home) as second:
         found = await python(second, session, "open('a.txt').read()")
         assert found.data["value"] == "one"
+        assert found.success, found.error
         assert found.data["session"]["state"] == "restored"
         await second.sessions.end(second.owner, session.id)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,16 +38,16 @@ _OWNERS: set[str] = set()
 
 
 def remove_containers_of(home: Path) -> None:
-    """Remove the containers with which sessions of a stopped engine would go on. The directory is
-    its state, or holds the states of several.
+    """Remove the containers and attached disks with which sessions of a stopped engine would go on.
+    The state of one or several engines is at or below the directory.
     """
     owners = set()
-    for pattern in (directory.FILE_NAME, f"*/{directory.FILE_NAME}"):
-        for file in home.glob(pattern):
-            with suppress(OSError):  # a damaged one
-                owners.add(directory.owner_id(file.parent))
+    for place, _, files in os.walk(home):
+        if directory.FILE_NAME in files:
+            with suppress(OSError):  # a damaged one, or it is of something else
+                owners.add(directory.owner_id(Path(place)))
     _OWNERS.update(owners)
-    _remove(owners)
+    _remove(owners, home)
 
 
 def remove_late_containers() -> None:
@@ -55,7 +57,7 @@ def remove_late_containers() -> None:
     _remove(_OWNERS)
 
 
-def _remove(owners: set[str]) -> None:
+def _remove(owners: set[str], home: Path | None = None) -> None:
     if not owners:
         return
     try:
@@ -67,6 +69,19 @@ def _remove(owners: set[str]) -> None:
             if one["Labels"][LABEL_OWNER] in owners:
                 with suppress(APIError):  # it is gone, or being removed
                     client.remove_container(one["Id"], v=True, force=True)
+        for device, disk in loop_devices():
+            if home is not None and disk.is_relative_to(home):
+                with suppress(APIError):  # it has none
+                    client.remove_volume(disk.name)
+                subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def loop_devices() -> Iterator[tuple[str, Path]]:
+    """All loop devices in use, with their files, which may be gone."""
+    for shown in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it was freed meanwhile
+            file = shown.read_text().removesuffix("\n").removesuffix(" (deleted)")
+            yield f"/dev/{shown.parts[3]}", Path(file)
 
 
 def kill_container(container_id: str) -> None:
