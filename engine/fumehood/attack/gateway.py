@@ -17,8 +17,6 @@ from urllib.parse import parse_qs, urlsplit
 from fumehood.attack.bait import VARIABLE
 from fumehood.attack.targets import Standing, Target, container_target
 from fumehood.core.errors import EngineError, PermissionDenied
-from fumehood.core.json_types import JsonObject
-from fumehood.gateway.door import Send
 from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.observe.log import quiet_logger
@@ -27,7 +25,7 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.supply import FindImage
-from fumehood.sandbox.wall import CallPort, Network, RunSinks
+from fumehood.sandbox.wall import Network, RunSinks
 
 
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
@@ -41,7 +39,7 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
         async with containers.open() as standing:
             with running_service() as service:
                 open_to = [service.authority]
-                async with trial_gateway([*open_to, "localhost"], open_to, VARIABLE) as (
+                async with lone_gateway([*open_to, "localhost"], open_to, VARIABLE) as (
                     network, variables,
                 ):  # fmt: skip
                     yield replace(
@@ -61,7 +59,7 @@ OF_THE_SECRET = "SECRET"
 
 
 @asynccontextmanager
-async def trial_gateway(
+async def lone_gateway(
     hosts: Sequence[str], allowed: Sequence[str], secret: str
 ) -> AsyncIterator[tuple[Network, Mapping[str, str]]]:
     """Yield a network to `hosts`, and the variables of its programs, by default rules; nobody says
@@ -71,10 +69,10 @@ async def trial_gateway(
     settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
     bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
     gateway = Gateway(
-        settings, _by_default, None, SecretBindings({"trial": bound}), _forget, quiet_logger()
+        settings, _by_default, None, SecretBindings({"bait": bound}), _forget, quiet_logger()
     )
     async with gateway.door(
-        settings.hosts, _refuse, Redactor(), tool="run_python", call_id="trial",
+        settings.hosts, _refuse, Redactor(), tool="run_python", call_id="attack",
         principal_id="attack", agent_id=None, session_id=None,
     ) as (door, network):  # fmt: skip
         yield network, {**ENVIRONMENT, **door.placeholders.environment}
@@ -84,11 +82,11 @@ def _by_default(facts: CallFacts) -> Decision:
     return Decision(Verdict.ASK, "default: nothing was set")
 
 
-async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
+async def _refuse(*_: object) -> EngineError:
     return PermissionDenied("Nobody says yes here.")
 
 
-async def _forget(kind: str, fields: JsonObject) -> None:
+async def _forget(*_: object) -> None:
     pass
 
 

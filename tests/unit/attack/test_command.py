@@ -78,11 +78,9 @@ def test_table_names_the_attack_that_did_not_fail(
     with pytest.raises(Exit):
         command.instead(True, ["interpreter", "jail"], show_parts=False, as_json=False)
     out = capsys.readouterr().out
-    table = [line.split() for line in out.splitlines() if line.strip()]
-    assert table[:2] == [
-        ["topic", "attack", "interpreter", "jail"],
-        ["floods", "fork", "held", "FAILED"],
-    ]
+    head, _, row = [line.split() for line in out.splitlines() if line.strip()][:3]
+    assert head == ["topic", "attack", "interpreter", "jail"]
+    assert row == ["floods", "fork", "held", "FAILED"]
     assert "jail, fork: FAILED: it tried to start many. It ran. Stop it.\n" in out
     assert "interpreter, fork" not in out
     assert out.endswith("interpreter: 1 held, in 1.0 s\njail: 1 FAILED, in 1.0 s\n")
