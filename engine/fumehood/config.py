@@ -79,7 +79,7 @@ from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
 from fumehood.protocol.engine_paths import ConfigError as ConfigError
 from fumehood.redaction.redactor import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
-from fumehood.registry.settings import AllExternalTools, WebSettings
+from fumehood.registry.settings import AllExternalTools, WebToolSettings
 from fumehood.sandbox.settings import (
     AllPresets,
     ClusterSettings,
@@ -167,7 +167,7 @@ class KernelConfig(BaseSettings):
     redaction: RedactionSettings = RedactionSettings()
     rest: RestSettings = RestSettings()
     secrets: AllSecrets = Field(default_factory=dict)
-    web: WebSettings = WebSettings()
+    web: WebToolSettings = WebToolSettings()
     gateway: GatewaySettings = GatewaySettings()
     external_tools: AllExternalTools = Field(default_factory=dict)
     mcp_servers: AllMcpServers = Field(default_factory=dict)

@@ -20,7 +20,7 @@ from fumehood.gateway import addresses
 from fumehood.gateway.addresses import RESOLVED_AT_ONCE, CheckedBackend
 from fumehood.registry.index import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
-from fumehood.registry.settings import WebSettings
+from fumehood.registry.settings import WebToolSettings
 from support.attacks import LOCAL_HOSTS
 from upstream import Reply, Upstream, bomb, redirect, running_upstream
 
@@ -31,7 +31,7 @@ SECRET = "canary-92ab-secret-of-a-tool"
 
 
 def config(home: Path, *allowed: str, only: tuple[str, ...] | None = None, **more: Any) -> Config:
-    web = WebSettings(fetch_url=True, allowed_hosts=allowed, only_hosts=only)
+    web = WebToolSettings(fetch_url=True, allowed_hosts=allowed, only_hosts=only)
     return Config(home=home, web=web, **more)
 
 

@@ -11,7 +11,7 @@ from fumehood import Config, Engine, Envelope
 from fumehood.executors import upstreams
 from fumehood.gateway import addresses
 from fumehood.registry.secrets import RestSettings, SecretSettings
-from fumehood.registry.settings import WebSettings
+from fumehood.registry.settings import WebToolSettings
 from fumehood.testing import FakeWall
 from support.attacks import LOCAL_HOSTS
 from upstream import Reply, Upstream, redirect, running_upstream
@@ -58,7 +58,7 @@ async def test_attack_secret_that_a_host_stored_is_in_no_later_answer(
     here = ("127.0.0.1", "localhost")
     config = Config(
         home=home, rest=RestSettings(allowed_hosts=here), secrets={"key": key},
-        web=WebSettings(fetch_url=True, allowed_hosts=here),
+        web=WebToolSettings(fetch_url=True, allowed_hosts=here),
     )  # fmt: skip
     tools = [
         tool(f"{name}_{path}", f"http://{host}:{upstream.port}/{path}", {"range": "bytes=0-8"})

@@ -12,7 +12,7 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.registry.secrets import RestSettings, SecretSettings
-from fumehood.registry.settings import SearchSettings, WebSettings
+from fumehood.registry.settings import SearchSettings, WebToolSettings
 from upstream import Received, Reply, Upstream, redirect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5")]
@@ -21,7 +21,7 @@ KEY = "canary-key-of-the-search"
 
 
 async def fetch(upstream: Upstream, home: Path, path: str, **arguments: Any) -> Envelope:
-    web = WebSettings(fetch_url=True, allowed_hosts=(upstream.authority,))
+    web = WebToolSettings(fetch_url=True, allowed_hosts=(upstream.authority,))
     async with Engine(config=Config(home=home, web=web)) as engine:
         return await engine.call("fetch_url", {"url": upstream.url + path, **arguments})
 
@@ -63,7 +63,7 @@ async def test_failures_of_one_url_open_no_circuit_for_another(
     upstream: Upstream, home: Path
 ) -> None:
     upstream.script("/bad", Reply(500))
-    web = WebSettings(fetch_url=True, allowed_hosts=(upstream.authority,))
+    web = WebToolSettings(fetch_url=True, allowed_hosts=(upstream.authority,))
     async with Engine(config=Config(home=home, web=web)) as engine:
         for _ in range(8):
             bad = {"url": f"{upstream.url}/bad"}
@@ -74,7 +74,7 @@ async def test_failures_of_one_url_open_no_circuit_for_another(
 async def test_fetch_dry_run_sends_nothing_and_names_the_missing_permission(
     upstream: Upstream, home: Path
 ) -> None:
-    web = WebSettings(fetch_url=True)
+    web = WebToolSettings(fetch_url=True)
     async with Engine(config=Config(home=home, web=web)) as engine:
         planned = await engine.call("fetch_url", {"url": upstream.url}, dry_run=True)
     assert "web.allowed_hosts" in json.dumps(planned.data)
@@ -114,7 +114,7 @@ def search_config(upstream: Upstream, home: Path, **changes: Any) -> Config:
     secret = SecretSettings(file=home / "key", tools=("search_web",), hosts=("127.0.0.1",))
     return Config(
         home=home,
-        web=WebSettings(search=SearchSettings.model_validate(search)),
+        web=WebToolSettings(search=SearchSettings.model_validate(search)),
         rest=RestSettings(allowed_hosts=(upstream.authority,)),
         secrets={"search_key": secret},
     )

@@ -39,7 +39,7 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
-from fumehood.registry.settings import WebSettings
+from fumehood.registry.settings import WebToolSettings
 
 if TYPE_CHECKING:
     import httpcore2
@@ -161,7 +161,7 @@ class Upstreams:
         settings: RestSettings | None = None,
         secrets: SecretBindings = NO_SECRETS,
         tls: ssl.SSLContext | None = None,
-        web: WebSettings | None = None,
+        web: WebToolSettings | None = None,
         setting: str = "rest.allowed_hosts",
         only_hosts: tuple[str, ...] | None = None,
     ) -> None:
@@ -180,7 +180,7 @@ class Upstreams:
         self._setting = setting
         self._only_hosts = only_hosts
         self._tls = tls
-        self._web = web or WebSettings()
+        self._web = web or WebToolSettings()
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
     @cached_property

@@ -34,7 +34,7 @@ from fumehood.core.tool import CURSOR, QUERY_PLACE, ToolDefinition, ToolType
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
-from fumehood.registry.settings import SearchSettings, WebSettings
+from fumehood.registry.settings import SearchSettings, WebToolSettings
 
 TOO_WIDE = frozenset(
     map(Path, ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt",
@@ -69,7 +69,7 @@ def discover(
     host_tools: Sequence[str],
     found: Iterable[EntryPoint] | None = None,
     private: Sequence[Path] = (),
-    web: WebSettings | None = None,
+    web: WebToolSettings | None = None,
 ) -> list[LoadFault]:
     """Register every tool that installed packages offer, and return the failures.
 
@@ -92,7 +92,7 @@ def discover(
             try:
                 source = Source.BUILTIN if _is_builtin(entry_point) else Source.ENTRY_POINT
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
-                    definition, why = _configured(tool, web or WebSettings())
+                    definition, why = _configured(tool, web or WebToolSettings())
                     if why is None and definition is not tool:
                         check_definition(definition)  # it holds settings of the operator
                     index.register(definition, source, disabled_because=why)
@@ -104,7 +104,7 @@ def discover(
 
 
 def _configured(
-    definition: ToolDefinition, settings: WebSettings
+    definition: ToolDefinition, settings: WebToolSettings
 ) -> tuple[ToolDefinition, str | None]:
     """Return a built-in tool as the operator has configured it, and why it is disabled (or
     None).

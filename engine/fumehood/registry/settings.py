@@ -49,7 +49,7 @@ class SearchSettings(Settings):
         return self
 
 
-class WebSettings(Settings):
+class WebToolSettings(Settings):
     """What agents may read of the web."""
 
     fetch_url: bool = False
