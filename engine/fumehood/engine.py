@@ -428,7 +428,7 @@ class Engine:
         """Return the rules for the protection of models that a tool breaks."""
         if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
             return ()
-        from fumehood.registry.lint import poison  # its patterns take a while to compile
+        from fumehood.registry.poison import poison  # its patterns take a while to compile
 
         names = (other.definition.name for other in self.registry)
         return tuple(poison(tool.definition.model_dump(mode="json"), names))
