@@ -75,6 +75,7 @@ class Part:
     settings: Named | None = None
     """A mapping of keys of the configuration to `Setting`."""
     commands: Mapping[str, Command] = field(default_factory=dict)
+    """Commands by name; `GROUP NAME` is one of a group of the kernel."""
     options: tuple[Options, ...] = ()
     """Options of commands that are not the part's own."""
     checks: tuple[Check, ...] = ()

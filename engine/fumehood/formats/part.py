@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from fumehood.core.part import Part
+from fumehood.core.part import Command, Part
 
 PART = Part(
     name="formats",
+    commands={
+        "tools export": Command(
+            "Print the tools as a model's provider takes them, or write them as a skill.",
+            "fumehood.formats.command:export",
+            after="show",
+        )
+    },
     operations="fumehood.formats.routes:OPERATIONS",
     in_engine="fumehood.formats.in_engine:Formats",
     methods={
