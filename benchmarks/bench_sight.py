@@ -12,17 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager
 from multiprocessing.pool import Pool
 from pathlib import Path
 
 from benchmarks.bench_daemon import CALL_BODY, CALL_PATH, Running, bare_client, run_daemon
 from benchmarks.line import Line
-from fumehood.observe.alerts import Alerts, CallObserver
+from fumehood import load_config
+from fumehood.engine_part import Kernel
+from fumehood.observe.clock import SystemClock
+from fumehood.observe.ended_call import EndedCall
 from fumehood.observe.log import quiet_logger
-from fumehood.observe.metrics import EndedCall
-from fumehood.observe.settings import AlertSettings
+from fumehood.sight.in_engine import Sight
+from fumehood.storage.database import open_database
 
 CLIENTS = 4
 CALLS = 100
@@ -103,14 +105,13 @@ def compare(
 
 
 def _counting_us() -> float:
-    monotonic = time.perf_counter
-    alerts = Alerts(AlertSettings(), monotonic, lambda: datetime.now(UTC), quiet_logger())
-    observer = CallObserver(alerts, None)
+    with closing(open_database(None)) as database:
+        sight = Sight(Kernel(load_config(), database, SystemClock(), quiet_logger()))
     times = []
     for _ in range(3):
         before = time.process_time()
         for _ in range(COUNTED):
-            observer.ended(EndedCall("calculator", "OK", 0.002, ended_by="ok"))
+            sight.on_call(EndedCall("calculator", "OK", 0.002, ended_by="ok"))
         times.append(time.process_time() - before)
     return min(times) / COUNTED * 1e6
 

@@ -18,12 +18,11 @@ from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from sqlalchemy import Connection
 
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.remembered import RememberedRules
@@ -45,7 +44,6 @@ from fumehood.core.errors import ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
 from fumehood.core.part import imported
-from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.executors.mcp import McpServers
@@ -56,10 +54,9 @@ from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
-from fumehood.observe.alerts import Alerts, CallObserver
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
-from fumehood.observe.tracing import CallSpans
+from fumehood.observe.subscriber import Subscriber
 from fumehood.parts import parts
 from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
@@ -141,7 +138,7 @@ def compose(
     log: Logger | None,
     clock: Clock | None,
     checkers: Sequence[ResultChecker],
-    tracer_provider: TracerProvider | None,
+    tracer_provider: TracerProvider | Literal["environment"] | None,
     interpreter: Wall | None,
     jail: Wall | None,
     container: SessionWall | None,
@@ -164,15 +161,14 @@ def compose(
     clock = clock or SystemClock()
     ids = IdSource()
     result_checkers = ResultCheckers([*load_checkers(config.result_checkers), *checkers], log)
-    spans = CallSpans(tracer_provider, clock.monotonic) if tracer_provider is not None else None
-    alerts = Alerts(config.alerts, clock.monotonic, clock.now, log)
     registry, load_faults = _find_tools(config, log, tools)
     database = given if given is not None else open_database(None)
     files = database.directory
-    kernel = Kernel(config, database, clock, log)
+    kernel = Kernel(config, database, clock, log, tracer_provider)
     own_parts: tuple[EnginePart, ...] = tuple(
         imported(part.in_engine)(kernel) for part in parts() if part.in_engine is not None
     )
+    kernel.parts.extend(own_parts)
     audit = AuditService(
         database,
         config.audit,
@@ -338,7 +334,9 @@ def compose(
         checkers=result_checkers or None,
         circuits=Circuits(config.circuits, clock.monotonic, log),
         retries=Retries(clock),
-        observer=CallObserver(alerts, spans, config.external_tools),
+        subscribers=tuple(
+            part for part in own_parts if type(part).on_call is not Subscriber.on_call
+        ),
     )
     return Composition(
         config=config,
@@ -502,28 +500,16 @@ class EngineLife:
         self._made.intake.is_open = False
         await self._stack.aclose()
         await anyio.lowlevel.checkpoint()  # so that the last calls are recorded (`record_ending`)
+        for part in self._made.parts:
+            await anyio.to_thread.run_sync(part.close)
 
     async def _follow_files(self) -> None:
-        """Watch the policy file, the directory of tool definitions, and the alerts, in tasks."""
+        """Watch the policy file and the directory of tool definitions, in tasks."""
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._made.policy.follow)
         if self._made.directory is not None:
             group.start_soon(self._made.directory.follow)
-        if self._config.alerts.enabled:
-            group.start_soon(self._made.services.observer.alerts.watch, self._tell_of_alert)
-
-    async def _tell_of_alert(self, alert: Alert) -> None:
-        """Pass an alert to the parts."""
-        now = self._now()
-
-        def job(connection: Connection) -> None:
-            for part in self._made.parts:
-                part.on_alert(connection, alert, now)
-
-        await self._made.database.write(job)
-        for part in self._made.parts:
-            part.on_commit()
 
     async def _put_projects_back(self) -> dict[str, bool]:
         """Put back what a killed engine began to write into projects. Return the outcome of each

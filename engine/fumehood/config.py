@@ -28,7 +28,6 @@ one limits the calls that it covers | | `external_tools` | callers' own tools ar
 same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP servers | the same |
 the tools of these servers |
 | `presets` | sessions are made by request | the same | also by the name of one of these |
-| `alerts` | five thresholds | the same | these thresholds |
 | `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
 | `files.url` | blobs and recordings are in the state directory | – | they are in this place |
 """
@@ -72,7 +71,6 @@ from fumehood.core.value import MASKED_URL, Value
 from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
-from fumehood.observe.settings import AlertSettings
 from fumehood.parts import VARIABLE, parts
 from fumehood.protocol import engine_paths
 from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
@@ -161,7 +159,6 @@ class KernelConfig(BaseSettings):
     circuits: CircuitSettings = CircuitSettings()
     rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()
-    alerts: AlertSettings = AlertSettings()
     principals: AllPrincipals = ()
     result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
     redaction: RedactionSettings = RedactionSettings()

@@ -51,7 +51,7 @@ from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle
-from fumehood.observe.metrics import Figure, network_figures, node_figures
+from fumehood.observe.figures import Figure, node_figures
 from fumehood.pipeline.running import LiveCall
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
@@ -549,7 +549,7 @@ async def figures_of(made: Composition) -> list[Figure]:
     """Return all figures. Raises ReadFailed."""
     pending = await made.approvals.count_pending()
     shown = Figure("approvals_pending", "Calls that wait for a human's approval.", pending)
-    return [shown, *_of_calls(made), *_of_containers(made), *_of_state(made), *_of_sight(made)]
+    return [shown, *_of_calls(made), *_of_containers(made), *_of_state(made), *_of_parts(made)]
 
 
 def _of_calls(made: Composition) -> Iterator[Figure]:
@@ -594,13 +594,7 @@ def _of_state(made: Composition) -> Iterator[Figure]:
     yield Figure("state_writes_waiting", "Changes that wait to be written.", database.waiting)
 
 
-def _of_sight(made: Composition) -> Iterator[Figure]:
-    observer = made.services.observer
-    alerts = observer.alerts.look().alerts
-    yield Figure("alert_firing", "1 while an alert of the engine fires.",
-                 {a.name: float(a.firing) for a in alerts if a.tool is None}, "alert")  # fmt: skip
-    if observer.spans is not None:
-        yield Figure("traces_left_out", "Calls without spans, because there were too many.",
-                     observer.spans.left_out, kind="counter")  # fmt: skip
-    yield from network_figures(observer.metrics.network)
+def _of_parts(made: Composition) -> Iterator[Figure]:
+    for part in made.parts:
+        yield from part.figures()
     yield Figure("build_info", "The version of the engine.", {engine_version(): 1.0}, "version")

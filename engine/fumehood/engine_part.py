@@ -6,17 +6,23 @@ gates, so that these know their subscribers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
+from sqlalchemy import Connection
+
+from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import Clock
+from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
     from fumehood.compose import Composition
     from fumehood.config import Config  # which loads the parts, and so must not begin here
 
@@ -29,6 +35,21 @@ class Kernel:
     database: Database
     clock: Clock
     log: Logger
+    tracer_provider: TracerProvider | Literal["environment"] | None = None
+    parts: list[EnginePart] = field(default_factory=list)
+    """All parts of the engine, once they are made."""
+
+    async def notify(self, event: str, document: JsonObject) -> None:
+        """Pass a notice to the parts that tell people. Raises WriteFailed."""
+        now = self.clock.now()
+
+        def job(connection: Connection) -> None:
+            for part in self.parts:
+                part.on_notice(connection, event, document, now)
+
+        await self.database.write(job)
+        for part in self.parts:
+            part.on_commit()
 
 
 class EnginePart(Subscriber):
@@ -45,6 +66,13 @@ class EnginePart(Subscriber):
     def approver(self) -> str | None:
         """The principal of decisions that come through this part, or None if it makes none."""
         return None
+
+    def figures(self) -> Iterable[Figure]:
+        """Return the part's own figures."""
+        return ()
+
+    def close(self) -> None:
+        """Release what is left, after the last call was recorded. Runs in a thread."""
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:

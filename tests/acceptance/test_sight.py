@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from conftest import Daemon, StartDaemon, make_first_approver
 from fumehood import ControlClient
 from fumehood.core.errors import ERROR_CODES, Fault
-from fumehood.observe.metrics import UNKNOWN
+from fumehood.observe.ended_call import UNKNOWN
 from fumehood.sandbox.images.catalog import Image
 from fumehood.webhook.channel import HEADER, Callbacks
 from support.authority import ask

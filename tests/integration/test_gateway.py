@@ -33,6 +33,7 @@ from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
+from fumehood.sight.in_engine import Sight
 from support.asking import ALICE, NO, YES, add_approvers
 from support.gateway import FETCH, names_here
 from support.wait import DEADLINE_S
@@ -473,7 +474,7 @@ async def test_attack_misused_placeholder_ends_the_program_if_the_operator_says_
     assert upstream.count("/") == 1
     again = await run(engine, "open('kept').read()", session_id=session.id)
     assert again.data["value"] == "it"
-    alerts = {one.name: one for one in engine.alerts.look().alerts if one.tool is None}
+    alerts = {one.name: one for one in engine.part(Sight).alerts.look().alerts if one.tool is None}
     assert alerts["secret_misuse"].firing
     await engine.sessions.end(engine.owner, session.id)
 

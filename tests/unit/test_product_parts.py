@@ -11,7 +11,7 @@ import pytest
 from fumehood import ConfigError, load_config
 from fumehood import parts as module
 from fumehood.core.part import Check, Command, Part, PartError, imported, ordered, placed
-from fumehood.parts import parts, with_methods
+from fumehood.parts import parts
 
 
 class Fake:
@@ -158,57 +158,3 @@ def test_every_place_that_a_part_names_exists() -> None:
         places += part.mounts.values()
         for place in filter(None, places):
             assert imported(place) is not None
-
-
-class Plain:
-    def call(self) -> str:
-        return "kernel"
-
-
-class Louder(Plain):
-    """What a part adds."""
-
-    def shout(self) -> str:
-        return self.call().upper()
-
-
-class Quieter(Plain):
-    def whisper(self) -> str:
-        return "…"
-
-
-class Rival(Plain):
-    def shout(self) -> str:
-        return ""
-
-
-class Thief(Plain):
-    def call(self) -> str:
-        return "unchecked"
-
-
-def joined(monkeypatch: pytest.MonkeyPatch, *classes: type[Plain]) -> Any:
-    found = [Part(name=one.__name__, methods={"Plain": one.__name__}) for one in classes]
-    monkeypatch.setattr(module, "own_parts", lambda: (Part(name="a"), *found))
-    monkeypatch.setattr(module, "imported", globals().__getitem__)
-    return with_methods(Plain)
-
-
-def test_class_has_the_methods_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = joined(monkeypatch, Louder, Quieter)()
-    assert (made.call(), made.shout(), made.whisper()) == ("kernel", "KERNEL", "…")
-    assert joined(monkeypatch) is Plain
-
-
-@pytest.mark.parametrize(
-    ("classes", "words"),
-    [
-        ((Louder, Thief), "Plain.call of the part 'Thief' exists"),
-        ((Louder, Rival), "Plain.shout of the part 'Rival' exists"),
-    ],
-)
-def test_part_cannot_replace_a_method(
-    monkeypatch: pytest.MonkeyPatch, classes: tuple[type[Plain], ...], words: str
-) -> None:
-    with pytest.raises(PartError, match=words):
-        joined(monkeypatch, *classes)

@@ -29,7 +29,7 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import cancelled
-from fumehood.observe.tracing import read_traceparent
+from fumehood.observe.trace_context import read_traceparent
 from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.result import build_envelope

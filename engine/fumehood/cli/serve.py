@@ -16,6 +16,8 @@ import typer
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import counted
 from fumehood.cli.reach import read_config, read_socket_path
+from fumehood.core.part import imported
+from fumehood.parts import parts
 
 if TYPE_CHECKING:
     from fumehood.config import Config
@@ -32,10 +34,6 @@ class Sockets:
 Companion = Callable[[Sockets, threading.Event], AbstractContextManager[Callable[[], None]]]
 """Runs something beside the daemon until its context ends. The context's value starts it, once the
 daemon is ready; the event is set when the daemon begins to stop."""
-
-
-MIN_CALLS_IN_FOREGROUND = 100
-"""`alerts.min_calls` while a person watches the log on a terminal."""
 
 
 def serve(
@@ -144,11 +142,11 @@ def _greet(config: Config) -> None:
 
 
 def in_foreground(config: Config) -> Config:
-    """Raise the calls that an alert needs, unless they are configured: a few tries are no trend."""
-    if "min_calls" in config.alerts.model_fields_set:
-        return config
-    alerts = config.alerts.model_copy(update={"min_calls": MIN_CALLS_IN_FOREGROUND})
-    return config.model_copy(update={"alerts": alerts})
+    """Return the configuration that a daemon uses while a person watches it."""
+    for part in parts():
+        if part.in_foreground is not None:
+            config = imported(part.in_foreground)(config)
+    return config
 
 
 def _say_what_it_waits_for(count: int, seconds: float) -> None:

@@ -26,7 +26,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import HeldTrial, Outcome
 from fumehood.executors.upstreams import Upstreams
-from fumehood.observe.tracing import context_of
+from fumehood.observe.trace_context import context_of
 from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.framing import MAX_REPORTS
 from fumehood.redaction.redactor import Redactor

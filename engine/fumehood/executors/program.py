@@ -60,7 +60,7 @@ from fumehood.gateway.placeholders import HeldRequest
 from fumehood.gateway.request import Refusal
 from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.clock import timestamp
-from fumehood.observe.tracing import VARIABLE
+from fumehood.observe.trace_context import VARIABLE
 from fumehood.protocol.canonical import digest_of
 from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.session_use import HeldFiles, SessionLease, SessionTrials

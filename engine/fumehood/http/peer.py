@@ -242,9 +242,7 @@ RefusalBody = Callable[[EngineError], bytes]
 class Faces(Protocol):
     """The application of a server, as far as it decides about ports of sessions."""
 
-    @property
-    def engine(self) -> Engine:
-        """The engine that is served."""
+    engine: Engine
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
         """Return what a request to a port asks for. Raises EngineError."""

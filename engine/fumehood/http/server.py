@@ -46,8 +46,7 @@ from fumehood.core.errors import EngineError, ShuttingDown
 from fumehood.core.fair_share import FairShare
 from fumehood.core.json_types import JsonObject
 from fumehood.core.status import Health, Readiness, StateReadiness
-from fumehood.engine import Tool
-from fumehood.engine_with_parts import Engine
+from fumehood.engine import Engine, Tool
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
 from fumehood.http.peer import (
@@ -58,7 +57,6 @@ from fumehood.http.peer import (
 )
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
-from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.framing import MAX_HEAD_BYTES
 from fumehood.protocol.loopback import listen_on
 from fumehood.protocol.messages import encode_envelope
@@ -397,11 +395,8 @@ async def serve(
         places.callback(database.close)
         if show_credential is not None and not had_approver(database):
             make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
-        provider = otlp_provider(os.environ, log)
-        if provider is not None:
-            places.callback(close_provider, provider)
         async with Engine(
-            tools, config=config, log=log, database=database, tracer_provider=provider
+            tools, config=config, log=log, database=database, tracer_provider="environment"
         ) as engine:
             _warn_where_nobody_can_be_asked(engine)
             # Before anybody can connect, so that no signal is lost after that.

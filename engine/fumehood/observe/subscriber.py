@@ -1,7 +1,8 @@
 """Subscribers: what parts do when something happened that they want to know.
 
-Host side. Invariants: `on_…` runs in the transaction of the event, so both are stored or neither;
-`on_commit` runs after it, and returns at once. A subscriber cannot change or refuse the event.
+Host side. Invariants: a method with a connection runs in the transaction of the event, so both are
+stored or neither; `on_commit` runs after it, and returns at once. A subscriber cannot change or
+refuse the event.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.status import Alert
+from fumehood.observe.ended_call import EndedCall
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -27,11 +28,16 @@ class Subscriber:
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
         """The audit chain was anchored."""
 
-    def on_alert(self, connection: Connection, alert: Alert, at: datetime) -> None:
-        """An alert fires or is resolved."""
+    def on_notice(
+        self, connection: Connection, event: str, document: JsonObject, at: datetime
+    ) -> None:
+        """A part has something to tell people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
         """One or more of these events are on disk."""
+
+    def on_call(self, call: EndedCall) -> None:
+        """A call has ended. Called in the event loop for every call, so it must be cheap."""
 
     def forget(self, connection: Connection, before: str) -> None:
         """Delete what is stored about approvals that ended before a time (as `storage.stamp`)."""

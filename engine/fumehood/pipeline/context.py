@@ -30,9 +30,9 @@ from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import HeldTrial
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
-from fumehood.observe.alerts import CallObserver
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
+from fumehood.observe.subscriber import Subscriber
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Claim, Keys
 from fumehood.pipeline.plan import Plan
@@ -236,7 +236,8 @@ class PipelineServices:
     checkers: ResultCheckers | None
     circuits: Circuits
     retries: Retries
-    observer: CallObserver
+    subscribers: tuple[Subscriber, ...]
+    """Those that receive ended calls."""
     trials: dict[str, HeldTrial] = field(default_factory=dict)
     """Id of the call that asks a human → the effect of a trial."""
 

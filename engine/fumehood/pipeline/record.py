@@ -1,13 +1,14 @@
 """Record: log a call before it runs, and record how it ended.
 
-Last stage, in two halves around `execute`. The ending goes to the log, to metrics, alerts and spans
-and, if the call has a principal, to the call log. Argument values are recorded only in the log, at
+Last stage, in two halves around `execute`. The ending goes to the log, to subscribers and,
+ if the call has a principal, to the call log. Argument values are recorded only in the log, at
 the level `debug`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -17,8 +18,8 @@ from fumehood.core.envelope import Envelope, Metadata, Resources, UsageReport
 from fumehood.core.errors import NO_FAULT
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import is_long
-from fumehood.observe.metrics import UNKNOWN, EndedCall
-from fumehood.observe.tracing import EndedStage, EndedTrace, context_of, span_id_of
+from fumehood.observe.ended_call import UNKNOWN, EndedCall, EndedStage, EndedTrace
+from fumehood.observe.trace_context import context_of, span_id_of
 from fumehood.pipeline.context import FALLBACK_SUFFIX, CallContext, PipelineServices
 from fumehood.pipeline.execute import AdmittedCall
 from fumehood.protocol.messages import encode_envelope
@@ -122,24 +123,24 @@ def record_replay(
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
-    """Count an ended call in metrics and alerts, and create its trace spans."""
+    """Pass an ended call to the subscribers."""
+    if not services.subscribers:
+        return
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
     waited_s = _waited_s(call, services)
-    services.observer.ended(
-        EndedCall(
-            tool,
-            code,
-            duration_s=max(0.0, metadata.execution_time_ms / 1e3 - (waited_s or 0.0)),
-            is_fault=code not in NO_FAULT,
-            retries=metadata.retry_count,
-            ended_by=metadata.sandbox.ended_by.value if metadata.sandbox is not None else None,
-            approval_s=waited_s,
-            network=metadata.sandbox.network if metadata.sandbox is not None else None,
-        )
+    ended = EndedCall(
+        tool,
+        code,
+        duration_s=max(0.0, metadata.execution_time_ms / 1e3 - (waited_s or 0.0)),
+        is_fault=code not in NO_FAULT,
+        retries=metadata.retry_count,
+        ended_by=metadata.sandbox.ended_by.value if metadata.sandbox is not None else None,
+        approval_s=waited_s,
+        network=metadata.sandbox.network if metadata.sandbox is not None else None,
+        trace=partial(_trace, call, metadata, code, tool or UNKNOWN, services),
     )
-    spans = services.observer.spans
-    if spans is not None and spans.wants():
-        spans.record(_trace(call, metadata, code, tool or UNKNOWN, services))
+    for subscriber in services.subscribers:
+        subscriber.on_call(ended)
 
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
@@ -168,18 +169,18 @@ def _trace(
         decided = approval.decided_at.timestamp() if approval.decided_at is not None else now
         began = min(approval.created_at.timestamp(), stages[0].began)
         stages.insert(0, EndedStage(APPROVAL_WAIT, began, max(began, decided)))
-    parent, parent_id = request.traceparent, None
+    parent, parent_span = request.traceparent, None
     if request.is_fallback:
-        parent_id = span_id_of(request.call_id.removesuffix(FALLBACK_SUFFIX))
+        parent_span = span_id_of(request.call_id.removesuffix(FALLBACK_SUFFIX))
     elif request.parent_id is not None:
-        parent_id = span_id_of(request.parent_id)
+        parent_span = span_id_of(request.parent_id)
     elif parent is not None:
-        parent_id = parent.span_id
+        parent_span = parent.span_id
     return EndedTrace(
         tool=tool,
         call_id=request.call_id,
         span=context_of(request.trace_id, request.call_id, parent),
-        parent_id=parent_id,
+        parent_span=parent_span,
         code=code,
         attributes={
             "fumehood.trace_id": request.trace_id,

@@ -41,7 +41,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.base import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
-from fumehood.observe.tracing import INCOMING, read_traceparent
+from fumehood.observe.trace_context import INCOMING, read_traceparent
 from fumehood.pipeline.approve import waits
 from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
 from fumehood.pipeline.record import record_ending

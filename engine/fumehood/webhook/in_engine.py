@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.status import Alert
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.webhook.channel import WebhookChannel, forget_old, owe, owe_anchor
 from fumehood.webhook.settings import WebhookSettings
@@ -46,11 +45,12 @@ class Webhook(EnginePart):
         if self.channel is not None:
             owe_anchor(connection, anchor, at)
 
-    def on_alert(self, connection: Connection, alert: Alert, at: datetime) -> None:
-        """Store a message about an alert, if the operator wants these."""
-        if self.channel is not None and self.kernel.config.alerts.webhook:
-            event = "alert.firing" if alert.firing else "alert.resolved"
-            owe(connection, event, at, document={"alert": alert.model_dump(mode="json")})
+    def on_notice(
+        self, connection: Connection, event: str, document: JsonObject, at: datetime
+    ) -> None:
+        """Store a message about a notice."""
+        if self.channel is not None:
+            owe(connection, event, at, document=document)
 
     def on_commit(self) -> None:
         """Send what was stored."""

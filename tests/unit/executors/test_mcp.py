@@ -12,7 +12,7 @@ from fumehood.core.call import TraceParent
 from fumehood.executors.base import CallHandle
 from fumehood.executors.mcp import MAX_UNREAD, call_tool
 from fumehood.executors.outcome import Outcome
-from fumehood.observe.tracing import context_of
+from fumehood.observe.trace_context import context_of
 from support.definitions import function_definition, registered
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D5")]

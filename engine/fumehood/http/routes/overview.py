@@ -47,7 +47,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.session import TURN_S, OwnedSession
-from fumehood.core.status import AlertList, EngineSummary, Health, NodeRecord, Readiness
+from fumehood.core.status import EngineSummary, Health, NodeRecord, Readiness
 from fumehood.engine import Engine
 from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response
@@ -442,24 +442,6 @@ async def openapi(request: Request) -> Response:
     return JSONResponse(document)
 
 
-@endpoint(
-    "GET", "/metrics", Needs.APPROVER, authorize=require_authority, media="text/plain", client=None
-)
-async def show_metrics(engine: Engine) -> Response:
-    """All figures of the engine as text for Prometheus, with an approver's or admin credential."""
-    text, media_type = await engine.metrics()
-    return Response(text, media_type=media_type)
-
-
-@endpoint("GET", "/v1/alerts", Needs.APPROVER, authorize=require_authority, client="alerts")
-async def show_alerts(engine: Engine) -> AlertList:
-    """Show the alerts of the engine with their present values, and those of tools that are firing.
-
-    With an approver's or admin credential.
-    """
-    return engine.alerts.look()
-
-
 @endpoint("GET", "/v1/usage", Needs.CALLER, client="usage")
 async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> UsageTable:
     """Show the usage of the caller's own calls, and the remaining amounts of its budgets.
@@ -549,7 +531,5 @@ CONTROL_OPERATIONS = [
     show_all_usage,
     show_cache,
     clear_cache,
-    show_metrics,
-    show_alerts,
     *COMMON,
 ]

@@ -67,7 +67,7 @@ from fumehood.mcp.server.messages import (
     stamped,
 )
 from fumehood.mcp.server.tool_form import tool_to_mcp
-from fumehood.observe.tracing import HEADER, incoming
+from fumehood.observe.trace_context import HEADER, incoming
 from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.protocol import strict_json
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
+from fumehood.core.part import Setting
 from fumehood.core.value import Value
+
+if TYPE_CHECKING:
+    from fumehood.config import Config
 
 
 class AlertSettings(Value):
@@ -25,3 +31,20 @@ class AlertSettings(Value):
     per_tool: bool = True
     webhook: bool = True
     """Whether alerts are also sent to the webhook, if one is configured."""
+
+
+SETTINGS = {"alerts": Setting(AlertSettings, AlertSettings())}
+
+MIN_CALLS_IN_FOREGROUND = 100
+"""`alerts.min_calls` while a person watches the log on a terminal."""
+
+
+def in_foreground(config: Config) -> Config:
+    """Raise the calls that an alert needs, unless they are configured: too few calls for a
+    meaningful rate.
+    """
+    alerts = config.of("alerts", AlertSettings)
+    if alerts is None or "min_calls" in alerts.model_fields_set:
+        return config
+    raised = alerts.model_copy(update={"min_calls": MIN_CALLS_IN_FOREGROUND})
+    return config.model_copy(update={"alerts": raised})

@@ -9,11 +9,12 @@ import anyio
 import pytest
 
 from fumehood.core.status import Alert
-from fumehood.observe import alerts
-from fumehood.observe.alerts import Alerts
+from fumehood.observe.ended_call import EndedCall
 from fumehood.observe.log import quiet_logger
-from fumehood.observe.metrics import MAX_TOOLS, EndedCall
-from fumehood.observe.settings import AlertSettings
+from fumehood.sight import alerts
+from fumehood.sight.alerts import Alerts
+from fumehood.sight.metrics import MAX_TOOLS
+from fumehood.sight.settings import AlertSettings
 
 pytestmark = pytest.mark.row("D5")
 

@@ -9,21 +9,20 @@ at any rate of calls, and the number of tools that have one is bounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio
 
-from fumehood.core.names import EXTERNAL
 from fumehood.core.status import Alert, AlertList, AlertName
 from fumehood.observe.clock import Window
+from fumehood.observe.ended_call import EndedCall
 from fumehood.observe.log import Logger, log_fault
-from fumehood.observe.metrics import MAX_TOOLS, CallMetrics, EndedCall
-from fumehood.observe.settings import AlertSettings
-from fumehood.observe.tracing import CallSpans
+from fumehood.sight.metrics import MAX_TOOLS
+from fumehood.sight.settings import AlertSettings
 
 BAND = 0.1
 """How far a value must come back behind its threshold for its alert to be resolved, as a part of
@@ -231,34 +230,3 @@ class Alerts:
         event = "alert.firing" if alert.firing else "alert.resolved"
         log(event, alert=alert.name, tool=alert.tool, **shown)
         self._owed.append(alert)
-
-
-UNDECLARED = f"{EXTERNAL}(undeclared)"
-"""The name under which all tools of callers are counted that the configuration does not name.
-Callers can invent such names, and a few hundred would leave no counters for the engine's own
-tools."""
-
-
-class CallObserver:
-    """Passes ended calls to metrics and alerts. `spans` is None if no traces are sent.
-
-    `declared` are the callers' own tools that the configuration names, without `external:`.
-    """
-
-    __slots__ = ("_declared", "alerts", "metrics", "spans")
-
-    def __init__(
-        self, alerts: Alerts, spans: CallSpans | None, declared: Iterable[str] = ()
-    ) -> None:
-        self.metrics = CallMetrics()
-        self.alerts = alerts
-        self.spans = spans
-        self._declared = frozenset(EXTERNAL + name for name in declared)
-
-    def ended(self, call: EndedCall) -> None:
-        """Count one call that has ended."""
-        tool = call.tool
-        if tool is not None and tool.startswith(EXTERNAL) and tool not in self._declared:
-            call = replace(call, tool=UNDECLARED)
-        self.metrics.add(call)
-        self.alerts.add(call)

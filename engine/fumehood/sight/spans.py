@@ -1,27 +1,23 @@
-"""Tracing: the place of a call in a distributed trace, and its spans when it has ended.
+"""The spans of calls that have ended.
 
 Host side. Only this module knows the names of OpenTelemetry's attributes. It needs only
-OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span are derived
-from the ids of the call. So they are known from the beginning, to be sent to the services that the
-call reaches, and are the same after a restart. Spans are created from measured times when the call
-has ended: a call that waited for a human has one span, even if the engine was restarted meanwhile.
+OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span are those of
+`observe/trace_context.py`, and are the same after a restart. Spans are created from measured times
+when the call has ended: a call that waited for a human has one span, even if the engine was
+restarted meanwhile.
 Invariants: arguments, results and names of unknown tools are never attributes; spans take a bounded
 part of the engine's time.
-*Source*: W3C Trace Context; OpenTelemetry's semantic conventions for generative AI.
+*Source*: OpenTelemetry's semantic conventions for generative AI.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.call import TraceParent
+from fumehood.observe.ended_call import EndedTrace
 from fumehood.observe.log import Logger
 
 if TYPE_CHECKING:
@@ -45,82 +41,6 @@ BURST_S = 0.05
 
 SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
-
-HEADER = "traceparent"
-"""The header with a request's trace and span. *Source*: W3C Trace Context."""
-
-VARIABLE = "TRACEPARENT"
-"""The environment variable with a program's trace and span. *Source*: OpenTelemetry, "Environment
-variables as context propagation carriers"."""
-
-INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The header `traceparent` of the current request, unparsed."""
-
-_FORM = re.compile(
-    r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
-    re.ASCII,
-)
-_W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
-
-
-def read_traceparent(text: object) -> TraceParent | None:
-    """Parse the header `traceparent`. Return None if it is invalid: then a new trace begins
-    here."""
-    match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
-    if match is None or (match[1] == "00" and match[5] is not None):
-        return None
-    return TraceParent(match[2], match[3], f"{int(match[4], 16) & 1:02x}")
-
-
-@contextmanager
-def incoming(text: object) -> Iterator[None]:
-    """Make the calls inside this context part of the trace of a `traceparent`, if it is valid."""
-    token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
-    try:
-        yield
-    finally:
-        if token is not None:
-            INCOMING.reset(token)
-
-
-def span_id_of(call_id: str) -> str:
-    """Return the id of a call's span, which is derived from the call's id."""
-    return hashlib.sha256(call_id.encode()).hexdigest()[:16]
-
-
-def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
-    """Return the trace and span of a call, for the services that it calls.
-
-    A trace id that does not have W3C's form is hashed.
-    """
-    if parent is not None:
-        return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)
-    if not _W3C_ID.fullmatch(trace_id):
-        trace_id = hashlib.sha256(trace_id.encode()).hexdigest()[:32]
-    return TraceParent(trace_id, span_id_of(call_id), "01")
-
-
-@dataclass(frozen=True, slots=True)
-class EndedStage:
-    """One stage of a call. Its times are in seconds since 1970."""
-
-    name: str
-    began: float
-    ended: float
-    attributes: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EndedTrace:
-    """The data for the spans of one call. `parent_id` is the id of its parent span, or None."""
-
-    tool: str
-    call_id: str
-    span: TraceParent
-    parent_id: str | None
-    code: str
-    attributes: Mapping[str, str | int | bool]
-    stages: Sequence[EndedStage]
 
 
 class CallSpans:
@@ -169,7 +89,7 @@ class CallSpans:
             self._ids.next_trace = int(told.span.trace_id, 16)
         root = self._tracer.start_span(
             f"{EXECUTE_TOOL} {told.tool}",
-            context=_remote(told.span, told.parent_id),
+            context=_remote(told.span, told.parent_span),
             start_time=_ns(min((s.began for s in told.stages), default=0.0)),
             attributes={**attributes, **failure, **told.attributes},
         )
@@ -211,15 +131,15 @@ class CallSpans:
         self._ids = tracer.id_generator = ChosenIds()
 
 
-def _remote(span: TraceParent, parent_id: str | None) -> Context:
+def _remote(span: TraceParent, parent_span: str | None) -> Context:
     """Return the context in which a call's span starts: below its parent, or as a new root."""
     from opentelemetry import trace
     from opentelemetry.context import Context
 
-    if parent_id is None:
+    if parent_span is None:
         return Context()
     flags = trace.TraceFlags(int(span.flags, 16))
-    parent = trace.SpanContext(int(span.trace_id, 16), int(parent_id, 16), True, flags)
+    parent = trace.SpanContext(int(span.trace_id, 16), int(parent_span, 16), True, flags)
     return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
 
 
@@ -265,19 +185,3 @@ def close_provider(provider: Any) -> None:
     ending = threading.Thread(target=provider.shutdown, daemon=True)
     ending.start()
     ending.join(SHUTDOWN_S)
-
-
-__all__ = [
-    "HEADER",
-    "INCOMING",
-    "VARIABLE",
-    "CallSpans",
-    "EndedStage",
-    "EndedTrace",
-    "close_provider",
-    "context_of",
-    "incoming",
-    "otlp_provider",
-    "read_traceparent",
-    "span_id_of",
-]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,22 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from fumehood import Config
 from fumehood.core.errors import ERROR_CODES
 from fumehood.core.status import NodeRecord, NodeState
-from fumehood.observe.alerts import UNDECLARED, Alerts, CallObserver
+from fumehood.engine_part import Kernel
+from fumehood.observe.ended_call import UNKNOWN, EndedCall
+from fumehood.observe.figures import Figure, node_figures
 from fumehood.observe.log import quiet_logger
-from fumehood.observe.metrics import (
-    MAX_CODES,
-    MAX_TOOLS,
-    OTHER,
-    UNKNOWN,
-    CallMetrics,
-    EndedCall,
-    Figure,
-    exposition,
-    node_figures,
-)
-from fumehood.observe.settings import AlertSettings
+from fumehood.sight.in_engine import UNDECLARED, Sight
+from fumehood.sight.metrics import MAX_CODES, MAX_TOOLS, OTHER, CallMetrics, exposition
+from fumehood.sight.settings import AlertSettings
+from fumehood.storage.database import open_database
 from fumehood.testing import ManualClock
 
 pytestmark = pytest.mark.row("D5")
@@ -43,18 +39,18 @@ def samples(calls: CallMetrics, *figures: Figure) -> dict[tuple[str, tuple[Any, 
 
 
 def test_invented_external_tool_names_do_not_displace_real_tools() -> None:
-    clock = ManualClock()
-    alerts = Alerts(AlertSettings(min_calls=1), clock.monotonic, clock.now, quiet_logger())
-    observer = CallObserver(alerts, None, declared=["Read"])
+    config = Config(alerts=AlertSettings(min_calls=1), external_tools={"Read": {}})
+    with closing(open_database(None)) as database:
+        sight = Sight(Kernel(config, database, ManualClock(), quiet_logger()))
     for number in range(MAX_TOOLS + 50):
-        observer.ended(EndedCall(f"external:made_up_{number}", "CANCELLED", 0))
+        sight.on_call(EndedCall(f"external:made_up_{number}", "CANCELLED", 0))
     for tool in ("calculator", "external:Read"):
-        observer.ended(EndedCall(tool, "TIMEOUT", 1, is_fault=True))
-    found = samples(observer.metrics)
+        sight.on_call(EndedCall(tool, "TIMEOUT", 1, is_fault=True))
+    found = samples(sight.metrics)
     for tool in ("calculator", "external:Read"):
         assert found["fumehood_tool_calls_total", ("TIMEOUT", tool)] == 1
     assert found["fumehood_tool_calls_total", ("CANCELLED", UNDECLARED)] == MAX_TOOLS + 50
-    firing = {one.tool for one in alerts.look().alerts if one.firing}
+    firing = {one.tool for one in sight.alerts.look().alerts if one.firing}
     assert firing == {None, UNDECLARED, "calculator", "external:Read"}
 
 

@@ -12,17 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import CapturingLogger
 
 from fumehood.core.call import TraceParent
-from fumehood.observe.tracing import (
-    BURST_S,
-    TIME_SHARE,
-    CallSpans,
-    EndedStage,
-    EndedTrace,
-    context_of,
-    otlp_provider,
-    read_traceparent,
-    span_id_of,
-)
+from fumehood.observe.ended_call import EndedStage, EndedTrace
+from fumehood.observe.trace_context import context_of, read_traceparent, span_id_of
+from fumehood.sight.spans import BURST_S, TIME_SHARE, CallSpans, otlp_provider
 
 pytestmark = pytest.mark.row("D5")
 
@@ -78,7 +70,7 @@ def ended(call_id: str = "call_1", parent: TraceParent | None = None, **more: ob
         tool="calculator",
         call_id=call_id,
         span=context_of("trace_1", call_id, parent),
-        parent_id=parent.span_id if parent is not None else None,
+        parent_span=parent.span_id if parent is not None else None,
         code="OK",
         attributes={"fumehood.retries": 1},
         stages=[EndedStage("resolve", 10, 11), EndedStage("execute", 11, 14, {"a": "b"})],

@@ -10,11 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from fumehood.core.envelope import NetworkReport
-from fumehood.core.status import NodeRecord, NodeState
+from fumehood.observe.ended_call import UNKNOWN, EndedCall
+from fumehood.observe.figures import Figure
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,9 +27,6 @@ alerts."""
 APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0)
 """Upper bounds of the buckets for waits for approval, in seconds."""
 
-UNKNOWN = "(unknown)"
-"""The label for unknown tools. A tool's name cannot contain parentheses."""
-
 OTHER = "(other)"
 """The label of all tools beyond `MAX_TOOLS`, and of all codes beyond `MAX_CODES`."""
 
@@ -40,22 +36,6 @@ MAX_TOOLS = 200
 MAX_CODES = 60
 """Maximum number of codes that are counted separately for one tool: enough for all codes of the
 engine and some of the tool."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndedCall:
-    """The counted facts of a call. `tool` is None if no tool was found."""
-
-    tool: str | None
-    code: str
-    duration_s: float
-    """Seconds that the call took, without the wait for a human's approval."""
-    is_fault: bool = False
-    """Whether the program, the engine or another service failed, not the caller or a rule."""
-    retries: int = 0
-    ended_by: str | None = None
-    approval_s: float | None = None
-    network: NetworkReport | None = None
 
 
 class Histogram:
@@ -125,18 +105,6 @@ class CallMetrics:
             self.network.update(call.network.model_dump(exclude={"hosts"}))
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A metric that another part of the engine has. Its `name` lacks `fumehood_` and `_total`."""
-
-    name: str
-    help: str
-    value: float | Mapping[str, float]
-    """One value, or a mapping of the values of `label` to the metric's values."""
-    label: str | None = None
-    kind: Literal["gauge", "counter"] = "gauge"
-
-
 def network_figures(sums: Mapping[str, int]) -> Iterator[Figure]:
     """Yield the figures of the requests of programs."""
     for name, words in (
@@ -149,20 +117,6 @@ def network_figures(sums: Mapping[str, int]) -> Iterator[Figure]:
     passed = {"in": float(sums.get("bytes_in", 0)), "out": float(sums.get("bytes_out", 0))}
     words = "Bytes of the requests of programs and of their answers."
     yield Figure("gateway_bytes", words, passed, "direction", "counter")
-
-
-def node_figures(nodes: Iterable[NodeRecord]) -> Iterator[Figure]:
-    """Yield the figures of a cluster's nodes."""
-    shown, well = list(nodes), (NodeState.JOINED, NodeState.DRAINED)
-    up = {node.name: float(node.state in well) for node in shown}
-    yield Figure("node_up", "1 while a node serves, or is drained.", up, "node")
-    for name, words in (
-        ("slots", "Calls that a node can take at once."),
-        ("used", "Slots of a node in use, also by other engines."),
-        ("sessions", "Sessions on a node that are not stopped."),
-    ):
-        values = {node.name: float(getattr(node, name)) for node in shown}
-        yield Figure(f"node_{name}", words, values, "node")
 
 
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
@@ -230,9 +184,3 @@ def _family(figure: Figure) -> Metric:
     else:
         family.add_metric([], figure.value)
     return family  # type: ignore[no-any-return]
-
-
-__all__ = [
-    "OTHER", "UNKNOWN", "CallMetrics", "EndedCall", "Figure", "exposition", "network_figures",
-    "node_figures",
-]  # fmt: skip

@@ -1,1 +1,0 @@
-"""The synchronous twin of `async_client.py`, which scripts/make_clients.py generates."""

@@ -1,0 +1,69 @@
+"""The place of a call in a distributed trace.
+
+Host side. The ids of a call's span are derived from the ids of the call. So they are known from the
+beginning, to be sent to the services that the call reaches.
+*Source*: W3C Trace Context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from fumehood.core.call import TraceParent
+
+HEADER = "traceparent"
+"""The header with a request's trace and span. *Source*: W3C Trace Context."""
+
+VARIABLE = "TRACEPARENT"
+"""The environment variable with a program's trace and span. *Source*: OpenTelemetry, "Environment
+variables as context propagation carriers"."""
+
+INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""The header `traceparent` of the current request, unparsed."""
+
+_FORM = re.compile(
+    r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
+    re.ASCII,
+)
+_W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
+
+
+def read_traceparent(text: object) -> TraceParent | None:
+    """Parse the header `traceparent`. Return None if it is invalid: then a new trace begins
+    here."""
+    match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
+    if match is None or (match[1] == "00" and match[5] is not None):
+        return None
+    return TraceParent(match[2], match[3], f"{int(match[4], 16) & 1:02x}")
+
+
+@contextmanager
+def incoming(text: object) -> Iterator[None]:
+    """Make the calls inside this context part of the trace of a `traceparent`, if it is valid."""
+    token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            INCOMING.reset(token)
+
+
+def span_id_of(call_id: str) -> str:
+    """Return the id of a call's span, which is derived from the call's id."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:16]
+
+
+def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
+    """Return the trace and span of a call, for the services that it calls.
+
+    A trace id that does not have W3C's form is hashed.
+    """
+    if parent is not None:
+        return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)
+    if not _W3C_ID.fullmatch(trace_id):
+        trace_id = hashlib.sha256(trace_id.encode()).hexdigest()[:32]
+    return TraceParent(trace_id, span_id_of(call_id), "01")

@@ -1,0 +1,1 @@
+"""Metrics, alerts and traces of calls that have ended."""
