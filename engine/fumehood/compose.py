@@ -40,10 +40,10 @@ from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, ConfigError, config_file, load_config
 from fumehood.core.call import ResultChecker
-from fumehood.core.errors import ShuttingDown
+from fumehood.core.errors import FumehoodError, ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
-from fumehood.core.part import imported
+from fumehood.core.part import Part, PartError, imported
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.executors.mcp import McpServers
@@ -56,7 +56,7 @@ from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.subscriber import Subscribers
 from fumehood.parts import parts
 from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
@@ -165,16 +165,14 @@ def compose(
     database = given if given is not None else open_database(None)
     files = database.directory
     kernel = Kernel(config, database, clock, log, tracer_provider)
-    own_parts: tuple[EnginePart, ...] = tuple(
-        imported(part.in_engine)(kernel) for part in parts() if part.in_engine is not None
-    )
-    kernel.parts.extend(own_parts)
+    own_parts = tuple(_make(part, kernel) for part in parts() if part.in_engine is not None)
+    subscribers = kernel.subscribers = Subscribers(own_parts, log)
     audit = AuditService(
         database,
         config.audit,
         log,
         clock.now,
-        own_parts,
+        subscribers,
     )
     registrations = _read_registrations(registry, database, log)
     directory = None
@@ -286,7 +284,7 @@ def compose(
     )
     with understood("approvals"):
         requests = ApprovalRequests(
-            ApprovalTable(database, subscribers=own_parts, kept_days=config.approvals.kept_days),
+            ApprovalTable(database, subscribers=subscribers, kept_days=config.approvals.kept_days),
             RememberedRules(database),
             Eligibility(
                 approvers,
@@ -297,7 +295,7 @@ def compose(
                 now=clock.now,
             ),
             config.approvals,
-            subscribers=own_parts,
+            subscribers=subscribers,
             now=clock.now,
             new_id=ids.approval_id,
             is_draining=intake.takes_none,
@@ -334,9 +332,7 @@ def compose(
         checkers=result_checkers or None,
         circuits=Circuits(config.circuits, clock.monotonic, log),
         retries=Retries(clock),
-        subscribers=tuple(
-            part for part in own_parts if type(part).on_call is not Subscriber.on_call
-        ),
+        subscribers=subscribers,
     )
     return Composition(
         config=config,
@@ -361,6 +357,17 @@ def compose(
         policy=policy,
         calls=Calls(intake, services, ids, clock, recordings),
     )
+
+
+def _make(part: Part, kernel: Kernel) -> EnginePart:
+    """Make what a part does in an engine. Raises PartError, with its name, for its own faults."""
+    try:
+        made: EnginePart = imported(part.in_engine)(kernel)
+    except FumehoodError:
+        raise
+    except Exception as fault:
+        raise PartError(f"The part {part.name!r} could not be made: {fault}") from fault
+    return made
 
 
 def _find_tools(
@@ -485,10 +492,20 @@ class EngineLife:
         await self._recover_keys()
         made.intake.is_open = True
         for part in made.parts:
-            await enter(part.running(made))
+            await self._enter(part)
         await enter(made.approvals.scheduler.running(outcomes))
         await anyio.to_thread.run_sync(made.projects.forget)
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
+
+    async def _enter(self, part: EnginePart) -> None:
+        """Start a part. Raises PartError, with its name, for what is not an error of the engine."""
+        try:
+            await self._stack.enter_async_context(part.running(self._made))
+        except FumehoodError:
+            raise
+        except Exception as fault:
+            log_fault(self._log, "part.not_started", fault, part=type(part).__name__)
+            raise PartError(f"{type(part).__name__} could not be started: {fault}") from fault
 
     async def drained(self) -> None:
         """Wait, after `drain`, until no call is running, including approved ones."""

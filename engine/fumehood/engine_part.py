@@ -17,7 +17,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fumehood.config import Config  # which loads the parts, and so must not begin here
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kernel:
     """What every part can use. None of it has started yet."""
 
@@ -36,7 +36,7 @@ class Kernel:
     clock: Clock
     log: Logger
     tracer_provider: TracerProvider | Literal["environment"] | None = None
-    parts: list[EnginePart] = field(default_factory=list)
+    subscribers: Subscribers = field(default_factory=no_subscribers)
     """All parts of the engine, once they are made."""
 
     async def notify(self, event: str, document: JsonObject) -> None:
@@ -44,12 +44,11 @@ class Kernel:
         now = self.clock.now()
 
         def job(connection: Connection) -> None:
-            for part in self.parts:
+            for part in self.subscribers:
                 part.on_notice(connection, event, document, now)
 
         await self.database.write(job)
-        for part in self.parts:
-            part.on_commit()
+        self.subscribers.committed()
 
 
 class EnginePart(Subscriber):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood import ConfigError, load_config
+from fumehood import ConfigError, Engine, compose, load_config
 from fumehood import parts as module
 from fumehood.core.part import Check, Command, Part, PartError, imported, ordered, placed
+from fumehood.engine_part import EnginePart, Kernel
 from fumehood.parts import parts
 
 
@@ -158,3 +162,45 @@ def test_every_place_that_a_part_names_exists() -> None:
         places += part.mounts.values()
         for place in filter(None, places):
             assert imported(place) is not None
+
+
+class Unmade(EnginePart):
+    def __init__(self, kernel: Kernel) -> None:
+        raise LookupError("no")
+
+
+class Unstarted(EnginePart):
+    @asynccontextmanager
+    async def running(self, made: Any) -> AsyncIterator[None]:
+        raise LookupError("no")
+        yield
+
+
+class Well(EnginePart):
+    stopped = 0
+
+    @asynccontextmanager
+    async def running(self, made: Any) -> AsyncIterator[None]:
+        yield
+        Well.stopped += 1
+
+
+@pytest.mark.anyio
+async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = "test_product_parts"
+    monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
+
+    def use(*names: str) -> None:
+        made = tuple(Part(name=one, in_engine=f"{here}:{one}") for one in names)
+        monkeypatch.setattr(compose, "parts", lambda: made)
+
+    use("Unmade")
+    with pytest.raises(PartError, match="part 'Unmade' could not be made: no"):
+        Engine()
+    use("Well", "Unstarted")
+    with pytest.raises(PartError, match="Unstarted could not be started: no"):
+        async with Engine():
+            pytest.fail("it has started")
+    assert Well.stopped == 1

@@ -38,7 +38,7 @@ from fumehood.core.fair_share import FairShare
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.base import CallHandle
 from fumehood.observe.log import Logger
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.subscriber import Subscribers, no_subscribers
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
@@ -65,7 +65,7 @@ class ApprovalRequests:
         eligibility: Eligibility,
         settings: ApprovalSettings,
         *,
-        subscribers: Sequence[Subscriber] = (),
+        subscribers: Subscribers | None = None,
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         is_draining: Callable[[], bool],
@@ -84,7 +84,7 @@ class ApprovalRequests:
         self.new_call = anyio.Event()
         """Set when a call begins to wait."""
         self._changed = anyio.Event()
-        self._subscribers = tuple(subscribers)
+        self._subscribers = subscribers or no_subscribers()
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
@@ -294,8 +294,7 @@ class ApprovalRequests:
             self._quota.release(approval.id)
         if approval.state not in OPEN_STATES:
             self._untold.discard(approval.call_id)
-        for one in self._subscribers:
-            one.on_commit()
+        self._subscribers.committed()
         self.changes += 1
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -47,7 +47,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import EXTERNAL, NET_TOOL
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.subscriber import Subscribers, no_subscribers
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
 from fumehood.storage.backend import RawBytes
@@ -265,12 +265,12 @@ class ApprovalTable:
         self,
         database: Database,
         *,
-        subscribers: Sequence[Subscriber] = (),
+        subscribers: Subscribers | None = None,
         kept_days: int = 90,
     ) -> None:
         self._database = database
         self._chain = database.audit
-        self._subscribers = tuple(subscribers)
+        self._subscribers = subscribers or no_subscribers()
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:

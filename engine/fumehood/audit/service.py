@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -32,7 +32,7 @@ from fumehood.audit.verify import Anchor, AuditRow, Verdict, read_anchors, verif
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.subscriber import Subscribers, no_subscribers
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, reading
 from fumehood.storage.directory import private
@@ -59,7 +59,7 @@ class AuditService:
         settings: AuditSettings,
         log: Logger,
         now: Callable[[], datetime],
-        subscribers: Sequence[Subscriber] = (),
+        subscribers: Subscribers | None = None,
     ) -> None:
         self._database = database
         self._chain = database.audit
@@ -67,7 +67,7 @@ class AuditService:
         self._settings = settings
         self._log = log
         self._now = now
-        self._subscribers = tuple(subscribers)
+        self._subscribers = subscribers or no_subscribers()
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
@@ -127,8 +127,7 @@ class AuditService:
                 return None
             except OSError as error:
                 self._log.error("audit.anchor_failed", reason=error.strerror)
-        for one in self._subscribers:
-            one.on_commit()
+        self._subscribers.committed()
         return anchor
 
     async def note(self, kind: str, fields: JsonObject) -> None:

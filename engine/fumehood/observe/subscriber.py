@@ -1,17 +1,20 @@
 """Subscribers: what parts do when something happened that they want to know.
 
 Host side. Invariants: a method with a connection runs in the transaction of the event, so both are
-stored or neither; `on_commit` runs after it, and returns at once. A subscriber cannot change or
-refuse the event.
+stored or neither; `on_commit` runs after it, and returns at once. What a subscriber raises in a
+transaction undoes the event; anywhere else it is logged, and the others still get theirs. A
+subscriber cannot change an event.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.ended_call import EndedCall
+from fumehood.observe.log import Logger, log_fault, quiet_logger
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -41,3 +44,41 @@ class Subscriber:
 
     def forget(self, connection: Connection, before: str) -> None:
         """Delete what is stored about approvals that ended before a time (as `storage.stamp`)."""
+
+
+class Subscribers:
+    """All subscribers of one engine, in their order."""
+
+    def __init__(self, members: Iterable[Subscriber], log: Logger) -> None:
+        self._members = tuple(members)
+        self._log = log
+        self._of_calls = [m for m in self._members if type(m).on_call is not Subscriber.on_call]
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(self._members)
+
+    @property
+    def take_calls(self) -> bool:
+        """Whether any of them wants the calls that end."""
+        return bool(self._of_calls)
+
+    def committed(self) -> None:
+        """Tell all that events are on disk."""
+        self._each(self._members, lambda member: member.on_commit())
+
+    def ended(self, call: EndedCall) -> None:
+        """Pass a call that has ended to those that want it."""
+        self._each(self._of_calls, lambda member: member.on_call(call))
+
+    def _each(self, members: Iterable[Subscriber], act: Callable[[Subscriber], None]) -> None:
+        for member in members:
+            try:
+                act(member)
+            except Exception as fault:
+                name = type(member).__name__
+                log_fault(self._log, "subscriber.internal_error", fault, subscriber=name)
+
+
+def no_subscribers() -> Subscribers:
+    """Return what an engine without parts has."""
+    return Subscribers((), quiet_logger())

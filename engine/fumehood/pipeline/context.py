@@ -32,7 +32,7 @@ from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.subscriber import Subscribers
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Claim, Keys
 from fumehood.pipeline.plan import Plan
@@ -236,8 +236,7 @@ class PipelineServices:
     checkers: ResultCheckers | None
     circuits: Circuits
     retries: Retries
-    subscribers: tuple[Subscriber, ...]
-    """Those that receive ended calls."""
+    subscribers: Subscribers
     trials: dict[str, HeldTrial] = field(default_factory=dict)
     """Id of the call that asks a human → the effect of a trial."""
 

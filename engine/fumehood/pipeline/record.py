@@ -124,7 +124,7 @@ def record_replay(
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
     """Pass an ended call to the subscribers."""
-    if not services.subscribers:
+    if not services.subscribers.take_calls:
         return
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
     waited_s = _waited_s(call, services)
@@ -139,8 +139,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
         network=metadata.sandbox.network if metadata.sandbox is not None else None,
         trace=partial(_trace, call, metadata, code, tool or UNKNOWN, services),
     )
-    for subscriber in services.subscribers:
-        subscriber.on_call(ended)
+    services.subscribers.ended(ended)
 
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:

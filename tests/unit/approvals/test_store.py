@@ -12,7 +12,8 @@ from fumehood.approvals.store import Step
 from fumehood.core.errors import (
     IdempotencyConflict,
 )
-from fumehood.observe.subscriber import Subscriber
+from fumehood.observe.log import quiet_logger
+from fumehood.observe.subscriber import Subscriber, Subscribers
 from fumehood.testing import ManualClock
 from support.asking import NO, YES, Asking, Deeds, asking
 
@@ -89,7 +90,11 @@ async def test_failed_notification_rolls_back_the_decision(monkeypatch: pytest.M
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with monkeypatch.context() as patch:
-            patch.setattr(desk.engine.approvals.requests.table, "_subscribers", (Full(),))
+            patch.setattr(
+                desk.engine.approvals.requests.table,
+                "_subscribers",
+                Subscribers([Full()], quiet_logger()),
+            )
             with pytest.raises(RuntimeError):
                 await desk.decide(approval_id)
         assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING

@@ -22,6 +22,7 @@ from fumehood.config import Config, ConfigError
 from fumehood.core.errors import Unauthorized
 from fumehood.engine_part import Kernel
 from fumehood.observe.log import quiet_logger
+from fumehood.observe.subscriber import Subscribers
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import DELIVERIES
 from fumehood.testing import ManualClock
@@ -248,7 +249,7 @@ async def test_delivered_messages_are_pruned_and_undelivered_ones_kept(
     await webhook.send_owed(Receiver(200))
     owe(database, 2)
     kernel = Kernel(Config(), database, ManualClock(NOW), quiet_logger())
-    table = ApprovalTable(database, subscribers=[Webhook(kernel)])
+    table = ApprovalTable(database, subscribers=Subscribers([Webhook(kernel)], quiet_logger()))
     await table.prune(NOW + timedelta(days=91))
     kept = database.read_now(lambda c: list(c.execute(select(DELIVERIES.c.seq)).scalars()))
     assert kept == [one.seq for one in owed(database)] == [2]
