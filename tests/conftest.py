@@ -44,10 +44,12 @@ from upstream import Upstream, running_upstream
 # Thousands of tests are collected, and almost nothing of that is garbage: a third of the time.
 gc.set_threshold(50_000)
 
-# Property tests never measure time, and leave no files behind.
+# Property tests never measure time, and leave no files behind. `make fuzz` gives them more examples.
 settings.register_profile(
-    "fumehood", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+    "fumehood", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow],
+    max_examples=40,
+)  # fmt: skip
+settings.register_profile("fuzz", settings.get_profile("fumehood"), max_examples=1000)
 settings.load_profile("fumehood")
 
 MADE = Made()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fumehood.core.tool import ToolType as ToolType
     from fumehood.core.usage import TextKind as TextKind
     from fumehood.core.usage import TokenCounter as TokenCounter
-    from fumehood.engine import Engine as Engine
+    from fumehood.engine_with_parts import Engine as Engine
     from fumehood.executors.parts import progress as progress
     from fumehood.formats.model import AgentRun as AgentRun
     from fumehood.registry.declare import tool as tool
@@ -61,7 +61,7 @@ _HOMES = {
     "ControlClient": "fumehood.client",
     "DaemonUnavailable": "fumehood.client",
     "EXPRESSION_OUTPUT": "fumehood.core.tool",
-    "Engine": "fumehood.engine",
+    "Engine": "fumehood.engine_with_parts",
     "EngineNotRunning": "fumehood.core.errors",
     "Envelope": "fumehood.core.envelope",
     "FumehoodError": "fumehood.core.errors",

@@ -22,7 +22,6 @@ from fumehood.core.session import SessionRecord, WorkspaceEntry
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.value import Value
-from fumehood.formats.model import ExportedTools
 from fumehood.identity.model import Agent, Binding
 
 
@@ -73,8 +72,8 @@ class AgentTools(Value):
     pagination: Pagination
 
 
-class AnyToolList(RootModel[ToolList | AgentTools | ExportedTools]):
-    """A page of the tools, with `agent_id` all of that agent's, or with `format` an export."""
+class AnyToolList(RootModel[ToolList | AgentTools]):
+    """A page of the tools, or with `agent_id` all of that agent's."""
 
 
 class ToolDetails(Value):

@@ -1,4 +1,4 @@
-"""The engine: the interface for embedding programs, the daemon and the command line.
+"""The kernel's engine: the interface for the daemon, its parts and embedding programs.
 
 Host side, between the faces and `compose`, which makes, starts and stops the parts. Every face
 makes calls here, by `run` or `open_stream`, so that none can skip a gate, and with the rights of
@@ -7,15 +7,12 @@ the principal. Entering the engine starts the walls; leaving it ends them, and e
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
-
-import anyio.to_thread
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
@@ -30,8 +27,6 @@ from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, U
 from fumehood.core.errors import (
     EngineError,
     EngineNotRunning,
-    InvalidParams,
-    ToolNotFound,
 )
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
@@ -41,7 +36,6 @@ from fumehood.core.keyword_types import (
     CallKeywords,
     CallQueryKeywords,
     DecisionKeywords,
-    HandleKeywords,
     UsageKeywords,
 )
 from fumehood.core.names import checked_keywords
@@ -54,23 +48,11 @@ from fumehood.engine_overview import Overview, figures_of
 from fumehood.engine_part import EnginePart
 from fumehood.executors.base import CallHandle
 from fumehood.executors.session_files import SessionFiles
-from fumehood.formats.agent_loop import (
-    MAX_TURNS,
-    AgentLoop,
-    Model,
-    ask_model_async,
-    message_of,
-    options_of,
-    plain,
-)
-from fumehood.formats.base import AUTO
-from fumehood.formats.exports import FORMATS, Exports, is_offered
-from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBody, MessageFormat
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
-from fumehood.pipeline.batch import Batch, FindTool, MessageCalls, Parse
+from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import (
     parse_batch,
     parse_batch_call,
@@ -78,7 +60,6 @@ from fumehood.pipeline.incoming import (
     parse_own_batch_call,
     parse_own_call,
     parse_own_decision,
-    parse_own_message,
     parsed,
 )
 from fumehood.pipeline.plan import can_run_now
@@ -105,23 +86,9 @@ PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 
 
 class Engine:
-    """Runs tools behind their gates and walls.
+    """The kernel's engine. Programs use `fumehood.Engine`, which has the methods of parts as well.
 
-        async with Engine(tools=[send_invoice]) as engine:
-            envelope = await engine.call("calculator", {"expression": "5! + 2**10"})
-
-    State that must survive the process is kept in `database` (`open_database`); without one it is
-    kept in memory until the engine ends.
-
-    `tools` come from the embedding program, which is the operator: functions made by `@tool`,
-    definitions, or documents of definitions. Built-in tools, entry points and the files of
-    `tools_directory` are found automatically; the files are watched while the engine runs. Spans
-    of calls go to `tracer_provider`, an OpenTelemetry provider that the program shuts down itself;
-    with "environment" to the collector that OpenTelemetry's variables name.
-
-    Raises:
-        InvalidDefinition: a tool of `tools` is wrong; with all its faults.
-        PolicyError: the configuration's `policy_file` cannot be used; with all faults.
+    The arguments are explained there.
     """
 
     def __init__(
@@ -154,14 +121,13 @@ class Engine:
         )
         self._made = made
         self._life = EngineLife(made)
-        self._exports = Exports()
-        self._repairs = anyio.CapacityLimiter(1)
         self._owner_id = made.config.principal_ids.get(os.getuid()) or uid_principal_id(os.getuid())
         self.config = made.config
         self.log = made.services.log
         self.load_faults = made.load_faults
         self.database = made.database
         self.audit = made.audit
+        self.registry = made.services.registry
         self.registrations = made.registrations
         self.agents = made.services.agents
         self.tokens = made.tokens
@@ -177,7 +143,7 @@ class Engine:
         self.policy = made.policy
         self.overview = Overview(made)
 
-    async def __aenter__(self) -> Engine:
+    async def __aenter__(self) -> Self:
         await self._life.begin()
         return self
 
@@ -188,7 +154,7 @@ class Engine:
         """Return what a part does in this engine."""
         return next(part for part in self._made.parts if isinstance(part, kind))
 
-    def _require_begun(self) -> None:
+    def require_begun(self) -> None:
         """Raise EngineNotRunning before the engine is entered and after it is left."""
         if self._made.intake.is_open:
             return
@@ -213,7 +179,7 @@ class Engine:
             EngineNotRunning: the engine was not entered, or has been left.
         """
         chosen = checked_keywords(CallKeywords, "call", options) if options else {}
-        self._require_begun()
+        self.require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
         except EngineError as error:
@@ -233,152 +199,9 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(BatchKeywords, "batch", options)
-        self._require_begun()
+        self.require_begun()
         body = parse_batch({"calls": list(calls), "options": chosen})
         return await self.open_batch(body, self.owner, parse=parse_own_batch_call).run()
-
-    def export(
-        self,
-        format: FormatName,  # noqa: A002 - the name that the clients and HTTP have
-        *,
-        agent_id: str | None = None,
-        tools: Collection[str] | None = None,
-    ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
-
-        Raises:
-            InvalidParams: the format is unknown.
-            ResourceNotFound: the agent is unknown.
-            ToolNotFound: a name in `tools` is unknown.
-        """
-        exported = self.export_for(self.owner, format, agent_id=agent_id, tools=tools)
-        own: list[JsonObject] = json.loads(json.dumps(exported.tools))  # the fastest way to copy
-        return own
-
-    def export_for(
-        self,
-        principal: Principal,
-        name: FormatName,
-        *,
-        agent_id: str | None = None,
-        tools: Collection[str] | None = None,
-    ) -> ExportedTools:
-        """Export tools for a principal, with the losses. The values are shared: do not change them.
-
-        Tools that are disabled or past their sunset are omitted.
-        """
-        if name not in FORMATS:
-            raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
-        if agent_id is None:
-            found = [
-                tool.definition
-                for tool in self._made.services.registry
-                if tool.disabled_because is None
-            ]
-        else:
-            chosen = self.agent_tools(principal, agent_id, exclude_dangerous=False)
-            found = list(chosen.tools)
-        today = self.now().date()
-        found = [tool for tool in found if is_offered(tool, today)]
-        if agent_id is None and tools is None:
-            return self._exports.of_all(name, found)
-        if tools is not None:
-            unknown = sorted(set(tools) - {tool.name for tool in found})
-            if unknown:
-                raise ToolNotFound(f"There is no tool {unknown[0][:80]!r} to export.")
-            found = [tool for tool in found if tool.name in tools]
-        return self._exports.of_some(name, found)
-
-    async def handle(
-        self,
-        message: Any,
-        *,
-        format: MessageFormat,  # noqa: A002 - as in `export`
-        **options: Unpack[HandleKeywords],
-    ) -> list[JsonObject]:
-        """Run all tool calls of an assistant's message, and return the messages with the results.
-
-        The message and `options` are those of `Client.handle`.
-
-        Raises:
-            InvalidParams: the message or an option is wrong; nothing was run.
-            TypeError, EngineNotRunning: as `call`.
-        """
-        chosen = checked_keywords(HandleKeywords, "handle", options)
-        self._require_begun()
-        body = parse_own_message(plain(message), format, chosen)
-        handled = await self.open_message(body, self.owner).run()
-        return list(handled.messages)
-
-    def open_message(self, body: HandleBody, principal: Principal) -> MessageCalls:
-        """Prepare the tool calls in a message of one principal.
-
-        Raises:
-            InvalidParams: the message cannot be read.
-        """
-        return MessageCalls(
-            body,
-            self._finder(body.options.agent_id),
-            lambda members, options, parse: self._batch(members, options, principal, parse),
-            self._repairs,
-        )
-
-    def _finder(self, agent_id: str | None) -> FindTool:
-        """Return the lookup of tool names, as an agent sees them. It grants no rights."""
-        seen: dict[str, ToolDefinition] = {}
-        if agent_id is not None:
-            if self.agents.find(agent_id) is not None:
-                seen = {
-                    t.name: t for t in self.agents.tools(agent_id, self._made.services.registry)[0]
-                }
-            return lambda name: seen.get(name.partition("@")[0])
-
-        def find(name: str) -> ToolDefinition | None:
-            try:
-                return self._made.services.registry.get(name, names_others=False).definition
-            except ToolNotFound:
-                return None
-
-        return find
-
-    async def run_agent(
-        self,
-        llm: Model,
-        messages: Sequence[Any] | AgentRun,
-        *,
-        format: MessageFormat = "openai",  # noqa: A002 - as in `export`
-        agent: str | None = None,
-        tool_choice: str = AUTO,
-        max_turns: int = MAX_TURNS,
-        **options: Unpack[HandleKeywords],
-    ) -> AgentRun:
-        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
-
-        The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
-
-        Raises:
-            InvalidParams, ResourceNotFound, ToolNotFound: as `export` and `handle`.
-            TypeError, ValueError, EngineNotRunning: as `call`; or an argument is wrong.
-        """
-        chosen = options_of(
-            checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice
-        )
-        self._require_begun()
-        loop = AgentLoop(
-            messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
-            max_length=options.get("max_length"),
-        )  # fmt: skip
-        for place, call_id in loop.waiting:
-            loop.decided(place, await self.approvals.answer_of(call_id, self.owner))
-        name: MessageFormat = loop.format
-        offered = self.export(name, agent_id=chosen["agent_id"], tools=options.get("tools"))
-        if loop.go_on():
-            while loop.is_running:
-                turn = loop.take(await ask_model_async(llm, loop, offered))
-                if turn is not None:
-                    body = parse_own_message(message_of(turn), name, chosen)
-                    loop.add(await self.open_message(body, self.owner).run())
-        return loop.run
 
     async def fetch_all(
         self,
@@ -419,7 +242,7 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(DecisionKeywords, "decide", options)
-        self._require_begun()
+        self.require_begun()
         asked = {"tool": tool, "arguments": arguments or {}, "context": context or {}}
         try:
             body = parse_own_decision({**asked, "options": chosen})
@@ -469,11 +292,12 @@ class Engine:
         self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
     ) -> Batch:
         """Prepare many calls of one principal; each goes through `run`."""
-        return self._batch(body.calls, body.options, principal, parse)
+        return self.batch_of(body.calls, body.options, principal, parse)
 
-    def _batch(
+    def batch_of(
         self, members: Sequence[Any], options: BatchOptions, principal: Principal, parse: Parse
     ) -> Batch:
+        """Prepare calls of one principal that `parse` reads; each goes through `run`."""
         return Batch(
             members,
             options,
@@ -495,7 +319,7 @@ class Engine:
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked_keywords(CallKeywords, "stream", options)
-        self._require_begun()
+        self.require_begun()
         try:
             name, body = parse_own_call(tool, arguments, chosen)
         except EngineError as error:
@@ -534,7 +358,7 @@ class Engine:
 
     def tools(self) -> list[ToolDefinition]:
         """Return the preferred version of every registered tool, by name."""
-        return [tool.definition for tool in self._made.services.registry]
+        return [tool.definition for tool in self.registry]
 
     def tools_page(
         self,
@@ -550,7 +374,7 @@ class Engine:
             InvalidParams: the limit is not from 1 to 100, or the cursor belongs to another list.
         """
         return page_of_tools(
-            self._made.services.registry,
+            self.registry,
             self._made.services.cursors,
             (principal or self.owner).id,
             filter_by=filter_by or ToolFilter(),
@@ -560,8 +384,8 @@ class Engine:
 
     def tool(self, reference: str) -> ToolDetails:
         """Return a tool by `name` or `name@version`, and its versions. Raises ToolNotFound."""
-        found = self._made.services.registry.get(reference)
-        versions = self._made.services.registry.versions(found.definition.name)
+        found = self.registry.get(reference)
+        versions = self.registry.versions(found.definition.name)
         circuit = self._made.services.circuits.of(upstream_of(found.definition))
         return ToolDetails(
             tool=found.definition,
@@ -584,9 +408,7 @@ class Engine:
         if agent_id is not None:
             found = self.agent_tools(principal, agent_id, exclude_dangerous=False).tools
         else:
-            found = tuple(
-                t.definition for t in self._made.services.registry if t.disabled_because is None
-            )
+            found = tuple(t.definition for t in self.registry if t.disabled_because is None)
         has_authenticated = principal.has_authenticated
         return [t for t in found if t.is_active and (has_authenticated or not t.requires_auth)]
 
@@ -597,15 +419,15 @@ class Engine:
         if agent_id is not None:
             require_agent(principal, agent_id, self.agents.find(agent_id))
         agents = 0 if agent_id is None else self.agents.changes
-        return self._made.services.registry.changes, agents, principal.has_authenticated
+        return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
         """Return the rules for the protection of models that a tool breaks."""
         if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
             return ()
-        from fumehood.registry.lint import poison  # its patterns take a while to compile
+        from fumehood.registry.poison import poison  # its patterns take a while to compile
 
-        names = (other.definition.name for other in self._made.services.registry)
+        names = (other.definition.name for other in self.registry)
         return tuple(poison(tool.definition.model_dump(mode="json"), names))
 
     def ready(self) -> Readiness:
@@ -644,7 +466,7 @@ class Engine:
             ResourceNotFound: the agent is unknown, or the principal may not act for it.
         """
         require_agent(principal, agent_id, self.agents.find(agent_id))
-        seen, missing = self.agents.tools(agent_id, self._made.services.registry)
+        seen, missing = self.agents.tools(agent_id, self.registry)
         selection = filter_tools(
             seen,
             categories=categories,

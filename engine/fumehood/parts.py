@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from inspect import isfunction
+from typing import TYPE_CHECKING, TypeVar
 
-from fumehood.core.part import Part, PartError, ordered
+from fumehood.core.part import Part, PartError, imported, ordered
 from fumehood.protocol.engine_paths import config_file, read_config_file
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ GROUP = "fumehood.parts"
 DISTRIBUTION = "fumehood"
 VARIABLE = "FUMEHOOD_PARTS"
 
+T = TypeVar("T")
+
 
 @cache
 def parts() -> tuple[Part, ...]:
@@ -35,14 +38,7 @@ def parts() -> tuple[Part, ...]:
     Raises:
         PartError: a part is missing or cannot be loaded, or two parts add the same thing.
     """
-    # A sixth of the time of a command, most of which use no part.
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        own = distribution(DISTRIBUTION)
-    except PackageNotFoundError:
-        raise PartError("fumehood is not installed, so its parts cannot be found.") from None
-    made = _loaded(own.entry_points.select(group=GROUP))
+    made = own_parts()
     if chosen := named():
         others = {entry.name: entry for entry in foreign()}
         if missing := [name for name in chosen if name not in others]:
@@ -53,6 +49,42 @@ def parts() -> tuple[Part, ...]:
     for kind in ("commands", "checks", "exports", "mounts"):
         _require_single(kind, made)
     return made
+
+
+def own_parts() -> tuple[Part, ...]:
+    """Return the parts of this distribution in their order.
+
+    Raises:
+        PartError: a part cannot be loaded.
+    """
+    # A sixth of the time of a command, most of which use no part.
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        own = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        raise PartError("fumehood is not installed, so its parts cannot be found.") from None
+    return _loaded(own.entry_points.select(group=GROUP))
+
+
+def with_methods(kernel: type[T]) -> type[T]:
+    """Return a class of the kernel with the methods that the product's own parts add to it.
+
+    Raises:
+        PartError: a part replaces an attribute of the kernel's class, or of another part's.
+    """
+    added: list[type[T]] = []
+    known = set(dir(kernel))
+    for part in own_parts():
+        if kernel.__name__ not in part.methods:
+            continue
+        added.append(imported(part.methods[kernel.__name__]))
+        found = vars(added[-1]).items()
+        names = {name for name, value in found if isfunction(value) or not name.startswith("__")}
+        if again := sorted(names & known):
+            raise PartError(f"{kernel.__name__}.{again[0]} of the part {part.name!r} exists.")
+        known |= names
+    return type(kernel.__name__, tuple(added), {}) if added else kernel
 
 
 def named() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from fumehood import ConfigError, Engine, compose, load_config
 from fumehood import parts as module
 from fumehood.core.part import Check, Command, Part, PartError, imported, ordered, placed
 from fumehood.engine_part import EnginePart, Kernel
-from fumehood.parts import parts
+from fumehood.parts import parts, with_methods
 
 
 class Fake:
@@ -204,3 +204,66 @@ async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
         async with Engine():
             pytest.fail("it has started")
     assert Well.stopped == 1
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def call(self) -> str:
+        return "kernel"
+
+
+class Louder(Plain):
+    """What a part adds."""
+
+    def shout(self) -> str:
+        return self.call().upper()
+
+
+class Quieter(Plain):
+    def whisper(self) -> str:
+        return "…"
+
+
+class Rival(Plain):
+    def shout(self) -> str:
+        return ""
+
+
+class Thief(Plain):
+    def call(self) -> str:
+        return "unchecked"
+
+
+class Intruder(Plain):
+    def __init__(self) -> None:
+        self.call = lambda: "unchecked"  # type: ignore[method-assign]
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, *classes: type[Plain]) -> Any:
+    found = [Part(name=one.__name__, methods={"Plain": one.__name__}) for one in classes]
+    monkeypatch.setattr(module, "own_parts", lambda: (Part(name="a"), *found))
+    monkeypatch.setattr(module, "imported", globals().__getitem__)
+    return with_methods(Plain)
+
+
+def test_class_has_the_methods_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = joined(monkeypatch, Louder, Quieter)()
+    assert (made.call(), made.shout(), made.whisper()) == ("kernel", "KERNEL", "…")
+    assert joined(monkeypatch) is Plain
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ((Louder, Thief), "Plain.call of the part 'Thief' exists"),
+        ((Louder, Intruder), "Plain.__init__ of the part 'Intruder' exists"),
+        ((Louder, Rival), "Plain.shout of the part 'Rival' exists"),
+    ],
+)
+def test_part_cannot_replace_a_method(
+    monkeypatch: pytest.MonkeyPatch, classes: tuple[type[Plain], ...], words: str
+) -> None:
+    with pytest.raises(PartError, match=words):
+        joined(monkeypatch, *classes)

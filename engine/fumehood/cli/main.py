@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from inspect import Signature, signature
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.options import PlainCommand, PlainGroup
-from fumehood.core.part import Options, PartError, imported, placed
+from fumehood.core.part import Command, Options, PartError, imported, placed
 from fumehood.parts import parts
 
 COMMANDS = {
@@ -50,8 +51,9 @@ MODULES = {
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 
-OPEN = frozenset({"doctor", "serve"})
-"""Commands to which parts may add options. The others start without reading the parts."""
+OPEN = frozenset({"doctor", "serve", "tools"})
+"""Commands to which parts may add options, and groups to which they may add commands. The others
+start without reading the parts."""
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -77,7 +79,12 @@ class CommandsOnDemand(PlainGroup):
 
 def all_commands() -> dict[str, str]:
     """Return the names and help lines of all commands, in the order of `--help`."""
-    added = {name: command for part in parts() for name, command in part.commands.items()}
+    added = {
+        name: command
+        for part in parts()
+        for name, command in part.commands.items()
+        if " " not in name
+    }
     names = placed(tuple(COMMANDS), {name: command.after for name, command in added.items()})
     return {name: added[name].help if name in added else COMMANDS[name] for name in names}
 
@@ -86,15 +93,23 @@ def load_command(name: str) -> Any:
     """Import one command and build it, with the options that parts add to it."""
     place = f"fumehood.cli.{MODULES.get(name, name)}:{name}"
     added: list[Options] = []
+    more: dict[str, Command] = {}
     if name in OPEN or name not in COMMANDS:
         for part in parts():
             place = part.commands[name].function if name in part.commands else place
             added += [options for options in part.options if options.command == name]
+            more |= {
+                own.removeprefix(f"{name} "): command
+                for own, command in part.commands.items()
+                if own.startswith(f"{name} ")
+            }
     module_name, _, function = place.partition(":")
     module = import_module(module_name)
     found = getattr(module, function)
     if added:
         found = with_options(found, added)
+    if more:
+        found = with_commands(found, more)
     holder = typer.Typer(add_completion=False, **SETTINGS)
     holder.callback()(
         lambda: None
@@ -104,6 +119,18 @@ def load_command(name: str) -> Any:
     else:
         holder.command(name, cls=getattr(module, "COMMAND_CLASS", PlainCommand))(found)
     return typer.main.get_group(holder).commands[name]
+
+
+def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typer:
+    """Return a group that also has commands of parts."""
+    made = copy(group)
+    made.registered_commands = list(group.registered_commands)
+    for name, command in added.items():
+        made.command(name, help=command.help)(imported(command.function))
+    own = [str(info.name) for info in group.registered_commands]
+    order = placed(own, {name: command.after for name, command in added.items()})
+    made.registered_commands.sort(key=lambda info: order.index(str(info.name)))
+    return made
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fumehood.client.api_request import DaemonUnavailable as DaemonUnavailable
     from fumehood.client.api_request import Refused as Refused
-    from fumehood.client.async_client import AsyncClient as AsyncClient
     from fumehood.client.async_control import AsyncControlClient as AsyncControlClient
-    from fumehood.client.sync.client import Client as Client
+    from fumehood.client.async_with_parts import AsyncClient as AsyncClient
     from fumehood.client.sync.control import ControlClient as ControlClient
+    from fumehood.client.sync.with_parts import Client as Client
 
 _HOMES = {
-    "AsyncClient": "fumehood.client.async_client",
+    "AsyncClient": "fumehood.client.async_with_parts",
     "AsyncControlClient": "fumehood.client.async_control",
-    "Client": "fumehood.client.sync.client",
+    "Client": "fumehood.client.sync.with_parts",
     "ControlClient": "fumehood.client.sync.control",
     "DaemonUnavailable": "fumehood.client.api_request",
     "Refused": "fumehood.client.api_request",

@@ -75,19 +75,27 @@ class Part:
     settings: Named | None = None
     """A mapping of keys of the configuration to `Setting`."""
     commands: Mapping[str, Command] = field(default_factory=dict)
+    """Commands by name; `GROUP NAME` is one of a group of the kernel."""
     options: tuple[Options, ...] = ()
     """Options of commands that are not the part's own."""
     checks: tuple[Check, ...] = ()
     approvers: Named | None = None
     """Takes the configuration, and returns names of what else than people may approve calls."""
     operations: Named | None = None
-    """A list of operations of the callers' socket."""
+    """A list of operations of the callers' socket. One at a method and address of the kernel's
+    replaces that one, and must need the same authority.
+    """
     control_operations: Named | None = None
-    """A list of operations of the control socket."""
+    """A list of operations of the control socket, in the same way."""
     exports: Mapping[str, Named] = field(default_factory=dict)
     """Formats in which tools are exported. Each place takes a definition and returns its form."""
     mounts: Mapping[str, Named] = field(default_factory=dict)
     """Paths of the callers' socket. Each place takes the engine and returns an ASGI application."""
+    methods: Mapping[str, Named] = field(default_factory=dict)
+    """Name of a public class of the product (`Engine`, a client) → a subclass of the kernel's class
+    of that name, with the methods that the part adds. Only for the product's own parts: type
+    checkers must see them.
+    """
     in_foreground: Named | None = None
     """Takes the configuration of a daemon that a person watches, and returns it as it is used."""
     in_engine: Named | None = None

@@ -654,7 +654,7 @@ class McpServer:
         """
         if len(strict_json.dumps(listed)) > MAX_DEFINITION_BYTES:
             raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION_BYTES} bytes"])
-        from fumehood.registry.lint import poison  # its patterns take a while to compile
+        from fumehood.registry.poison import poison  # its patterns take a while to compile
 
         text = str(listed.get("description") or listed.get("title") or f"The tool {own}.")
         document: JsonObject = {

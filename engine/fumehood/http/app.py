@@ -29,7 +29,7 @@ from fumehood.core.errors import (
     ResourceNotFound,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.core.part import imported
+from fumehood.core.part import PartError, imported
 from fumehood.core.status import engine_version
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, headers_of, stopped
@@ -51,24 +51,54 @@ from fumehood.parts import parts
 
 TRACEPARENT = HEADER.encode()
 
-OPERATIONS: list[Operation] = [
-    *calls.OPERATIONS,
-    *stream.OPERATIONS,
-    *approvals.OPERATIONS,
-    *tools.OPERATIONS,
-    *sessions.OPERATIONS,
-    *overview.OPERATIONS,
-    *(operation for part in parts() for operation in imported(part.operations)),
-]
+
+def with_added(kernel: Sequence[Operation], added: Iterable[Operation]) -> list[Operation]:
+    """Return the kernel's operations and those of parts, which may replace some of the kernel's.
+
+    Raises:
+        PartError: two parts add one operation, or one needs another authority than the kernel's
+            that it replaces.
+    """
+    own = {(operation.method, operation.path): operation for operation in kernel}
+    found = dict(own)
+    for operation in added:
+        place = (operation.method, operation.path)
+        replaced = own.get(place, operation)
+        if found.get(place, replaced) is not replaced:
+            raise PartError(f"Two parts add the operation {' '.join(place)}.")
+        if (replaced.needs, replaced.authorize) != (operation.needs, operation.authorize):
+            raise PartError(f"{' '.join(place)} of a part must need {replaced.needs.value}.")
+        found[place] = operation
+    return list(found.values())
+
+
+def _with_parts(of: str, kernel: Sequence[Operation]) -> list[Operation]:
+    places = [getattr(part, of) for part in parts()]
+    return with_added(kernel, [each for place in places for each in imported(place)])
+
+
+OPERATIONS: list[Operation] = _with_parts(
+    "operations",
+    [
+        *calls.OPERATIONS,
+        *stream.OPERATIONS,
+        *approvals.OPERATIONS,
+        *tools.OPERATIONS,
+        *sessions.OPERATIONS,
+        *overview.OPERATIONS,
+    ],
+)
 """Operations of the callers' socket."""
 
-CONTROL_OPERATIONS: list[Operation] = [
-    *authority.OPERATIONS,
-    *tools.CONTROL_OPERATIONS,
-    *approvals.CONTROL_OPERATIONS,
-    *overview.CONTROL_OPERATIONS,
-    *(operation for part in parts() for operation in imported(part.control_operations)),
-]
+CONTROL_OPERATIONS: list[Operation] = _with_parts(
+    "control_operations",
+    [
+        *authority.OPERATIONS,
+        *tools.CONTROL_OPERATIONS,
+        *approvals.CONTROL_OPERATIONS,
+        *overview.CONTROL_OPERATIONS,
+    ],
+)
 """Operations of the control socket. The callers' socket refuses them with RESOURCE_NOT_FOUND."""
 
 

@@ -141,6 +141,7 @@ class Operation:
     function: Callable[..., Awaitable[Any]]
     respond: Respond
     needs: Needs
+    authorize: Authorize | None
     data: type[BaseModel] | None
     body: type[BaseModel] | None
     query: type[BaseModel] | None
@@ -235,6 +236,7 @@ def endpoint(
             function=function,
             respond=respond,
             needs=needs,
+            authorize=authorize,
             data=data or signature.data,
             body=body or signature.body,
             query=signature.query,

@@ -242,7 +242,9 @@ RefusalBody = Callable[[EngineError], bytes]
 class Faces(Protocol):
     """The application of a server, as far as it decides about ports of sessions."""
 
-    engine: Engine
+    @property
+    def engine(self) -> Engine:
+        """The engine that is served."""
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
         """Return what a request to a port asks for. Raises EngineError."""

@@ -46,7 +46,8 @@ from fumehood.core.errors import EngineError, ShuttingDown
 from fumehood.core.fair_share import FairShare
 from fumehood.core.json_types import JsonObject
 from fumehood.core.status import Health, Readiness, StateReadiness
-from fumehood.engine import Engine, Tool
+from fumehood.engine import Tool
+from fumehood.engine_with_parts import Engine
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
 from fumehood.http.peer import (

@@ -22,7 +22,6 @@ from fumehood.core.call import (
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
-from fumehood.formats.model import HandleBody
 from fumehood.protocol import strict_json
 
 M = TypeVar("M", bound=BaseModel)
@@ -37,11 +36,11 @@ def parse_own_call(
 ) -> tuple[str, CallBody]:
     """Parse a call of this process as strictly as one over a socket."""
     call = {"arguments": arguments if arguments is not None else {}, "options": options}
-    raw = _as_sent({"tool": str(tool), "call": call}, "call")
+    raw = as_sent({"tool": str(tool), "call": call}, "call")
     return raw["tool"], parse_call_body(raw["call"])
 
 
-def _as_sent(value: Any, part: str) -> Any:
+def as_sent(value: Any, part: str) -> Any:
     """Return a value of an embedding program after a round trip through JSON.
 
     Raises:
@@ -104,21 +103,6 @@ def parse_batch(document: Any) -> RawBatch:
     return parsed(RawBatch, document, "batch")
 
 
-def parse_message(document: Any) -> HandleBody:
-    """Parse the body of `POST /v1/tool_calls`. Its message is not parsed yet.
-
-    Raises:
-        InvalidParams: some fields are invalid; the error names each of them.
-    """
-    return parsed(HandleBody, document, "request")
-
-
-def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
-    """Parse a message of this process as strictly as one over a socket."""
-    body = {"format": name, "message": message, "options": options}
-    return parse_message(_as_sent(body, "message"))
-
-
 def parse_batch_call(document: Any) -> tuple[str, CallBody]:
     """Parse one call of a batch. Return its tool and its body.
 
@@ -137,12 +121,12 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
 
 def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
     """Parse one call of a batch of this process as strictly as one over a socket."""
-    return parse_batch_call(_as_sent([call], "call")[0])  # in a list: as deep as in a real batch
+    return parse_batch_call(as_sent([call], "call")[0])  # in a list: as deep as in a real batch
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:
     """Parse a decision of this process as strictly as one over a socket. Raises InvalidParams."""
-    return parsed(DecisionBody, _as_sent(document, "decision"), "decision")
+    return parsed(DecisionBody, as_sent(document, "decision"), "decision")
 
 
 def parsed(model: type[M], document: JsonObject, part: str) -> M:

@@ -1,17 +1,16 @@
 """Lint: review rules for definitions that models use.
 
 Host side, on values alone: nothing is opened, resolved or called. A definition may be invalid,
-because it is often linted before it can be registered. `poison` holds the rules that concern an
-attack on the model; they also run at registration. Behaviour that the engine enforces for every
-tool (a second validation, retries, the form of errors, links to large results) has no rule.
+because it is often linted before it can be registered. The rules of `poison` are among these.
+Behaviour that the engine enforces for every tool (a second validation, retries, the form of errors,
+links to large results) has no rule.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import re2
@@ -21,6 +20,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import Finding, Severity
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import InvalidDefinition, declared_in, parse_definition
+from fumehood.registry.poison import MAX_FINDINGS, POISON, finding, poison, texts
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 RULES: Mapping[str, tuple[Severity, str]] = {
@@ -54,24 +54,9 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "timeout": (N, "Set `timeout` or `timeout_seconds`."),
     "credential": (E, "Remove the credential, and replace it at its service; it is exposed."),
     "deprecation": (W, "Name a `replacement` or a `migration_guide`."),
-    "hidden-characters": (E, "Remove the characters; a human cannot see them, a model can."),
-    "model-instructions": (E, "Describe the tool. Do not give orders to the model."),
-    "look-alike-name": (E, "Choose a name that cannot be taken for another tool's."),
+    **POISON,
 }
 """Rule → its severity, and the remedy for the author."""
-
-POISON = frozenset({"hidden-characters", "model-instructions", "look-alike-name"})
-"""Rules whose violation may be an attack on the model."""
-
-MAX_FINDINGS = 200
-"""The most findings reported for one definition."""
-
-MAX_PATH = 500
-"""Characters of one finding's path. Longer ones are cut, because with long keys all paths together
-could be far larger than the definition."""
-
-PIECE = 256
-"""Characters of text that are normalized at once."""
 
 _VERBS = frozenset(
     re.findall(
@@ -153,33 +138,6 @@ _KEYWORDS_AFTER_DRAFT_7 = (
     "prefixItems", "dependentRequired", "dependentSchemas", "minContains", "maxContains",
     "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$anchor",
 )  # fmt: skip
-_ORDERS = re2.compile(
-    r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instructions?|prompts?|guidelines)\b"
-    r"|(?:忽略|无视|忘记).{0,20}(?:指令|指示|提示|规则)"
-    r"|</?\s*(?:important|system|instructions?|secret|hidden|admin|assistant)\b[^>]{0,40}>"
-    r"|<\|[a-z_]{2,30}\|>|\[/?INST\]|\bsystem prompt\b|系统提示词"
-    r"|\b(?:do not|don't|never|must not|without)\b.{0,30}\b(?:tell|telling|mention|mentioning|"
-    r"inform|informing|reveal|notify|notifying|show|showing|ask|asking)\b.{0,20}\bthe user\b"
-    r"|(?:不要|请勿|不得).{0,6}(?:告诉|告知|通知|透露).{0,6}用户"
-    r"|\bbefore (?:using|calling|invoking|running)\b.{0,30}\b(?:tools?|functions?)\b"
-    r"|\b(?:always|first|must)\b.{0,30}\b(?:call|use|invoke|run)\b.{0,20}\bthis tool\b"
-    r"|\bthis tool\b.{0,20}\b(?:must|should) (?:always |first )?be (?:called|used|run)\b"
-    r".{0,20}\b(?:first|before)\b"
-    r"|\b(?:pass|send|include|append|attach|copy|put|add)\b.{0,40}"
-    r"\b(?:conversation|chat|message)(?: history|s so far)\b"
-    r"|~/\.(?:ssh|aws|config|cursor|gnupg)|\bid_rsa\b|/etc/(?:passwd|shadow)\b|\bmcp\.json\b"
-)
-"""Phrases that give orders to the model, or name files with secrets. Matched in text without line
-breaks."""
-
-# *Source*: Unicode's Default_Ignorable_Code_Point, without single characters that emoji and some
-# scripts need.
-_INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e"
-    "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-    "|[\ufe00-\ufe0f]{2,}|(?<=[\x21-\x7e])[\u200c\u200d]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-)
-_LOOKS = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "_": None, "-": None})
 
 
 def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
@@ -206,69 +164,8 @@ def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
     return sorted(found[:MAX_FINDINGS], key=lambda finding: order.index(finding.severity))
 
 
-def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """Return the findings that point to an attack on the model that reads the definition."""
-    found: list[Finding] = []
-    for path, text in _texts(document, ""):
-        hidden = _INVISIBLE.search(text)
-        if hidden is not None:
-            point = f"U+{ord(hidden[0][0]):04X}"
-            found.append(_finding("hidden-characters", path, f"holds the hidden {point}"))
-        # Compatibility forms and line breaks can hide such phrases from a search.
-        plain = " ".join(_normalized(_INVISIBLE.sub("", text)).split())
-        order = _ORDERS.search(plain)
-        if order is not None:
-            words = ascii(order.group()[:80])
-            found.append(_finding("model-instructions", path, f"addresses the model: {words}"))
-    name = str(document.get("name", ""))
-    like = next((other for other in others if looks_like(name, other)), None)
-    if like is not None:
-        found.append(_finding("look-alike-name", "name", f"looks like the tool {like!a}"))
-    return found[:MAX_FINDINGS]
-
-
-def looks_like(name: str, other: str) -> bool:
-    """Whether two different names are easily confused."""
-    return name != other and _look(name) == _look(other)
-
-
 _redactor = lru_cache(maxsize=1)(Redactor)
-
-
-@lru_cache(maxsize=20_000)
-def _look(name: str) -> str:
-    return name.lower().replace("rn", "m").replace("vv", "w").translate(_LOOKS)
-
-
-def _finding(rule: str, path: str, message: str) -> Finding:
-    severity, remedy = RULES[rule]
-    return Finding(rule=rule, severity=severity, path=path, message=message, remedy=remedy)
-
-
-def _normalized(text: str) -> str:
-    """Normalize a text to NFKC, in pieces of `PIECE` characters.
-
-    Normalizing a long row of accents at once takes quadratic time, and blocks the whole process
-    meanwhile.
-    """
-    pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
-    return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
-
-
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in a document, including keys, with its path."""
-    level = [(value, path)]
-    while level:
-        value, path = level.pop()
-        if isinstance(value, str):
-            yield path, value
-        elif isinstance(value, dict):
-            for key, each in value.items():
-                place = f"{path}.{key}".lstrip(".")[:MAX_PATH]
-                yield place, str(key)
-                level.append((each, place))
-        elif isinstance(value, list | tuple):
-            level += [(each, f"{path}.{index}"[:MAX_PATH]) for index, each in enumerate(value)]
+_finding = partial(finding, RULES)
 
 
 def _registrable(document: JsonObject) -> Iterator[Finding]:
@@ -294,7 +191,7 @@ def _schemas(document: JsonObject) -> Iterator[Finding]:
             for error in draft(draft.META_SCHEMA).iter_errors(schema):
                 path = ".".join([where, *map(str, error.absolute_path)])
                 yield _finding(rule, path, error.message[:200])
-        for path, key in _texts(schema, where):
+        for path, key in texts(schema, where):
             if key in _KEYWORDS_AFTER_DRAFT_7 and path.endswith(f".{key}"):
                 yield _finding("schema-draft-7", path, f"draft 7 ignores {key}")
 
@@ -405,7 +302,7 @@ def _write_parameters(document: JsonObject, name: str) -> Iterator[Finding]:
 
 def _pages(document: JsonObject, name: str) -> Iterator[Finding]:
     for where in ("parameters", "output_schema"):
-        for path, key in _texts(document.get(where), where):
+        for path, key in texts(document.get(where), where):
             if path.endswith(f"properties.{key}") and key.lower().replace("_", "") in _ODD_PAGES:
                 yield _finding("page-names", path, "is another name for the cursor of a page")
     properties, _ = declared_in(document)

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from fumehood.budgets.ledger import BLOCKS, Budgets, Reservation, any_matches, estimate_of, taken_by
@@ -520,7 +520,6 @@ async def live(steps: list[tuple[str, int, Any]]) -> None:
         database.close()
 
 
-@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_no_budget_is_overspent_and_only_crashes_lose_reservations(
     steps: list[tuple[str, int, Any]],

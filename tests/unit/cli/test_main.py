@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from fumehood import Config, load_config
 from fumehood.cli import images, overview
 from fumehood.cli.exits import document_of, read_answer
-from fumehood.cli.main import OPEN, all_commands, app, load_command, with_options
+from fumehood.cli.main import OPEN, all_commands, app, load_command, with_commands, with_options
 from fumehood.cli.serve import in_foreground
 from fumehood.core.envelope import Envelope
-from fumehood.core.part import Options
+from fumehood.core.part import Command, Options
 from fumehood.parts import parts
 from support.answers import envelope_bytes
 from support.docker_images import ListedImages, image_row
@@ -36,8 +37,29 @@ def test_help_line_of_a_lazy_command_equals_its_own(name: str) -> None:
     assert command.get_short_help_str(200).rstrip(".") == all_commands()[name].rstrip(".")
 
 
-def test_parts_add_options_to_open_commands_only() -> None:
+def test_parts_add_to_open_commands_only() -> None:
     assert {options.command for part in parts() for options in part.options} <= OPEN
+    groups = {name.rpartition(" ")[0] for part in parts() for name in part.commands}
+    assert groups <= {"", *OPEN}
+    assert "tools" in groups
+
+
+def test_command_of_a_part_is_in_the_kernels_group_after_the_one_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def sing() -> None:
+        """Not shown."""
+        print("la")
+
+    group = typer.Typer()
+    for name in ("list", "show", "add"):
+        group.command(name)(lambda: None)
+    monkeypatch.setattr("fumehood.cli.main.imported", {"module:sing": sing}.__getitem__)
+    made = with_commands(group, {"sing": Command("Sing.", "module:sing", after="show")})
+    assert list(typer.main.get_group(made).commands) == ["list", "show", "sing", "add"]
+    assert list(typer.main.get_group(group).commands) == ["list", "show", "add"]
+    assert CliRunner().invoke(made, ["sing"]).output == "la\n"
+    assert "Sing." in CliRunner().invoke(made, ["sing", "--help"]).output
 
 
 def test_options_of_a_part_come_before_the_command_and_are_passed_to_it(

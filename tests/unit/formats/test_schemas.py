@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -363,7 +363,6 @@ def values(draw: Any, schema: dict[str, Any]) -> tuple[Any, Any]:
     return value, sent
 
 
-@settings(max_examples=50)
 @given(st.data())
 def test_strict_arguments_are_restored_to_the_original(data: Any) -> None:
     schema = {**data.draw(schemas), "$defs": {"shared": SHARED}}

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import pkgutil
 import resource
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from fumehood import Config, Engine, tool
 from fumehood.answers import Deleted
 from fumehood.core.call import CallBody
 from fumehood.core.errors import EngineError, Unauthorized
+from fumehood.core.part import PartError
 from fumehood.http import peer, routes
-from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS, make_document
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS, make_document, with_added
 from fumehood.http.endpoint import Needs, Operation, endpoint
 from fumehood.http.peer import MAX_CONNECTIONS, most_connections
 from fumehood.http.routes import stream
@@ -45,10 +47,17 @@ SECURITY = {
 }
 
 
+@cache
+def documented() -> dict[str, Any]:
+    """The entry of each operation in the document of its socket."""
+    documents = [make_document("title", "1.2.3", made) for made in (OPERATIONS, CONTROL_OPERATIONS)]
+    paths = [path for document in documents for path in document["paths"].values()]
+    return {entry["operationId"]: entry for path in paths for entry in path.values()}
+
+
 @pytest.mark.parametrize("operation", [*OPERATIONS, *CONTROL_OPERATIONS], ids=lambda one: one.id)
 def test_required_authority_is_documented_with_its_error_codes(operation: Operation) -> None:
-    (documented,) = make_document("title", "1.2.3", [operation])["paths"].values()
-    (entry,) = documented.values()
+    entry = documented()[operation.id]
     assert entry["security"] == SECURITY[operation.needs]
     assert ({"401", "403"} <= set(entry["responses"])) is (operation.needs is not Needs.NOBODY)
 
@@ -112,7 +121,7 @@ async def test_request_checks_follow_the_parameter_order(
 
 
 def test_every_endpoint_of_the_routes_is_served() -> None:
-    served = {id(operation) for operation in (*OPERATIONS, *CONTROL_OPERATIONS)}
+    served = {(one.method, one.path) for one in (*OPERATIONS, *CONTROL_OPERATIONS)}
     modules = [
         importlib.import_module(f"{routes.__name__}.{module.name}")
         for module in pkgutil.iter_modules(routes.__path__)
@@ -124,7 +133,7 @@ def test_every_endpoint_of_the_routes_is_served() -> None:
         if isinstance(value, Operation)
     ]
     assert len(made) >= 50
-    assert [operation.id for operation in made if id(operation) not in served] == []
+    assert [one.id for one in made if (one.method, one.path) not in served] == []
 
 
 def test_socket_of_an_operation_follows_from_its_required_authority() -> None:
@@ -218,3 +227,38 @@ async def test_stream_of_a_stalled_client_is_closed(
     monkeypatch.setattr(stream, "WRITE_DEADLINE_S", 0.01)
     connection = Connection(stuck_after=1)
     await respond(home, connection, lambda: connection.aborted)
+
+
+def operation_of(needs: Needs, path: str = "/v1/things", authorize: Any = None) -> Operation:
+    @endpoint("GET", path, needs, authorize=authorize)
+    async def things(query: Query) -> Deleted:
+        """List things."""
+        raise AssertionError(query)
+
+    return things
+
+
+def test_operation_of_a_part_takes_the_place_of_the_kernels() -> None:
+    first, second = operation_of(Needs.CALLER), operation_of(Needs.ADMIN, "/v1/others")
+    replacing, more = operation_of(Needs.CALLER), operation_of(Needs.NOBODY, "/v1/more")
+    found = with_added([first, second], [replacing, more])
+    assert [id(one) for one in found] == [id(one) for one in (replacing, second, more)]
+
+
+@pytest.mark.parametrize("needs", [needs for needs in Needs if needs is not Needs.ADMIN])
+def test_operation_of_a_part_cannot_need_less_than_the_kernels(needs: Needs) -> None:
+    with pytest.raises(PartError, match="GET /v1/things of a part must need admin"):
+        with_added([operation_of(Needs.ADMIN)], [operation_of(needs)])
+
+
+def test_operation_of_a_part_cannot_check_the_caller_in_its_own_way() -> None:
+    weaker = operation_of(Needs.CALLER, authorize=lambda request: None)
+    with pytest.raises(PartError, match="must need caller"):
+        with_added([operation_of(Needs.CALLER)], [weaker])
+
+
+def test_two_parts_cannot_add_one_operation() -> None:
+    twice = [operation_of(Needs.CALLER), operation_of(Needs.CALLER)]
+    for kernel in ([], [operation_of(Needs.CALLER)]):
+        with pytest.raises(PartError, match="Two parts add the operation GET /v1/things"):
+            with_added(kernel, twice)

@@ -55,7 +55,7 @@ HARMLESS = function_definition(name="look", read_only=True)
 IDEMPOTENT = function_definition(name="set", idempotent=True)
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", pytest.param("memory", marks=pytest.mark.sqlite)])
 async def database(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Database]:
     opened = open_database(home / "state.db" if request.param == "file" else None)
     yield opened

@@ -14,7 +14,6 @@ from fumehood.pipeline.incoming import (
     parse_batch,
     parse_batch_call,
     parse_call_body,
-    parse_message,
     parse_own_call,
 )
 
@@ -41,7 +40,6 @@ MISPLACED = [
     *((parse_call_body, {"arguments": {}}, name) for name in CallOptions.model_fields),
     *((parse_batch_call, {"tool": "calculator"}, name) for name in CallOptions.model_fields),
     *((parse_batch, {"calls": [1]}, name) for name in BatchOptions.model_fields),
-    (parse_message, {"format": "openai", "message": {}}, "session_id"),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import (
@@ -541,7 +541,6 @@ VALUE = st.one_of(
     st.dictionaries(st.sampled_from("abcd"), VALUE),
     st.booleans(),
 )
-@settings(max_examples=200)
 def test_plainly_right_arguments_need_no_coercion(
     properties: dict[str, Any], arguments: dict[str, Any], strict: bool
 ) -> None:

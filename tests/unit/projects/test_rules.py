@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.projects.rules import (
@@ -38,7 +38,6 @@ def listed_by_git(top: Path) -> set[str]:
     return {path for path in done.stdout.decode().split("\0") if path}
 
 
-@settings(max_examples=40, deadline=None)
 @given(paths=st.sets(PATHS, max_size=25), top_rules=TEXTS, inner=st.dictionaries(NAMES, TEXTS))
 def test_same_files_are_left_out_as_by_git(
     tmp_path_factory, paths: set[str], top_rules: str, inner: dict[str, str]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import InvalidParams, StateUnavailable
@@ -136,7 +136,6 @@ TREES = st.dictionaries(PATHS, FILE, max_size=6).map(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(before=TREES, after=TREES)
 def test_result_is_that_of_git_apply(tmp_path_factory: Any, before: Files, after: Files) -> None:
     base = tmp_path_factory.mktemp("both")

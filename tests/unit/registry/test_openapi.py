@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.registry.definitions import parse_definition
@@ -761,7 +761,6 @@ def _collect(node: Any, path: tuple[Any, ...]) -> None:
 _collect(WHOLE, ())
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PARTS), ANYTHING), min_size=1, max_size=3))
 def test_mutated_document_yields_only_valid_definitions_or_notes(
     changes: list[tuple[tuple[Any, ...], Any]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -292,7 +292,6 @@ def _satisfied(tool: ToolDefinition) -> None:
         assert accepted(tool, call).items() >= call.items()
 
 
-@settings(max_examples=150)
 @given(bodies, st.sampled_from(["3.0.3", "3.1.0"]))
 def test_every_imported_tool_has_a_call_that_is_accepted(schema: Any, version: str) -> None:
     tool, _ = imported({"type": "object", "properties": {"x": schema}}, version)
@@ -367,7 +366,6 @@ def parameters_in(exported: Any) -> list[Any]:
     return [found for item in exported.values() for found in parameters_in(item)]
 
 
-@settings(max_examples=100)
 @given(bodies)
 def test_what_a_model_may_send_by_an_export_is_accepted(schema: Any) -> None:
     tool, _ = imported({"type": "object", "properties": {"x": schema}})

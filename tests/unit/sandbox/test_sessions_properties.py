@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import anyio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import EngineError
@@ -156,7 +156,6 @@ class World:
                 place.may_run.set()
 
 
-@settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_held_containers_match_active_sessions_and_calls_are_serial(
     steps: list[tuple[Any, ...]],

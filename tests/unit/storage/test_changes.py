@@ -17,7 +17,7 @@ from fumehood.storage.errors import WriteUnavailable
 from support.definitions import rest_document
 from support.identities import ADMIN, NOW, make_agent, new_token
 
-pytestmark = [pytest.mark.anyio, pytest.mark.row("D4")]
+pytestmark = [pytest.mark.anyio, pytest.mark.sqlite, pytest.mark.row("D4")]
 
 Change = Callable[[], Awaitable[object]]
 IsMade = Callable[[], bool]

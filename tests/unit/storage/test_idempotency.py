@@ -25,6 +25,8 @@ from fumehood.storage.idempotency import (
 from support.answers import details_of, error_of, failure
 from support.keyed import NOW, answer, keyed
 
+pytestmark = pytest.mark.sqlite
+
 MOMENT = timedelta(microseconds=1)
 
 

@@ -31,7 +31,7 @@ from fumehood.storage.recordings import (
 )
 from fumehood.testing import ManualClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.row("S8", "D2")]
+pytestmark = [pytest.mark.anyio, pytest.mark.sqlite, pytest.mark.row("S8", "D2")]
 
 OWNER = "uid:1"
 MB = 1 << 20

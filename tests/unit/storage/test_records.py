@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 NOON = datetime(2026, 1, 8, 12, tzinfo=UTC)
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", pytest.param("memory", marks=pytest.mark.sqlite)])
 def database(request: pytest.FixtureRequest, home: Path) -> Iterator[Database]:
     opened = open_database(home / "state.db" if request.param == "file" else None)
     yield opened

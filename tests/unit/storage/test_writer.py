@@ -27,7 +27,7 @@ def events() -> Events:
     return Events()
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", pytest.param("memory", marks=pytest.mark.sqlite)])
 def database(request: pytest.FixtureRequest, home: Path, events: Events) -> Iterator[Database]:
     path = home / "state.db" if request.param == "file" else None
     opened = open_database(path, events)

@@ -63,19 +63,13 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
 from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keyword_types import (
-    BatchKeywords,
-    CallKeywords,
-    DecisionKeywords,
-    HandleKeywords,
-)
+from fumehood.core.keyword_types import BatchKeywords, CallKeywords, DecisionKeywords
 from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.session import MAX_FORKS, TURN_S, SessionRecord
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import path_fault
-from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
@@ -139,12 +133,8 @@ class BaseClient(CommonOperations):
 
 
 class Client(BaseClient, CallerOperations):
-    """A client of the callers' socket. A context manager; threads may share it.
-
-    It connects with the first request, and again if the daemon was restarted.
-
-    Raises:
-        DaemonUnavailable: from every method, if no server answers in time.
+    """The kernel's client of the callers' socket. Programs use `fumehood.Client`, which has
+    the methods of parts as well.
     """
 
     def call(
@@ -251,101 +241,6 @@ class Client(BaseClient, CallerOperations):
                         self.end_session(fork.id)
         winner = None if kept is None else self.session(forks[kept].id)
         return ForkedCalls(tuple(answers), kept, winner)
-
-    def export(
-        self,
-        format: FormatName,  # noqa: A002 - the name that the engine and HTTP have
-        *,
-        agent_id: str | None = None,
-        tools: Iterable[str] | None = None,
-    ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
-
-        Raises:
-            Refused: unknown format or agent, or an unknown name in `tools`.
-        """
-        found = self.export_with_losses(format, agent_id=agent_id, tools=tools)
-        return list(found.tools)
-
-    def export_with_losses(
-        self,
-        format: FormatName,  # noqa: A002 - as in `export`
-        *,
-        agent_id: str | None = None,
-        tools: Iterable[str] | None = None,
-    ) -> ExportedTools:
-        """Export tools with `losses`: what the format cannot express, and what to change.
-
-        Raises:
-            Refused: as `export`.
-        """
-        query = {"format": format, "agent_id": agent_id, "tools": listed(tools)}
-        return self._transport.send(ask("GET", data_of(ExportedTools), "tools", query=query))
-
-    def handle(
-        self,
-        message: Any,
-        *,
-        format: MessageFormat,  # noqa: A002 - as in `export`
-        **options: Unpack[HandleKeywords],
-    ) -> list[JsonObject]:
-        """Run all tool calls of an assistant's message, and return the messages with the results.
-
-        The message is the provider's object or its JSON, also that of a whole response. Every call
-        has one result, in order, even if it is refused, fails or waits for approval.
-        `options` are those of `HandleOptions`, for all calls.
-
-        Raises:
-            TypeError: there is no such option.
-            ValueError: the message or the options are not JSON, so nothing was sent.
-            Refused: the message or an option is wrong; nothing was run.
-        """
-        chosen = checked_keywords(HandleKeywords, "handle", options)
-        handled = self._transport.send(handle_request(message, format, chosen))
-        return list(handled.messages)
-
-    def run_agent(
-        self,
-        llm: Callable[..., Any],
-        messages: Sequence[Any] | AgentRun,
-        *,
-        format: MessageFormat = "openai",  # noqa: A002 - as in `export`
-        agent: str | None = None,
-        tool_choice: str = "auto",
-        max_turns: int = 10,
-        **options: Unpack[HandleKeywords],
-    ) -> AgentRun:
-        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
-
-        `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
-        `auto`, `none`, `required` or a tool's name, and applies to the first message only. The run
-        also ends after `max_turns` messages of the model, or if a call waits for approval: pass
-        the `AgentRun` instead of the messages to continue.
-
-        Raises:
-            Refused: as `export` and `handle`.
-            TypeError, ValueError: an argument is wrong.
-        """
-        from fumehood.formats.agent_loop import AgentLoop, ask_model, message_of, options_of
-
-        chosen = options_of(
-            checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice
-        )
-        loop = AgentLoop(
-            messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
-            max_length=options.get("max_length"),
-        )  # fmt: skip
-        for place, call_id in loop.waiting:
-            state = self.call_state(call_id)
-            loop.decided(place, state.envelope)
-        offered = self.export(loop.format, agent_id=chosen["agent_id"], tools=options.get("tools"))
-        if loop.go_on():
-            while loop.is_running:
-                turn = loop.take(ask_model(llm, loop, offered))
-                if turn is not None:
-                    request = handle_request(message_of(turn), loop.format, chosen)
-                    loop.add(self._transport.send(request))
-        return loop.run
 
     def fetch_all(
         self,
@@ -604,20 +499,6 @@ class Client(BaseClient, CallerOperations):
         request = ask_for_bytes(address("sessions", session_id, "archive") + query, TURN_S)
         with new_directory(Path(target)) as file:
             self._transport.download(request, file.write)
-
-
-def handle_request(
-    message: Any, name: MessageFormat, options: JsonObject
-) -> ApiRequest[HandledCalls]:
-    """Make the request for a message's tool calls. It may take as long as all calls in sequence."""
-    from fumehood.formats.agent_loop import how_many_calls, plain
-
-    message = plain(message)
-    calls = [{"options": options}] * how_many_calls(message, name)
-    body: JsonObject = {"format": name, "message": message, "options": options}
-    return ask(
-        "POST", data_of(HandledCalls), "tool_calls", body=body, work_s=batch_work_s(calls, {})
-    )
 
 
 def _blob(url: str) -> ApiRequest[None]:

@@ -1,4 +1,4 @@
-"""Calls: one, many at once, or those of a model's message; the call log and its blobs; decisions.
+"""Calls: one, or many at once; the call log and its blobs; decisions.
 
 Blobs are content that was too large for an answer, for the owner of the call only.
 """
@@ -31,7 +31,6 @@ from fumehood.core.identity import Principal
 from fumehood.core.value import Value
 from fumehood.engine import Engine, parse_batch, parse_call_body
 from fumehood.executors.base import CallHandle
-from fumehood.formats.model import HandleBody, HandledCalls
 from fumehood.http.answers import (
     answer,
     engine_of,
@@ -45,14 +44,11 @@ from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import ANY_MEDIA, Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.batch import Batch, MessageCalls
-from fumehood.pipeline.incoming import parse_message
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import NO_SUCH_CALL
 
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
-NewMessage = Annotated[HandleBody, ParsedBy(parse_message, HandleBody)]
 NewBatch = Annotated[RawBatch, ParsedBy(parse_batch, BatchBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
@@ -90,7 +86,7 @@ async def run_plainly(
     handle = CallHandle()
     handle.is_delivered_later = True
     if body.options.cancel_on_disconnect:
-        async with cancelled_with(request, handle):
+        async with cancelled_with(request, handle.cancel):
             envelope = await engine.run(tool, body, caller, handle)
     else:
         envelope = await engine.run(tool, body, caller, handle)
@@ -110,26 +106,9 @@ async def call_tools(
     the calls that run, and no other is begun.
     """
     batch = engine.open_batch(body, caller)
-    async with cancelled_with(request, batch):
+    async with cancelled_with(request, batch.cancel):
         await batch.run()
     return results_response(engine, batch.texts)
-
-
-@endpoint(
-    "POST", "/v1/tool_calls", Needs.CALLER, errors=[ShuttingDown], data=HandledCalls, client=None
-)
-async def handle_message(
-    request: Request, engine: Engine, body: NewMessage, caller: Principal
-) -> Response:
-    """Run all tool calls of an assistant's message, and answer with the messages for the model.
-
-    Each call has one result and one envelope, in the order of the calls, also where it is refused,
-    fails or waits for approval. Disconnecting cancels the calls that run.
-    """
-    calls = engine.open_message(body, caller)
-    async with cancelled_with(request, calls):
-        handled = await calls.run()
-    return answer(engine, handled)
 
 
 @endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound], client="calls")
@@ -204,12 +183,10 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 
 
 @asynccontextmanager
-async def cancelled_with(
-    request: Request, running: CallHandle | Batch | MessageCalls
-) -> AsyncIterator[None]:
+async def cancelled_with(request: Request, cancel: Callable[[], object]) -> AsyncIterator[None]:
     """Cancel what runs as soon as its client disconnects."""
     async with anyio.create_task_group() as group:
-        group.start_soon(when_left, request.receive, running.cancel)
+        group.start_soon(when_left, request.receive, cancel)
         yield
         group.cancel_scope.cancel()
 
@@ -290,4 +267,4 @@ async def _chunks(engine: Engine, file: BinaryIO) -> AsyncIterator[bytes]:
         yield chunk
 
 
-OPERATIONS = [call_tool, call_tools, handle_message, list_calls, show_call, decide, get_blob]
+OPERATIONS = [call_tool, call_tools, list_calls, show_call, decide, get_blob]

@@ -32,7 +32,6 @@ from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.core.value import Value
 from fumehood.engine import Engine
-from fumehood.formats.model import ExportedTools, FormatName
 from fumehood.http.endpoint import As, Method, Needs, ParsedBy, endpoint
 from fumehood.registry.index import RegisteredTool, ToolFilter
 
@@ -83,12 +82,6 @@ class ToolQuery(Value):
         description="Only up to this cost per use: `0.05`.",
         json_schema_extra={"pattern": AMOUNT},
     )
-    format: FormatName | None = Field(
-        default=None, description="All tools as a model's provider takes them, in one answer."
-    )
-    tools: str | None = Field(
-        default=None, description="With `format`: only these, separated by commas."
-    )
     at_most: Annotated[int, Field(ge=0, le=MOST_TOOLS)] | None = Field(
         default=None, description="Only this many."
     )
@@ -96,11 +89,15 @@ class ToolQuery(Value):
     @property
     def taken(self) -> frozenset[str]:
         """The parameters that this query may have."""
-        if self.format is not None:
-            return frozenset({"agent_id", "format", "tools"})
         if self.agent_id is None:
-            return frozenset({"category", "cursor", "format", "limit", "tag", "type"})
+            return frozenset({"category", "cursor", "limit", "tag", "type"})
         return frozenset({"agent_id", "at_most", "categories", "exclude_dangerous", "max_cost"})
+
+    def require_taken(self) -> None:
+        """Raise InvalidParams if the query has others."""
+        wrong = sorted(self.model_fields_set - self.taken)
+        if wrong:
+            raise InvalidParams(f"The query takes {', '.join(sorted(self.taken))}.", fields=wrong)
 
 
 @endpoint(
@@ -111,21 +108,13 @@ class ToolQuery(Value):
     errors=[ResourceNotFound, ToolNotFound],
     client=None,
 )
-async def list_tools(
-    engine: Engine, caller: Principal, query: ToolQuery
-) -> ToolList | AgentTools | ExportedTools:
+async def list_tools(engine: Engine, caller: Principal, query: ToolQuery) -> ToolList | AgentTools:
     """List the preferred version of each matching tool, one page at a time.
 
     Sources are beside the items, so that each item is a definition that could be registered
-    elsewhere unchanged. With `format`, all tools as a model's provider takes them, and `losses`:
-    what that format cannot express.
+    elsewhere unchanged.
     """
-    wrong = sorted(query.model_fields_set - query.taken)
-    if wrong:
-        raise InvalidParams(f"The query takes {', '.join(sorted(query.taken))}.", fields=wrong)
-    if query.format is not None:
-        names = None if query.tools is None else set(filter(None, query.tools.split(",")))
-        return engine.export_for(caller, query.format, agent_id=query.agent_id, tools=names)
+    query.require_taken()
     if query.agent_id is not None:
         return _agent_tools(engine, caller, query.agent_id, query)
     page = engine.tools_page(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.guest.container import files, survey, walk
@@ -313,7 +313,6 @@ REQUESTS = st.one_of(
 )
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(PATHS, KINDS), max_size=8), REQUESTS)
 def test_survey_predicts_the_deletion_exactly(
     ground: Path, made: list[tuple[str, str]], request_: Request

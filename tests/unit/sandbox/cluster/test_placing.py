@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.identity import TrustDomain
@@ -104,7 +104,6 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_whatever_happens_no_slot_is_given_twice_or_left_unused(steps: list[tuple]) -> None:
     world = World()

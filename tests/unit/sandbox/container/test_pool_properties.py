@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import anyio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import SandboxUnavailable
@@ -157,7 +157,6 @@ class World:
             container.end("its stream ended")
 
 
-@settings(max_examples=150)
 @given(STEPS)
 def test_no_container_serves_two_domains_and_the_pool_limit_holds(
     steps: list[tuple[Any, ...]],

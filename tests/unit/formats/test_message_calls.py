@@ -12,9 +12,8 @@ import pytest
 
 from fumehood import AgentRun, tool
 from fumehood.core.errors import InvalidParams, ToolNotFound
+from fumehood.formats.message_calls import REPAIRED, parse_message, parse_own_message
 from fumehood.formats.model import HandledCalls
-from fumehood.pipeline.batch import REPAIRED
-from fumehood.pipeline.incoming import parse_own_message
 from support.answers import code_of
 from support.identities import bind, make_agent
 from support.recording import Bench, bench
@@ -407,3 +406,8 @@ async def test_agent_loop_works_in_each_provider_format(b: Bench, format_: Any) 
     again = await b.engine.run_agent(Script(final[format_]), run)
     assert list(again.messages[: len(run.messages)]) == list(run.messages)
     assert len(RAN) == 1
+
+
+def test_option_beside_options_is_told_where_it_belongs() -> None:
+    with pytest.raises(InvalidParams, match="session_id: It is an option: put it into `options`"):
+        parse_message({"format": "openai", "message": {}, "session_id": 1})

@@ -9,8 +9,8 @@ import shlex
 import pytest
 import yaml
 
-from fumehood.cli.tools import skill_text
 from fumehood.core.tool import ToolDefinition
+from fumehood.formats.command import skill_text
 
 pytestmark = pytest.mark.row("T8")
 

@@ -1,0 +1,23 @@
+"""`AsyncClient` as programs use it: the kernel's, with the methods that parts add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fumehood.client.async_client import AsyncClient as AsyncKernelClient
+from fumehood.parts import with_methods
+
+if TYPE_CHECKING:
+    from fumehood.formats.async_client import AsyncClientWithFormats as AsyncClientOfParts
+else:
+    AsyncClientOfParts = with_methods(AsyncKernelClient)
+
+
+class AsyncClient(AsyncClientOfParts):
+    """A client of the callers' socket. An asynchronous context manager, for one event loop.
+
+    It connects with the first request, and again if the daemon was restarted.
+
+    Raises:
+        DaemonUnavailable: from every method, if no server answers in time.
+    """

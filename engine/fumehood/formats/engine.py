@@ -1,0 +1,174 @@
+"""The methods of `fumehood.Engine` for exported tools and the messages of models.
+
+Host side, above the kernel's engine, of which only public members are used. Every call of a message
+goes through `Engine.run`, so that none skips a gate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Unpack
+
+from fumehood.core.errors import InvalidParams, ToolNotFound
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keyword_types import HandleKeywords
+from fumehood.core.names import checked_keywords
+from fumehood.core.tool import ToolDefinition
+from fumehood.engine import Engine
+from fumehood.formats.agent_loop import (
+    MAX_TURNS,
+    AgentLoop,
+    Model,
+    ask_model_async,
+    message_of,
+    options_of,
+    plain,
+)
+from fumehood.formats.base import AUTO
+from fumehood.formats.exports import FORMATS, is_offered
+from fumehood.formats.in_engine import Formats
+from fumehood.formats.message_calls import FindTool, MessageCalls, parse_own_message
+from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBody, MessageFormat
+
+
+class EngineWithFormats(Engine):
+    """The kernel's engine, which also exports tools and runs the calls of messages."""
+
+    def export(
+        self,
+        format: FormatName,  # noqa: A002 - the name that the clients and HTTP have
+        *,
+        agent_id: str | None = None,
+        tools: Collection[str] | None = None,
+    ) -> list[JsonObject]:
+        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
+
+        Raises:
+            InvalidParams: the format is unknown.
+            ResourceNotFound: the agent is unknown.
+            ToolNotFound: a name in `tools` is unknown.
+        """
+        exported = self.export_for(self.owner, format, agent_id=agent_id, tools=tools)
+        own: list[JsonObject] = json.loads(json.dumps(exported.tools))  # the fastest way to copy
+        return own
+
+    def export_for(
+        self,
+        principal: Principal,
+        name: FormatName,
+        *,
+        agent_id: str | None = None,
+        tools: Collection[str] | None = None,
+    ) -> ExportedTools:
+        """Export tools for a principal, with the losses. The values are shared: do not change them.
+
+        Tools that are disabled or past their sunset are omitted.
+        """
+        if name not in FORMATS:
+            raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
+        if agent_id is None:
+            found = [tool.definition for tool in self.registry if tool.disabled_because is None]
+        else:
+            chosen = self.agent_tools(principal, agent_id, exclude_dangerous=False)
+            found = list(chosen.tools)
+        today = self.now().date()
+        found = [tool for tool in found if is_offered(tool, today)]
+        if agent_id is None and tools is None:
+            return self.part(Formats).exports.of_all(name, found)
+        if tools is not None:
+            unknown = sorted(set(tools) - {tool.name for tool in found})
+            if unknown:
+                raise ToolNotFound(f"There is no tool {unknown[0][:80]!r} to export.")
+            found = [tool for tool in found if tool.name in tools]
+        return self.part(Formats).exports.of_some(name, found)
+
+    async def handle(
+        self,
+        message: Any,
+        *,
+        format: MessageFormat,  # noqa: A002 - as in `export`
+        **options: Unpack[HandleKeywords],
+    ) -> list[JsonObject]:
+        """Run all tool calls of an assistant's message, and return the messages with the results.
+
+        The message and `options` are those of `Client.handle`.
+
+        Raises:
+            InvalidParams: the message or an option is wrong; nothing was run.
+            TypeError, EngineNotRunning: as `call`.
+        """
+        chosen = checked_keywords(HandleKeywords, "handle", options)
+        self.require_begun()
+        body = parse_own_message(plain(message), format, chosen)
+        handled = await self.open_message(body, self.owner).run()
+        return list(handled.messages)
+
+    def open_message(self, body: HandleBody, principal: Principal) -> MessageCalls:
+        """Prepare the tool calls in a message of one principal.
+
+        Raises:
+            InvalidParams: the message cannot be read.
+        """
+        return MessageCalls(
+            body,
+            self._finder(body.options.agent_id),
+            lambda members, options, parse: self.batch_of(members, options, principal, parse),
+            self.part(Formats).repairs,
+        )
+
+    def _finder(self, agent_id: str | None) -> FindTool:
+        """Return the lookup of tool names, as an agent sees them. It grants no rights."""
+        seen: dict[str, ToolDefinition] = {}
+        if agent_id is not None:
+            if self.agents.find(agent_id) is not None:
+                seen = {t.name: t for t in self.agents.tools(agent_id, self.registry)[0]}
+            return lambda name: seen.get(name.partition("@")[0])
+
+        def find(name: str) -> ToolDefinition | None:
+            try:
+                return self.registry.get(name, names_others=False).definition
+            except ToolNotFound:
+                return None
+
+        return find
+
+    async def run_agent(
+        self,
+        llm: Model,
+        messages: Sequence[Any] | AgentRun,
+        *,
+        format: MessageFormat = "openai",  # noqa: A002 - as in `export`
+        agent: str | None = None,
+        tool_choice: str = AUTO,
+        max_turns: int = MAX_TURNS,
+        **options: Unpack[HandleKeywords],
+    ) -> AgentRun:
+        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
+
+        The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
+
+        Raises:
+            InvalidParams, ResourceNotFound, ToolNotFound: as `export` and `handle`.
+            TypeError, ValueError, EngineNotRunning: as `call`; or an argument is wrong.
+        """
+        chosen = options_of(
+            checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice
+        )
+        self.require_begun()
+        loop = AgentLoop(
+            messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
+            max_length=options.get("max_length"),
+        )  # fmt: skip
+        for place, call_id in loop.waiting:
+            loop.decided(place, await self.approvals.answer_of(call_id, self.owner))
+        name: MessageFormat = loop.format
+        offered = self.export(name, agent_id=chosen["agent_id"], tools=options.get("tools"))
+        if loop.go_on():
+            while loop.is_running:
+                turn = loop.take(await ask_model_async(llm, loop, offered))
+                if turn is not None:
+                    body = parse_own_message(message_of(turn), name, chosen)
+                    loop.add(await self.open_message(body, self.owner).run())
+        return loop.run

@@ -1,0 +1,17 @@
+"""What the provider formats keep in one engine."""
+
+from __future__ import annotations
+
+import anyio
+
+from fumehood.engine_part import EnginePart, Kernel
+from fumehood.formats.exports import Exports
+
+
+class Formats(EnginePart):
+    """The cached exports, and the limit on threads that repair JSON at the same time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.exports = Exports()
+        self.repairs = anyio.CapacityLimiter(1)
