@@ -31,8 +31,9 @@ from fumehood.guest.interpreter import calculator as expressions
 from fumehood.guest.interpreter import guards, modules, nodes, restricted, sizes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
+from fumehood.parts import tool_kinds
 from fumehood.protocol import strict_json
-from fumehood.registry.definitions import EXECUTORS_HERE
+from fumehood.registry.definitions import EXECUTORS
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
 
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
 def errors_page(_: str) -> str:
     """The whole page of error codes."""
     pattern = TOOL_CODE.pattern
-    *others, last = (f"`{name}`" for name in EXECUTORS_HERE)
+    *others, last = (f"`{name}`" for name in (*EXECUTORS, *tool_kinds()))
     executors = f"{', '.join(others)} and {last}"
     parts = [
         INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),

@@ -46,7 +46,6 @@ from fumehood.core.limits import MB
 from fumehood.core.part import Part, PartError, imported
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import EnginePart, Kernel
-from fumehood.executors.mcp import McpServers
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
 from fumehood.gateway.service import Gateway
@@ -57,7 +56,7 @@ from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.observe.subscriber import Subscribers
-from fumehood.parts import parts
+from fumehood.parts import coming, parts
 from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
@@ -276,9 +275,6 @@ def compose(
         budgets.load()
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
-    upstreams.mcp = McpServers(
-        config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
-    )
     upstreams.gateway = Gateway(
         config.gateway, policy.gate.decide_request, files, registry.secrets, audit.note, log
     )
@@ -376,7 +372,7 @@ def _find_tools(
     """Load the installed and the given tools. Also return the faults of those that were left
     out."""
     secrets = SecretBindings(config.secrets, config.rest, log=log)
-    registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
+    registry = ToolIndex(secrets, ExternalTools(config.external_tools), coming(config))
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)
     secrets.report_unusable()
@@ -477,8 +473,8 @@ class EngineLife:
         await enter(made.services.sessions)
         await made.policy.start()
         await self._follow_files()
-        if made.services.upstreams.mcp is not None:
-            await enter(made.services.upstreams.mcp.run())
+        for part in made.parts:
+            await self._enter(part)
         self._stack.push_async_callback(made.services.upstreams.close)
         self._stack.push_async_callback(_close, made.services.blobs.room)
         self._stack.push_async_callback(_close, made.recordings.room)
@@ -491,8 +487,6 @@ class EngineLife:
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
-        for part in made.parts:
-            await self._enter(part)
         await enter(made.approvals.scheduler.running(outcomes))
         await anyio.to_thread.run_sync(made.projects.forget)
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls

@@ -68,7 +68,6 @@ from fumehood.core.names import did_you_mean
 from fumehood.core.part import PartError, imported
 from fumehood.core.usage import Prices
 from fumehood.core.value import MASKED_URL, Value
-from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
 from fumehood.parts import VARIABLE, parts
@@ -167,7 +166,6 @@ class KernelConfig(BaseSettings):
     web: WebToolSettings = WebToolSettings()
     gateway: GatewaySettings = GatewaySettings()
     external_tools: AllExternalTools = Field(default_factory=dict)
-    mcp_servers: AllMcpServers = Field(default_factory=dict)
 
     @field_validator("parts", "host_tools", "result_checkers", mode="before")
     @classmethod

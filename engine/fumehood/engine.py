@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.budgets.store import usage_table
-from fumehood.circuits.breaker import upstream_of
 from fumehood.compose import EngineLife, compose
 from fumehood.config import Config
 from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
@@ -62,7 +61,7 @@ from fumehood.pipeline.incoming import (
     parse_own_decision,
     parsed,
 )
-from fumehood.pipeline.plan import can_run_now
+from fumehood.pipeline.plan import can_run_now, upstream_of
 from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.registry.directory import DirectoryFault
@@ -390,7 +389,7 @@ class Engine:
         return ToolDetails(
             tool=found.definition,
             versions=tuple(tool.definition.version for tool in versions),
-            source=found.source.value,
+            source=str(found.source),
             circuit=circuit.status() if circuit is not None else None,
             findings=self.findings(found),
         )

@@ -16,9 +16,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from inspect import isfunction
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fumehood.core.part import Part, PartError, imported, ordered
+from fumehood.core.part import Part, PartError, ToolKind, imported, ordered
 from fumehood.protocol.engine_paths import config_file, read_config_file
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def parts() -> tuple[Part, ...]:
         made += _loaded(others[name] for name in chosen)
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
-    for kind in ("commands", "checks", "exports", "mounts"):
+    for kind in ("commands", "checks", "exports", "mounts", "executors"):
         _require_single(kind, made)
     return made
 
@@ -85,6 +85,17 @@ def with_methods(kernel: type[T]) -> type[T]:
             raise PartError(f"{kernel.__name__}.{again[0]} of the part {part.name!r} exists.")
         known |= names
     return type(kernel.__name__, tuple(added), {}) if added else kernel
+
+
+def tool_kinds() -> dict[str, ToolKind]:
+    """Return the executors that parts add, by name."""
+    return {name: kind for part in parts() for name, kind in part.executors.items()}
+
+
+def coming(config: Any) -> list[str]:
+    """Return the prefixes of names of tools that parts may register later."""
+    places = [part.coming for part in parts() if part.coming is not None]
+    return [prefix for place in places for prefix in imported(place)(config)]
 
 
 def named() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import disks, program, supply, wall
+from fumehood.sandbox.container import disks, supply, wall
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import (
     DockerConflict,
@@ -467,7 +467,7 @@ async def test_rebuilt_image_retires_idle_containers_but_not_held_ones(
 async def test_program_that_cannot_be_removed_is_given_up_and_reaped_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(program, "REMOVE_S", 0.01)
+    monkeypatch.setattr(supply, "REMOVE_S", 0.01)
     async with bench() as made:
         await made.run()
 

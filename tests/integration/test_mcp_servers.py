@@ -26,7 +26,9 @@ from conftest import Daemon, StartDaemon
 from fumehood import Client, Config, Engine, FumehoodError, ToolType
 from fumehood.approvals.model import NewDecision, RememberWish
 from fumehood.core.envelope import Envelope
-from fumehood.executors import mcp, mcp_wire
+from fumehood.mcp.client import servers as client
+from fumehood.mcp.client import wire as mcp_wire
+from fumehood.mcp.client.in_engine import McpClient
 from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox import wall
 from support.answers import code_of, error_of
@@ -61,8 +63,7 @@ async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> As
 
 def server_of(engine: Engine, name: str) -> Any:
     """The engine's side of a configured server."""
-    mcp = engine._made.services.upstreams.mcp
-    return mcp.servers[name]
+    return engine.part(McpClient).servers[name]
 
 
 def names(engine: Engine) -> list[str]:
@@ -228,7 +229,7 @@ async def test_server_not_speaking_mcp_is_retried_and_lists_no_tools(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.1)
-    monkeypatch.setattr(mcp, "GREETING_S", 0.3)
+    monkeypatch.setattr(client, "GREETING_S", 0.3)
     config = Config(mcp_servers={"bad": server(SCRIPTED, mode), "good": server(SCRIPTED)})
     tries: list[int] = []
     start = mcp_wire.HostProgram.start
@@ -276,12 +277,12 @@ async def test_server_that_reads_the_probe_late_is_reached_in_the_newer_era(
 @pytest.mark.parametrize("mode", ["lists-ever", "lists-large"])
 async def test_endless_tool_list_is_cut_at_the_page_limit(mode: str) -> None:
     async with serving(tester=server(SCRIPTED, mode)) as engine:
-        assert len(names(engine)) == mcp.MAX_PAGES
+        assert len(names(engine)) == client.MAX_PAGES
         assert "tester__large" not in names(engine)
 
 
 async def test_server_gets_a_limited_number_of_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "MAX_TOOLS", 20)
+    monkeypatch.setattr(client, "MAX_TOOLS", 20)
     async with serving(tester=server(SCRIPTED, "lists-ever")) as engine:
         assert len(names(engine)) == 20
 
@@ -291,7 +292,7 @@ async def test_definitions_over_the_checking_time_are_left_out(
     check_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checking one 120 KB definition can take seconds, and a list has room for many."""
-    monkeypatch.setattr(mcp, "CHECK_S", check_s)
+    monkeypatch.setattr(client, "CHECK_S", check_s)
     log = RecordingLog()
     config = Config(mcp_servers={"tester": server(SCRIPTED, "collides")})
     async with Engine(config=config, log=log) as engine:
@@ -737,7 +738,7 @@ async def test_server_program_runs_in_a_hardened_container_by_default(
 async def test_programs_behind_a_front_that_do_not_serve_are_lost(
     python_image: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "GREETING_S", 3.0)
+    monkeypatch.setattr(client, "GREETING_S", 3.0)
     breaks, stops = "head -c 99 /dev/zero > /proc/1/fd/1; sleep 60", "kill -STOP 1; sleep 60"
     commands = {
         "missing": (["/bin/none"], "No such file or directory"),

@@ -25,7 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = "engine/parts.toml"
 PACKAGE = "engine/fumehood"
 
-FACES = ("attack/", "cli/", "client/", "http/", "integrations/", "mcp/", "web/")
+FACES = (
+    "attack/", "cli/", "client/", "http/", "integrations/", "mcp/command.py",
+    "mcp/part.py", "mcp/server/", "web/",
+)  # fmt: skip
 
 LONGEST_WORD = 40
 """Characters of the longest text that is a name and not a message, with its quotes."""

@@ -14,9 +14,10 @@ import pytest
 
 from fumehood.core.errors import EndedBy, EngineError, NetworkError
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.base import Placement, ToolRun
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.rest import RestExecutor
 from support.definitions import rest_document
 from support.recording import Bench, bench
 
@@ -36,7 +37,7 @@ def gone(**fields: Any) -> NetworkError:
 
 
 @dataclass
-class ScriptedUpstream(Executor):
+class ScriptedUpstream(RestExecutor):
     """Answers each tool's requests in the order of its script, then with "fine"."""
 
     scripts: dict[str, list[Answer]] = field(default_factory=dict)

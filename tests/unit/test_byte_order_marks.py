@@ -20,10 +20,10 @@ from fumehood.config import load_config
 from fumehood.core.arguments import ARGUMENTS, source_of
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.fetch import page_data
-from fumehood.executors.mcp_wire import Request, _Reader, served
 from fumehood.executors.rest import _data
 from fumehood.executors.upstreams import UpstreamAnswer
 from fumehood.http.bodies import parse_json
+from fumehood.mcp.client.wire import Request, _Reader, served
 from fumehood.mcp.command import _read_file
 from fumehood.mcp.server.messages import read_message
 from fumehood.pipeline.coerce import coerce

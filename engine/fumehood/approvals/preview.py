@@ -32,7 +32,7 @@ from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.plan import Plan
 from fumehood.policy.model import Decision
 from fumehood.protocol.canonical import canonical, digest_of
-from fumehood.registry.index import RegisteredTool, Source
+from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
@@ -111,13 +111,13 @@ def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> b
 def definition_digest(
     tool: RegisteredTool, context: JsonObject | None = None, sends: JsonObject | None = None
 ) -> str:
-    """Return a hash of a tool's definition, its function's source or MCP server (in `sends`), and
-    the call's context.
+    """Return a hash of a tool's definition, its function's source or the server that runs it (in
+    `sends`), and the call's context.
     """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
         document["context"] = context
-    if tool.source is Source.MCP and sends is not None:
+    if tool.service is not None and sends is not None:
         document["server"] = sends
     if tool.address is not None:
         document["source"] = _source_of_module(tool.address)

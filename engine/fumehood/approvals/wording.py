@@ -19,6 +19,8 @@ from fumehood.core.errors import OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, NET_TOOL, listed
+from fumehood.core.part import ToolKind
+from fumehood.parts import tool_kinds
 
 OUTSIDE = "Outside fumehood: no limits, no sandbox, network unknown"
 """The warning about a call that its caller runs itself."""
@@ -120,14 +122,22 @@ def network_in_words(approval: Approval) -> str:
 def sends_in_words(approval: Approval) -> str:
     """Describe in brief to whom the call sends something; empty if it is not known to."""
     sends = approval.sends or {}
-    if "server" in sends:
-        return f"MCP server {sends['server']}"
-    return f"{sends['method']} {sends['host']}" if sends else ""
+    if (kind := _recipient(sends)) is not None:
+        return f"{kind.place} {sends[kind.recipient or '']}"
+    return f"{sends['method']} {sends['host']}" if "method" in sends else ""
 
 
 def sends_heading(approval: Approval) -> str:
     """Return the heading above what the call sends."""
-    return "MCP server" if "server" in (approval.sends or {}) else "Request"
+    kind = _recipient(approval.sends or {})
+    return kind.place if kind is not None else "Request"
+
+
+def _recipient(sends: JsonObject) -> ToolKind | None:
+    """Return the kind of a part's tool that sends this, or None if it is another's request."""
+    if not sends:
+        return None
+    return next((kind for kind in tool_kinds().values() if kind.recipient in sends), None)
 
 
 def ending_in_words(approval: Approval) -> str:

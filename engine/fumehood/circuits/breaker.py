@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from fumehood.core.errors import CircuitOpen, EngineError, Fault, Timeout
 from fumehood.core.status import CircuitState, CircuitStatus
-from fumehood.core.tool import ToolDefinition
 from fumehood.core.value import Value
 from fumehood.observe.clock import Window
 from fumehood.observe.log import Logger
@@ -27,18 +25,6 @@ TRIAL_WAIT_MS = 1000
 """Delay in milliseconds that is suggested to callers while all trial requests are pending."""
 
 HEALTHY, FAILING = 0, 1
-PORTS = {"https": 443, "http": 80}
-
-
-def upstream_of(tool: ToolDefinition) -> str | None:
-    """The service that a tool calls, as `host:port`, or its MCP server, or None."""
-    if tool.executor == "mcp":
-        return f"mcp:{tool.name.partition('__')[0]}"
-    if tool.executor != "http" or tool.endpoint is None:
-        return None
-    parts = urlsplit(tool.endpoint)
-    host = (parts.hostname or "").rstrip(".")
-    return f"{f'[{host}]' if ':' in host else host}:{parts.port or PORTS[parts.scheme]}"
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:

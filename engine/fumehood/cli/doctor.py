@@ -142,6 +142,7 @@ def _described(part: Part) -> JsonObject:
         "checks": [check.name for check in part.checks],
         "operations": [f"{one.method} {one.path}" for one in operations],
         "mounts": sorted(part.mounts),
+        "executors": sorted(part.executors),
         "in the engine": [] if part.in_engine is None else [part.in_engine.rpartition(":")[2]],
     }
     return {"name": part.name, "adds": {kind: names for kind, names in adds.items() if names}}

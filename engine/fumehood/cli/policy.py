@@ -36,6 +36,7 @@ from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.value import Value
+from fumehood.parts import coming
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import load_policy, plain_words
 from fumehood.policy.model import (
@@ -255,7 +256,7 @@ class Offline:
     def __init__(self, config: Config, tools_directory: Path | None) -> None:
         self._config = config
         secrets = SecretBindings(config.secrets, config.rest)
-        self.index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
+        self.index = ToolIndex(secrets, ExternalTools(config.external_tools), coming(config))
         self.left_out = discover(self.index, config.host_tools, web=config.web)
         self.contents = DirectoryContents()
         if tools_directory is not None:

@@ -353,8 +353,9 @@ def _targets(
 
 
 def _registered(tool: ToolDefinition) -> JsonObject:
-    """Return the document without `sandboxed`, which the engine sets for tools of MCP servers."""
-    return tool.model_dump(mode="json", exclude={"sandboxed"} if tool.type == "MCP" else None)
+    """Return the document without `sandboxed` if the engine sets it: definitions may not."""
+    is_remote = tool.type not in ("BUILTIN", "NATIVE")
+    return tool.model_dump(mode="json", exclude={"sandboxed"} if is_remote else None)
 
 
 def _documents(file: Path) -> list[JsonObject]:

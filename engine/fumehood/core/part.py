@@ -66,6 +66,25 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolKind:
+    """An executor that a part adds, and the tools that it runs."""
+
+    executor: Named
+    """A subclass of `Executor` (`executors/base.py`)."""
+    type: str | None = None
+    """The type of tools that another service runs, and that only this executor calls. Their
+    definitions may come from outside the engine; a `ToolType`."""
+    fields: frozenset[str] = frozenset()
+    """Those of `registry.definitions.FIELDS` that definitions of this type may have."""
+    place: str
+    """Where such tools run, for people."""
+    why: str
+    """Why they run there, for people."""
+    recipient: str | None = None
+    """The key that names the recipient in what approvers see of a call (`Executor.sends`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What one part adds. Everything but the name is optional."""
 
@@ -98,6 +117,11 @@ class Part:
     """
     in_foreground: Named | None = None
     """Takes the configuration of a daemon that a person watches, and returns it as it is used."""
+    executors: Mapping[str, ToolKind] = field(default_factory=dict)
+    """Names that definitions can have in `executor`."""
+    coming: Named | None = None
+    """Takes the configuration, and returns prefixes of names of tools that are registered later. A
+    policy may name them before."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

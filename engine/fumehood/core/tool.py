@@ -42,12 +42,6 @@ SEMVER_PATTERN = (
     r"(?:-((?:0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(?:\.(?:0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*))?"
     r"(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?$"
 )
-EXECUTOR_PATTERN = (
-    r"^(expression|restricted_python|code:[a-z][a-z0-9_+-]*|function"
-    r"|workspace(:(read|write|list|delete|diff|apply))?|process:(start|list|read|write|stop)|http(:fetch)?|mcp)$"
-)
-
-
 DECISION = "decision"
 """The executor of `external:` tools, which no definition can name."""
 
@@ -482,7 +476,7 @@ class ToolDefinition(_Value):
     # P7
     fallback: str | None = Field(default=None, pattern=TOOL_REFERENCE_PATTERN)
     # T6: how it runs
-    executor: str = Field(default="", pattern=EXECUTOR_PATTERN)
+    executor: str = Field(default="", min_length=1)
     # Left out where it is empty, as `response`.
     network: NetworkPatterns = Field(default=(), exclude_if=not_)
 

@@ -154,6 +154,10 @@ class Executor(ABC):
         """Return where a tool runs. `in_session` is whether the call names a session."""
         return self.place
 
+    def upstream(self, tool: ToolDefinition) -> str | None:
+        """Return the service that a tool calls, or None. Calls of one service share a circuit."""
+        return None
+
     async def preview(
         self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
     ) -> Effect | None:

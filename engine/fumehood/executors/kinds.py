@@ -11,12 +11,12 @@ from types import MappingProxyType
 from fumehood.core.decision import ALLOWED
 from fumehood.core.errors import ApprovalExpired, EndedBy
 from fumehood.core.languages import LANGUAGES
+from fumehood.core.part import PartError, imported
 from fumehood.core.tool import DECISION, NET_EXECUTOR
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
-from fumehood.executors.mcp import McpExecutor
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
 from fumehood.executors.rest import RestExecutor
@@ -26,6 +26,7 @@ from fumehood.executors.workspace import (
     ProjectDiffExecutor,
     WorkspaceExecutor,
 )
+from fumehood.parts import tool_kinds
 
 
 class _DecisionExecutor(Executor):
@@ -60,7 +61,22 @@ class _NetExecutor(Executor):
         return Outcome(EndedBy.OK, "none", data=data, error=error)
 
 
-EXECUTORS: Mapping[str, Executor] = MappingProxyType(
+def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
+    """Return the kernel's executors and those that parts add.
+
+    Raises:
+        PartError: a part adds an executor or a type of tools that is there already.
+    """
+    added, types = tool_kinds(), {"BUILTIN", "NATIVE", "REST"}
+    for name, kind in added.items():
+        if name in own or kind.type in types:
+            raise PartError(f"A part adds the executor {name!r}, but it or its type exists.")
+        types |= {kind.type} if kind.type is not None else set()
+    made = {name: imported(kind.executor)() for name, kind in added.items()}
+    return MappingProxyType({**own, **made})
+
+
+EXECUTORS = with_parts(
     {
         "expression": ExpressionExecutor(),
         "restricted_python": RestrictedPythonExecutor(),
@@ -69,7 +85,6 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         NET_EXECUTOR: _NetExecutor(),
         "http": RestExecutor(),
         "http:fetch": FetchExecutor(),
-        "mcp": McpExecutor(),
         "workspace:read": WorkspaceExecutor("read"),
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),

@@ -85,6 +85,8 @@ _CONTENTS = frozenset({"content_base64"})
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
+_PORTS = {"https": 443, "http": 80}
+
 
 class RestExecutor(Executor):
     """Runs tools that are an HTTP request."""
@@ -95,6 +97,13 @@ class RestExecutor(Executor):
         "the executor 'http' sends the request from the engine's own process, to public addresses "
         "and to the hosts that rest.allowed_hosts names",
     )
+
+    def upstream(self, tool: ToolDefinition) -> str | None:
+        if tool.endpoint is None:
+            return None
+        parts = urlsplit(tool.endpoint)
+        host = (parts.hostname or "").rstrip(".")
+        return f"{f'[{host}]' if ':' in host else host}:{parts.port or _PORTS[parts.scheme]}"
 
     def sends(
         self,

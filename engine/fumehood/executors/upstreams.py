@@ -1,6 +1,6 @@
 """Requests to other services: one pool of connections for each engine, and bounded answers.
 
-Host side, below `rest`, `fetch` and `mcp_wire`. It uses `httpcore2` directly, because a general
+Host side, below `rest`, `fetch` and parts. It uses `httpcore2` directly, because a general
 client follows redirects, keeps cookies, reads proxies from the environment, logs URLs and
 decompresses without a limit. Invariants: every connection, also after a redirect, goes to an
 address that `addresses` has checked; headers and URLs with secrets are sent only to the origin of
@@ -44,7 +44,6 @@ from fumehood.registry.settings import WebToolSettings
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.executors.mcp import McpServers
     from fumehood.gateway.service import Gateway
 
 READ_AT_ONCE = 32
@@ -172,8 +171,6 @@ class Upstreams:
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
         """Size limit of a relayed answer in bytes."""
-        self.mcp: McpServers | None = None
-        """The MCP servers of the configuration; `compose` sets it."""
         self.gateway: Gateway
         """The way of programs to the network; `compose` sets it."""
         self._allowed_hosts = settings.allowed_hosts

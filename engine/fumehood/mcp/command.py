@@ -281,7 +281,7 @@ def _add_server(name: str, given: JsonObject) -> None:
     """Append the table of a server to the file."""
     from pydantic import TypeAdapter, ValidationError
 
-    from fumehood.executors.mcp_settings import AllMcpServers
+    from fumehood.mcp.client.settings import AllMcpServers
 
     server = {key: value for key, value in given.items() if value}
     try:

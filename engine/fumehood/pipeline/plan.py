@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fumehood.circuits.breaker import upstream_of
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.hosts import network_wish
@@ -44,7 +43,7 @@ class Plan:
     network: tuple[str, ...] = ()
     """Hosts that the program may reach, as far as the operator allows them."""
     upstream: str | None = None
-    """The service that the tool calls, as `circuits.breaker.upstream_of` names it, or None."""
+    """The service that the tool calls, as `Executor.upstream` names it, or None."""
 
 
 class WallDown(SandboxUnavailable):
@@ -154,6 +153,12 @@ def executor_of(tool: ToolDefinition) -> Executor:
     return executor
 
 
+def upstream_of(tool: ToolDefinition) -> str | None:
+    """Return the service that a tool calls, or None."""
+    executor = EXECUTORS.get(tool.executor)
+    return executor.upstream(tool) if executor is not None else None
+
+
 def make_plan(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
@@ -172,7 +177,7 @@ def make_plan(
     executor = executor_of(tool)
     placement = executor.placement(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
-    upstream = upstream_of(tool) if isinstance(wall, Host) else None
+    upstream = executor.upstream(tool) if isinstance(wall, Host) else None
     if upstream is not None and isinstance(wall, Host):
         wall = wall.for_upstream(upstream)
     required = _require_enforcing(wall, placement)

@@ -1,15 +1,16 @@
 """Parse a document into a definition, or list every fault in it.
 
 Host side; every source of tools goes through here. Invariants: a field that this version cannot
-enforce is refused, never accepted and ignored, and a definition of a REST or MCP tool holds no
-literal credential. Nothing here resolves, opens or sends anything; a fault quotes names, never
-values.
+enforce is refused, never accepted and ignored, and a definition of a tool that another service runs
+holds no literal credential. Nothing here resolves, opens or sends anything; a fault quotes names,
+never values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -31,10 +32,11 @@ from fumehood.core.tool import (
     is_header_value,
     parameter_list_schema,
 )
+from fumehood.parts import tool_kinds
 from fumehood.registry.json_schema import schema_faults
 
-EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
-"""The executors that a definition can name in this version."""
+EXECUTORS = (*ARGUMENTS, "function", "http", "http:fetch")
+"""The kernel's executors that a definition can name. Parts add others (`parts.tool_kinds`)."""
 
 
 class InvalidDefinition(InvalidParams):
@@ -160,11 +162,20 @@ def _executor_faults(document: JsonObject) -> list[str]:
     if not isinstance(executor, str):
         return []
     faults = []
-    if kind in ("REST", "MCP") and executor != {"REST": "http", "MCP": "mcp"}[kind]:
+    remote = remote_type(kind)
+    if remote is not None and executor != remote.executor:
         faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
-    if kind == "NATIVE" and executor in ("http", "http:fetch", "mcp"):
+    if remote is None and kind not in LOCAL_TYPES and kind in tuple(ToolType):
+        faults.append(f"type: {kind} is not enforced by this version")
+    # Parts are read only if they can matter: in the jail, where functions are declared, they cannot
+    # be found.
+    added = {} if executor in EXECUTORS else tool_kinds()
+    if kind == "NATIVE" and (
+        executor in (REST.executor, "http:fetch")
+        or (executor in added and added[executor].type is not None)
+    ):
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
-    if executor not in EXECUTORS_HERE:
+    if executor not in EXECUTORS and executor not in added:
         faults.append(f"executor: {executor!r} is not enforced by this version")
     if executor in ARGUMENTS:
         faults += _program_faults(document, executor, sandboxed)
@@ -225,7 +236,7 @@ def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
     )
 
 
-# -- the fields of REST and MCP tools ------------------------------------------------------
+# -- tools that another service runs --------------------------------------------------------
 
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -233,13 +244,35 @@ QUERY_METHODS = ("DELETE", "GET", "HEAD")
 """Methods that send arguments in the query. Others send them in a JSON body."""
 
 FIELDS = ("endpoint", "headers", "method", "response", "timeout")
-"""Fields that only definitions of REST and MCP tools can have."""
+"""Fields that only definitions of tools that another service runs can have."""
 
-FIELDS_OF: Mapping[str, frozenset[str]] = {
-    "REST": frozenset(FIELDS),
-    "MCP": frozenset({"endpoint", "headers", "timeout"}),  # MCP defines the method itself
-}
-"""Type of tool → those of `FIELDS` that its definition can have."""
+LOCAL_TYPES = ("BUILTIN", "NATIVE")
+"""Types of tools that the engine runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A type of tools that another service runs. Only these can come from outside the engine."""
+
+    executor: str
+    fields: frozenset[str]
+    """Those of `FIELDS` that a definition can have."""
+
+
+REST = Remote("http", frozenset(FIELDS))
+
+
+def remote_types() -> dict[str, Remote]:
+    """Return the types of tools that another service runs."""
+    kinds = tool_kinds().items()
+    added = {one.type: Remote(name, one.fields) for name, one in kinds if one.type is not None}
+    return {"REST": REST, **added}
+
+
+def remote_type(kind: str) -> Remote | None:
+    """Return what is known of a type, or None for any other."""
+    return None if kind in LOCAL_TYPES else remote_types().get(kind)
+
 
 MAX_DEFINITION_BYTES = 128 * 1024
 """Bytes as JSON of one definition that another service describes (OpenAPI, MCP)."""
@@ -280,17 +313,17 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Yield every fault in the fields that only REST and MCP tools have."""
+    """Yield every fault in the fields that only tools of other services have."""
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model names this fault
     if kind == "BUILTIN" and document.get("executor") == "http":
         kind = "REST"  # search_web, whose endpoint is the operator's
-    fitting = FIELDS_OF.get(kind, frozenset[str]())
+    remote = remote_type(kind)
     for field in FIELDS:
-        if document.get(field) is not None and field not in fitting:
+        if document.get(field) is not None and (remote is None or field not in remote.fields):
             yield f"{field}: does not fit a tool of type {kind!s}"
-    if not fitting:
+    if remote is None:
         return
     yield from _wall_faults(document, kind)
     if kind == "REST":
@@ -344,8 +377,8 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
 
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
     if document.get("sandboxed", True) is False:
-        # Unsandboxed, a REST tool could reach any address on the host's network, and an MCP
-        # server would be a program on the host: only the operator may allow that, by name.
+        # Unsandboxed, a REST tool could reach any address on the host's network, and the server of
+        # another tool be a program on the host: only the operator may allow that, by name.
         yield (
             f"sandboxed: a definition of type {kind!s} cannot say false; only the operator's "
             "configuration may, and this version has no such setting"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from functools import lru_cache
@@ -33,14 +33,19 @@ from fumehood.core.tool import (
 )
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
-from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
+from fumehood.registry.definitions import (
+    InvalidDefinition,
+    check_definition,
+    parse_definition,
+    remote_types,
+)
 from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
-    """Where a tool comes from. It limits the types of tools that are accepted."""
+    """Where a tool comes from, unless a part registers it. It limits the types of tools."""
 
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
@@ -49,7 +54,6 @@ class Source(StrEnum):
     API = "api"
     EXTERNAL = "external"
     """Not a registered tool: its caller runs it, and the engine only decides on calls."""
-    MCP = "mcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +65,19 @@ class RegisteredTool:
     """
 
     definition: ToolDefinition
-    source: Source
+    source: str
+    """A `Source`, or the name of a part."""
     arguments: CompiledSchema
     output: CompiledSchema | None
     function: HostFunction | None = None
     disabled_because: str | None = None
     address: FunctionAddress | None = None
+    service: object | None = field(default=None, compare=False)
+    """What its executor calls, set by the part that registered the tool; no definition sets it."""
 
 
 def tool_of_document(
-    document: Any, source: Source, secrets: SecretBindings = NO_SECRETS
+    document: Any, source: str, secrets: SecretBindings = NO_SECRETS
 ) -> RegisteredTool:
     """Return a checked tool from outside the engine, not yet in an index.
 
@@ -79,8 +86,9 @@ def tool_of_document(
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
     """
-    if isinstance(document, dict) and document.get("type") not in ("REST", "MCP"):
-        fault = "type: only tools of type REST and MCP can come from outside the engine"
+    types = tuple(remote_types())
+    if isinstance(document, dict) and document.get("type") not in types:
+        fault = f"type: only tools of type {' and '.join(types)} can come from outside the engine"
         raise InvalidDefinition(str(document.get("name", "")), [fault])
     definition = parse_definition(document)
     faults = secrets.faults(definition)
@@ -99,14 +107,14 @@ class ToolIndex:
         self,
         secrets: SecretBindings = NO_SECRETS,
         external: Callable[[str], RegisteredTool] | None = None,
-        mcp_servers: Iterable[str] = (),
+        coming: Iterable[str] = (),
     ) -> None:
         self.secrets = secrets
         self.changes = 0
         """A counter that grows with every change, so that callers notice changes."""
         self._external = external
-        self.coming = tuple((f"{server}__", "") for server in mcp_servers)
-        """Prefixes of the tool names that MCP servers may list later, each with an empty version.
+        self.coming = tuple((prefix, "") for prefix in coming)
+        """Prefixes of the tool names that may be registered later, each with an empty version.
 
         A policy may name such tools, so its loader must not report them as unknown.
         """
@@ -154,11 +162,11 @@ class ToolIndex:
         self.require_free(tool.definition.name, tool.source)
         self._set(tool)
 
-    def require_free(self, name: str, source: Source) -> None:
+    def require_free(self, name: str, source: str) -> None:
         """Require that no other source has this name. Raises InvalidDefinition."""
         owner = self.owner(name, but=source)
         if owner is not None:
-            fault = f"name: {name} belongs to another source ({owner.value})"
+            fault = f"name: {name} belongs to another source ({owner})"
             raise InvalidDefinition(name, [fault])
 
     def remove(self, name: str, version: str) -> None:
@@ -193,7 +201,7 @@ class ToolIndex:
         self._names = None
         self.changes += 1
 
-    def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
+    def replace_source(self, source: str, tools: Iterable[RegisteredTool]) -> None:
         """Replace all tools of a source at once.
 
         The caller guarantees that the tools have this source and distinct names and versions, and
@@ -202,7 +210,7 @@ class ToolIndex:
         after = {
             name: versions
             for name, versions in self._by_name.items()
-            if all(tool.source is not source for tool in versions.values())
+            if all(tool.source != source for tool in versions.values())
         }
         for tool in tools:
             after.setdefault(tool.definition.name, {})[tool.definition.version] = tool
@@ -213,10 +221,10 @@ class ToolIndex:
         self._names = None
         self.changes += 1
 
-    def owner(self, name: str, *, but: Source) -> Source | None:
+    def owner(self, name: str, *, but: str) -> str | None:
         """Return the source, other than `but`, that already has this name, or None."""
         versions = self._by_name.get(name, {}).values()
-        return next((tool.source for tool in versions if tool.source is not but), None)
+        return next((tool.source for tool in versions if tool.source != but), None)
 
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """Return the tool for a reference: `name@1.2.0`, or `name` for the preferred version.
@@ -283,7 +291,7 @@ class ToolIndex:
 
 def _registered(
     definition: ToolDefinition,
-    source: Source,
+    source: str,
     function: HostFunction | None = None,
     disabled_because: str | None = None,
     address: FunctionAddress | None = None,

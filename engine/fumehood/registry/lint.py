@@ -19,7 +19,12 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import Finding, Severity
 from fumehood.redaction.redactor import Redactor
-from fumehood.registry.definitions import InvalidDefinition, declared_in, parse_definition
+from fumehood.registry.definitions import (
+    InvalidDefinition,
+    declared_in,
+    parse_definition,
+    remote_types,
+)
 from fumehood.registry.poison import MAX_FINDINGS, POISON, finding, poison, texts
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -315,7 +320,7 @@ def _operation(document: JsonObject) -> Iterator[Finding]:
     is_idempotent = document.get("idempotent", document.get("read_only", False))
     if isinstance(retries, int) and (retries > 3 or (retries and not is_idempotent)):
         yield _finding("retries", "retry_count", f"is {retries}")
-    if document.get("type") in ("REST", "MCP") and not (
+    if document.get("type") in tuple(remote_types()) and not (
         document.get("timeout") or document.get("timeout_seconds")
     ):
         yield _finding("timeout", "timeout", "is absent, so the wall's default counts")

@@ -167,7 +167,7 @@ class Registrations:
         tool = self._index.get(f"{name}@{version}")
         if tool.source is not Source.API:
             raise PermissionDenied(
-                f"{name}@{version} comes from {tool.source.value}, not from here, and can only "
+                f"{name}@{version} comes from {tool.source}, not from here, and can only "
                 "be switched off. Do not retry."
             )
 

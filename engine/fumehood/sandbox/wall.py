@@ -8,12 +8,13 @@ into success.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, runtime_checkable
 
 import anyio
 import anyio.abc
@@ -305,6 +306,46 @@ class ImageMissing(SandboxUnavailable):
     def of(cls, image: str, fault: str, remedy: str) -> ImageMissing:
         """Create the error. `fault` completes "The image NAME …"."""
         return cls(f"The image {image} {fault}. {remedy}", retryable=False)
+
+
+REMOVE_S = 10.0
+"""Seconds to remove a program's container when it is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProgram:
+    """A program of the operator in a container of its own, without a guest.
+
+    `reader` has its standard output and error as Docker multiplexes them, `writer` its standard
+    input. With a network, both belong to the container's front, which starts the program.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    remove: Callable[[], Awaitable[None]]
+
+    async def stop(self) -> None:
+        """Remove the container. If Docker does not answer in time, a sweep removes it later."""
+        with anyio.CancelScope(shield=True):
+            self.writer.close()
+            with suppress(OSError), anyio.move_on_after(REMOVE_S):
+                await self.remove()
+
+
+@runtime_checkable
+class OpensPrograms(Protocol):
+    """A wall that can run programs of the operator in containers of their own."""
+
+    async def open_program(
+        self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
+        has_network: bool = False,
+    ) -> AttachedProgram:  # fmt: skip
+        """Start a program that the operator configured, in a container of its own.
+
+        Raises:
+            ImageMissing: the image does not exist.
+            SandboxUnavailable: Docker cannot be used, or failed.
+        """
 
 
 class HasImages(ABC):

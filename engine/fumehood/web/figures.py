@@ -15,6 +15,7 @@ from typing import Any
 from fumehood.answers import CallDetails
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.tool import ToolDefinition
+from fumehood.parts import tool_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,6 @@ _PLACES = {
     "process": (
         "container", "It works on the processes of a session, which run in its container.",
     ),
-    "mcp": ("MCP server", "A server of the Model Context Protocol runs it."),
 }  # fmt: skip
 """The kind of an executor → where it runs, and the reason."""
 
@@ -173,7 +173,12 @@ def place_of(tool: ToolDefinition) -> tuple[str, str]:
     kind = tool.executor.partition(":")[0]
     if kind == "function":
         return _JAIL if tool.sandboxed else _HOST
-    return _PLACES.get(kind, ("unknown", "This console does not know its executor."))
+    if kind in _PLACES:
+        return _PLACES[kind]
+    added = tool_kinds().get(tool.executor)
+    if added is None:
+        return "unknown", "This console does not know its executor."
+    return added.place, added.why
 
 
 def limits_in_words(limits: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,10 +16,10 @@ from fumehood.cli.approvals import MARK, approval_lines
 from fumehood.core.errors import ArgumentsRefused, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.executors.mcp import McpServer
-from fumehood.executors.mcp_settings import McpServerSettings
 from fumehood.executors.rest import fill_secrets, make_request
 from fumehood.executors.upstreams import Upstreams
+from fumehood.mcp.client.servers import McpServer
+from fumehood.mcp.client.settings import McpServerSettings
 from fumehood.observe.log import quiet_logger
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
@@ -132,9 +132,7 @@ def mcp(**settings: Any) -> JsonObject | None:
         lambda *given: None, quiet_logger(),
     )  # fmt: skip
     server._own_names = {"files__read": "read file\u202e"}
-    upstreams = SimpleNamespace(mcp=SimpleNamespace(of_tool=lambda name: server))
-    tool = replace(as_executor("mcp"), source=Source.MCP)
-    return sends(tool, {}, upstreams)
+    return sends(replace(as_executor("mcp"), service=server), {})
 
 
 KEY = "ghp_" + "a1B2" * 9

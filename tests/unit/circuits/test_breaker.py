@@ -11,7 +11,7 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from fumehood.circuits.breaker import Circuit, Circuits, CircuitSettings, health_of, upstream_of
+from fumehood.circuits.breaker import Circuit, Circuits, CircuitSettings, health_of
 from fumehood.core.errors import (
     ERROR_CODES,
     CircuitOpen,
@@ -23,6 +23,7 @@ from fumehood.core.errors import (
 from fumehood.core.status import CircuitState
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
+from fumehood.pipeline.plan import upstream_of
 from fumehood.testing import ManualClock
 from support.answers import code_of, error_of
 from support.definitions import rest_document

@@ -265,7 +265,6 @@ NUMBER_FIELDS = ("cost_per_use", "timeout_seconds", "memory_limit_mb")
                 None,
             ],
         ),
-        *product(["executor"], ["code", "code:", "code:Python", "shell", "expression "]),
         *product(NUMBER_FIELDS, [True, False, "many", -1, "NaN", float("nan"), float("inf")]),
     ],
 )

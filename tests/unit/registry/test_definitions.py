@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.arguments import ARGUMENTS
+from fumehood.core.part import Part, ToolKind
 from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.registry.definitions import (
     METHODS,
@@ -14,6 +15,7 @@ from fumehood.registry.definitions import (
     parse_definition,
     rest_faults,
 )
+from fumehood.registry.index import Source, tool_of_document
 from fumehood.registry.json_schema import CompiledSchema, schema_faults, without_nils
 from support.definitions import expression_document, rest_document
 
@@ -298,6 +300,49 @@ FIT = [
     ("MCP", "code:python", True, "executor"),
     ("NATIVE", "workspace", True, "executor"),
 ]
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        "code",
+        "code:",
+        "code:Python",
+        "shell",
+        "expression ",
+        "decision",
+        "net",
+        "process",
+        "",
+        None,
+    ],
+)
+@pytest.mark.parametrize("kind", ["NATIVE", "BUILTIN", "REST", "MCP"])
+def test_executor_that_no_kind_of_tool_has_is_refused(kind: str, executor: str | None) -> None:
+    document = {"name": "x", "description": "X.", "type": kind, "executor": executor}
+    faults = _faults(document)
+    assert any(fault.startswith("executor: ") for fault in faults)
+    if executor:
+        assert f"executor: {executor!r} is not enforced by this version" in faults
+
+
+PLACE = {"place": "There", "why": "It is there."}
+
+
+def test_executor_and_type_of_a_part_exist_only_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    mcp = {"name": "x", "description": "X.", "type": "MCP"}
+    document = {"name": "x", "description": "X.", "type": "BUILTIN", "executor": "mail"}
+    with pytest.raises(InvalidDefinition, match="'mail' is not enforced by this version"):
+        parse_definition(document)
+    assert parse_definition(mcp).executor == "mcp"
+    part = Part(name="mail", executors={"mail": ToolKind(executor="there:Mail", **PLACE)})
+    monkeypatch.setattr("fumehood.parts.parts", lambda: (part,))
+    assert parse_definition(document).executor == "mail"
+    for executor in ("mcp", "function", "mail"):
+        with pytest.raises(InvalidDefinition, match="type: MCP is not enforced by this version"):
+            parse_definition({**mcp, "executor": executor})
+    with pytest.raises(InvalidDefinition, match="only tools of type REST can come from outside"):
+        tool_of_document(mcp, Source.API)
 
 
 @pytest.mark.row("S1", "T6")

@@ -125,7 +125,7 @@ async def list_tools(engine: Engine, caller: Principal, query: ToolQuery) -> Too
     )
     return ToolList(
         items=tuple(tool.definition for tool in page.tools),
-        sources={tool.definition.name: tool.source.value for tool in page.tools},
+        sources={tool.definition.name: str(tool.source) for tool in page.tools},
         unavailable=tuple(
             tool.definition.name for tool in page.tools if not engine.can_run_now(tool.definition)
         ),
@@ -250,7 +250,7 @@ def _changed(engine: Engine, tools: Iterable[RegisteredTool]) -> ChangedTools:
     return tuple(
         ToolWithSource(
             **dict(tool.definition),
-            source=tool.source.value,
+            source=str(tool.source),
             findings=engine.findings(tool),
         )
         for tool in tools

@@ -16,6 +16,7 @@ past its deadline.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import os
@@ -53,20 +54,21 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind
-from fumehood.sandbox.container.program import ContainerProgram, NetworkedProgram
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
     LABEL_DEADLINE,
     LABEL_ENGINE,
     LABEL_OWNER,
     ContainerSpec,
+    program_body,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import (
+    REMOVE_S,
     RETRY_AFTER_MS,
+    AttachedProgram,
     HostSize,
     ImageMissing,
-    Network,
     OnEvent,
     try_later,
 )
@@ -394,17 +396,25 @@ class ContainerSupply:
 
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int,
-        network: Network | None,
-    ) -> ContainerProgram | NetworkedProgram:  # fmt: skip
+        *, has_network: bool,
+    ) -> AttachedProgram:  # fmt: skip
         """Start a program of the operator in a container of its own. Raises SandboxUnavailable."""
         await self.find(image)
         spec = self._spec(Kind(image, memory_mb))
         self.unsettled.add(spec.name)
         remove = partial(self._remove_unsettled, spec.name)
-        program = await ContainerProgram.start(
-            self._docker, spec, command, env, remove, has_network=network is not None
-        )
-        return NetworkedProgram(program, network) if network is not None else program
+        try:
+            body = program_body(spec, command, env, has_network=has_network)
+            _, stream = await self._docker.launch(body, spec.name)
+            stream.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=stream)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
+                await remove()
+            if isinstance(error, DockerError):
+                raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
+            raise
+        return AttachedProgram(reader, writer, remove)
 
     async def take_over(self, name: str, epoch: int) -> Container | None:
         """Take over the container of an earlier engine's session, or return None if it is gone.

@@ -49,7 +49,6 @@ from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind, Pool
-from fumehood.sandbox.container.program import ContainerProgram, NetworkedProgram
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
     STOP_DEADLINE_S,
@@ -63,9 +62,9 @@ from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, Package
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
+    AttachedProgram,
     HasImages,
     HostSize,
-    Network,
     OnEvent,
     RunEnding,
     RunSinks,
@@ -530,16 +529,13 @@ class ContainerWall(HasImages):
 
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
-        network: Network | None = None,
-    ) -> ContainerProgram | NetworkedProgram:  # fmt: skip
-        """Start a program that the operator configured, in a container of its own.
-
-        Raises:
-            ImageMissing: the image does not exist.
-            SandboxUnavailable: Docker cannot be used, or failed.
-        """
+        has_network: bool = False,
+    ) -> AttachedProgram:  # fmt: skip
+        """Start a program as `OpensPrograms` says."""
         self._begin()
-        return await self._supply.open_program(command, env, image, memory_mb, network)
+        return await self._supply.open_program(
+            command, env, image, memory_mb, has_network=has_network
+        )
 
     # -- inside -----------------------------------------------------------------
 

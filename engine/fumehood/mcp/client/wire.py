@@ -253,8 +253,9 @@ def _report(params: JsonObject, request: Request | None) -> None:
 class Streams(Protocol):
     """The standard streams of a program."""
 
-    said: bytes
-    """The end of its standard error so far."""
+    @property
+    def said(self) -> bytes:
+        """The end of its standard error so far."""
 
     async def read(self) -> bytes:
         """Return the next bytes of its standard output, or empty bytes at the end."""

@@ -1,22 +1,19 @@
-"""MCP servers: keep those of the configuration alive, and run their tools.
+"""MCP servers: keep those of the configuration alive, and register their tools.
 
 Host side, one task for each server. A server that cannot be reached or that dies is started again
 after a growing pause; meanwhile its last known tools stay registered, and their calls are refused
 as retryable. Invariants: a server determines only the names, descriptions and schemas of its tools;
 a tool whose definition tries to manipulate models is dangerous, whatever the configuration says; a
-tool whose name belongs to another source is left out; a call ends within its time limit, and its
-server is then notified; everything in a result is untrusted and bounded, and the engine never
-requests a URL from it.
+tool whose name belongs to another source is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,23 +22,20 @@ import anyio
 import anyio.to_thread
 
 from fumehood.core.errors import (
-    EndedBy,
     EngineError,
-    ExecutionError,
     NetworkError,
-    OutputLimitExceeded,
     PermissionDenied,
     SandboxUnavailable,
-    UpstreamTimeout,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limits
 from fumehood.core.names import named_apart
-from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
-from fumehood.executors.base import Executor, Placement, ToolRun
-from fumehood.executors.mcp_settings import SEPARATOR, McpServerSettings
-from fumehood.executors.mcp_wire import (
+from fumehood.executors.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
+from fumehood.gateway.door import Door, NetworkUse, Send
+from fumehood.gateway.service import ENVIRONMENT
+from fumehood.mcp.client.program import ContainerProgram, NetworkedProgram
+from fumehood.mcp.client.settings import SEPARATOR, McpServerSettings
+from fumehood.mcp.client.wire import (
     MAX_MESSAGE,
     MODERN,
     HostProgram,
@@ -53,16 +47,9 @@ from fumehood.executors.mcp_wire import (
     Wire,
     served,
 )
-from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import MAX_BODY_SHOWN, concluded
-from fumehood.executors.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
-from fumehood.gateway.door import Door, NetworkUse, Send
-from fumehood.gateway.service import ENVIRONMENT
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
-from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.files import one_line
-from fumehood.protocol.framing import whole_words
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import (
@@ -70,212 +57,13 @@ from fumehood.registry.definitions import (
     InvalidDefinition,
     is_credential_name,
 )
-from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
+from fumehood.registry.index import RegisteredTool, ToolIndex, tool_of_document
 from fumehood.registry.json_schema import without_nils, without_wrong_defaults
 from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.wall import CallPort, Network, Wall
+from fumehood.sandbox.wall import CallPort, Network, OpensPrograms, Wall
 
-FRAME_BYTES = 64 * 1024
-"""Bytes reserved for the parts of a message around its result."""
-
-MAX_UNREAD = 5
-"""Maximum number of parts of one result whose faults are described."""
-
-_DATA_URL = re.compile(r"data:([^,;]*)[^,]*;base64,", re.IGNORECASE)
-_ONE_BASE64 = str.maketrans("-_", "+/", " \t\r\n")
-
-_HOST = Placement(
-    "host", "host", "the executor 'mcp' asks a server that runs on the host, as the operator's "
-    "configuration says (mcp_servers, place)",
-)  # fmt: skip
-_HTTP = Placement(
-    "host", "host", "the executor 'mcp' asks a server over HTTP from the engine's own process, at "
-    "public addresses and at the hosts that rest.allowed_hosts names",
-)  # fmt: skip
-_CONTAINER = Placement(
-    "container", "host", "the executor 'mcp' asks a server that runs in a container of its own, "
-    "with no network but by the gateway, to the hosts of mcp_servers.NAME.network",
-)  # fmt: skip
-
-
-class McpExecutor(Executor):
-    """Runs tools of MCP servers."""
-
-    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        if tool.endpoint is not None:
-            return _HTTP
-        return _CONTAINER if tool.sandboxed else _HOST
-
-    def sends(
-        self,
-        tool: RegisteredTool,
-        arguments: JsonObject,
-        upstreams: Upstreams,
-        cursors: Cursors,
-        principal_id: str,
-    ) -> JsonObject | None:
-        return server_of(tool, upstreams).shown(tool.definition.name)
-
-    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        return call_tool(run, server_of(run.tool, run.upstreams))
-
-
-def server_of(tool: RegisteredTool, upstreams: Upstreams) -> McpServer:
-    """Return the server of a tool. Raises SandboxUnavailable."""
-    name, servers = tool.definition.name, upstreams.mcp
-    # Only tools that this engine registered for an MCP server: the definition of any other
-    # tool could declare itself harmless.
-    server = None
-    if servers is not None and tool.source is Source.MCP:
-        server = servers.of_tool(name)
-    if server is None:
-        raise SandboxUnavailable(
-            f"No MCP server of the configuration (mcp_servers) has the tool {name}. Do not retry.",
-            retryable=False,
-        )
-    return server
-
-
-async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
-    """Send one call to its server and turn the result into an outcome."""
-    tool, started = run.tool.definition, time.monotonic()
-    meta: JsonObject = {"traceparent": run.traceparent}
-    request = Request("tools/call", meta, run.handle.report)
-    request.max_bytes = run.limits.output_bytes + FRAME_BYTES
-    outcome = Outcome(EndedBy.OK, "none")
-    try:
-        result = await _ask(server, tool.name, run.arguments, request, run.limits)
-        data, unread = result_data(result, tool)
-        # The message was already bounded. Here files count as base64, which is longer.
-        most = 2 * run.limits.output_bytes if "files" in data else None
-        outcome = replace(outcome, data=data, max_data_bytes=most, warnings=unread)
-    except EngineError as error:
-        outcome = concluded(outcome, error, request.attempt, tool)
-    if (use := server.take_use()) is not None:
-        warnings = (*outcome.warnings, *use.warnings())
-        outcome = replace(outcome, network=use.report(), warnings=warnings)
-    return replace(outcome, network_ms=(time.monotonic() - started) * 1e3)
-
-
-async def _ask(
-    server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
-) -> JsonObject:
-    """Return the server's result. Raises EngineError if there is none."""
-    try:
-        with anyio.fail_after(limits.wall_s):
-            return await server.call(name, arguments, request)
-    except TimeoutError:
-        raise UpstreamTimeout(
-            f"The MCP server did not answer in {limits.wall_s:g} s.",
-            details={"ended_by": "wall_time", "limit": {"timeout_seconds": limits.wall_s}},
-        ) from None
-    except BodyTooLarge:
-        raise OutputLimitExceeded(
-            f"The answer of the MCP server is over {limits.output_bytes} bytes. Ask for less.",
-            details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
-        ) from None
-    except RpcError as error:
-        shown = whole_words(str(error), MAX_BODY_SHOWN)
-        raise ExecutionError(f"The MCP server refused the call: {shown}") from None
-
-
-def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the tool's data, and a warning for each part of the result that is not understood.
-
-    The data is the structured content if there is one, otherwise the texts as `text`. Files and
-    links are added as `files` and `links` unless those names are taken. The tool has already run,
-    so one malformed part does not lose the others.
-
-    Raises:
-        ExecutionError: the tool failed or asks for input, or nothing in the result is understood.
-    """
-    if (result.get("resultType") or "complete") != "complete":
-        raise ExecutionError("The tool of the MCP server asks for more input. Do not retry.")
-    content = result.get("content") or []
-    found: dict[str, list[Any]] = {"text": [], "files": [], "links": []}
-    unread: list[str] = []
-    for number, block in enumerate(content if isinstance(content, list) else [content], 1):
-        try:
-            place, part = _part(block, number)
-            found[place].append(part)
-        except ValueError as why:
-            unread.append(f"Part {number} of the MCP server's result was left out: {why}.")
-    unread[MAX_UNREAD:] = [f"{len(unread)} parts were left out."] if unread[MAX_UNREAD:] else []
-    text = "\n".join(found["text"])
-    if result.get("isError") is True:
-        shown = whole_words(text, MAX_BODY_SHOWN) or "no reason given"
-        raise ExecutionError(f"The tool failed: {shown}")
-    structured = result.get("structuredContent")
-    if unread and structured is None and not any(found.values()):
-        raise ExecutionError(
-            f"The tool has run, but its result is not understood. {' '.join(unread)} Do not retry."
-        )
-    if tool.output_schema is not None and not isinstance(structured, dict):
-        raise ExecutionError("The result lacks the structured content that the tool promises.")
-    data: JsonObject = dict(structured) if isinstance(structured, dict) else {"text": text}
-    if structured is not None and not isinstance(structured, dict):
-        data["value"] = structured
-    for name in ("files", "links"):
-        if found[name]:
-            data.setdefault(name, found[name])
-    return data, tuple(unread)
-
-
-def _part(block: Any, number: int) -> tuple[str, Any]:
-    """Return the place for a part of a result in the data, and the part as it is there.
-
-    Raises:
-        ValueError: the part is not understood. The text tells why.
-    """
-    kind = block.get("type") if isinstance(block, dict) else None
-    if kind == "text" and isinstance(block.get("text"), str):
-        return "text", block["text"]
-    if kind == "resource_link":
-        return "links", _link(block)
-    inner = block.get("resource") if kind == "resource" else block
-    if kind in ("image", "audio", "resource") and isinstance(inner, dict):
-        return "files", _file(inner, number, may_be_text=kind == "resource")
-    if kind in ("text", "resource"):
-        raise ValueError(f"its {kind} is missing")
-    raise ValueError(f"its type {str(kind)[:40]!a} is not known")
-
-
-def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
-    """Return an image, audio or embedded resource as a file. Raises ValueError.
-
-    Its encoded data may be a `data:` URL, be broken into lines, use the alphabet for URLs, or lack
-    its padding.
-    """
-    kind, content = block.get("mimeType"), None
-    encoded = next((each for each in map(block.get, ("data", "blob")) if each is not None), None)
-    if encoded is None and may_be_text and isinstance(block.get("text"), str):
-        content = block["text"].encode("utf-8", "replace")
-    elif isinstance(encoded, str):
-        if (found := _DATA_URL.match(encoded)) is not None:
-            kind, encoded = kind or found[1], encoded[found.end() :]
-        plain = encoded.translate(_ONE_BASE64)
-        with contextlib.suppress(ValueError):
-            content = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-    if content is None:
-        raise ValueError("its data is missing, or is not base64")
-    kind = kind[:200] if isinstance(kind, str) and kind.isprintable() else ""
-    ending = kind.rpartition("/")[2].partition(";")[0]
-    suffix = ending if ending.isalnum() and len(ending) <= 8 else "bin"
-    return {
-        "filename": f"result-{number}.{suffix}",
-        "content_type": kind or "application/octet-stream",
-        "size": len(content),
-        FILE_CONTENT: base64.b64encode(content).decode(),
-    }
-
-
-def _link(block: JsonObject) -> JsonObject:
-    """Return a link with the server's own texts. The engine never follows it."""
-    keys = ("uri", "name", "mimeType", "description")
-    return {key: block[key] for key in keys if isinstance(block.get(key), str)}
-
-
-# -- the servers ----------------------------------------------------------------------------
+SOURCE = "mcp"
+"""Where the tools come from, as lists of tools say."""
 
 GREETING_S = 12.0
 """Seconds that a server has to agree on a version of the protocol."""
@@ -335,10 +123,6 @@ class McpServers:
             for name, each in settings.items()
         }
 
-    def of_tool(self, name: str) -> McpServer | None:
-        """Return the server to which a tool's name belongs, or None if it is not configured."""
-        return self.servers.get(name.partition(SEPARATOR)[0])
-
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Keep every server alive while the context is open."""
@@ -355,15 +139,15 @@ class McpServers:
         self._tools[server] = []
         for tool in tools:
             name = tool.definition.name
-            owner = self._registry.owner(name, but=Source.MCP)
+            owner = self._registry.owner(name, but=SOURCE)
             if owner is None:
                 self._tools[server].append(tool)
             else:
-                faults[name] = f"left out: the name belongs to another source ({owner.value})"
+                faults[name] = f"left out: the name belongs to another source ({owner})"
         for name, why in list(faults.items())[:FAULTS_LOGGED]:
             self._log.warning("mcp.tool_fault", server=server, tool=name, fault=why)
         every = [tool for name in sorted(self._tools) for tool in self._tools[name]]
-        self._registry.replace_source(Source.MCP, every)
+        self._registry.replace_source(SOURCE, every)
         self._registrations.apply_switches()
         self._log.info("mcp.tools_listed", server=server, tools=len(self._tools[server]))
 
@@ -554,14 +338,16 @@ class McpServer:
         env = {name: value.get_secret_value() for name, value in self._settings.env.items()}
         if self._settings.place == "host":
             return await HostProgram.start(self._settings.command, env)
-        opened = getattr(self._container, "open_program", None)
-        if opened is None:
+        if not isinstance(self._container, OpensPrograms):
             raise Lost("this engine has no containers")
         given = self._settings
-        return await opened(  # type: ignore[no-any-return]
-            given.command, {**variables, **env}, image=given.image, memory_mb=given.memory_mb,
-            network=network,
+        program = ContainerProgram(
+            await self._container.open_program(
+                given.command, {**variables, **env}, image=given.image, memory_mb=given.memory_mb,
+                has_network=network is not None,
+            )
         )  # fmt: skip
+        return NetworkedProgram(program, network) if network is not None else program
 
     async def _follow_changes(self, wire: Wire) -> None:
         await self._greet(wire)
@@ -669,10 +455,11 @@ class McpServer:
             document["output_schema"] = without_nils(promised)
         findings = poison(document)
         document["dangerous"] = own not in self._settings.harmless or bool(findings)
-        tool = tool_of_document(document, Source.MCP)
+        tool = replace(tool_of_document(document, SOURCE), service=self)
         parameters = without_wrong_defaults(tool.definition.parameters)
         if parameters is not tool.definition.parameters:
-            tool = tool_of_document({**document, "parameters": parameters}, Source.MCP)
+            sound = tool_of_document({**document, "parameters": parameters}, SOURCE)
+            tool = replace(sound, service=self)
         if findings:
             rules = sorted({finding.rule for finding in findings})
             noted[name] = f"dangerous, because its definition attacks models: {', '.join(rules)}"

@@ -1,81 +1,36 @@
-"""A program that the operator configured (an MCP server) in a container of its own.
+"""The standard streams of an MCP server's program in a container.
 
-Host side, between the wall and Docker. The program has no guest, and one process serves all
-callers,"""
+Host side, above the wall. The program has no guest, and one process serves all callers. What it
+writes is hostile: frames that a front must not send end it, and one that reads nothing is cut off.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import anyio
 
-from fumehood.core.errors import SandboxUnavailable
 from fumehood.protocol import framing
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.container.channel import (
-    MAX_UNSENT_BYTES,
-    STDOUT,
-    Demultiplexer,
-)
-from fumehood.sandbox.container.docker_api import DockerError
-from fumehood.sandbox.container.spec import ContainerSpec, program_body
-from fumehood.sandbox.wall import CHUNK_BYTES, Network, rest_after
+from fumehood.sandbox.container.channel import MAX_UNSENT_BYTES, STDOUT, Demultiplexer
+from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, Network, rest_after
 
 SAID_BYTES = 2000
 """Bytes of the end of a program's standard error that are kept for the log."""
-
-REMOVE_S = 10.0
-"""Seconds to remove a program's container when it is stopped."""
 
 
 class ContainerProgram:
     """The standard streams of a running program. `stop` removes its container."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        remove: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, attached: AttachedProgram) -> None:
         self.said = b""
-        self._reader = reader
-        self._writer = writer
-        self._remove = remove
+        self._attached = attached
+        self._reader = attached.reader
+        self._writer = attached.writer
         self._parts = Demultiplexer()
-
-    @classmethod
-    async def start(
-        cls,
-        docker: Any,
-        spec: ContainerSpec,
-        command: tuple[str, ...],
-        env: Mapping[str, str],
-        remove: Callable[[], Awaitable[None]],
-        *,
-        has_network: bool,
-    ) -> ContainerProgram:
-        """Create the container, attach to it, and start it.
-
-        Raises:
-            SandboxUnavailable: Docker failed, or does not enforce a limit.
-        """
-        try:
-            body = program_body(spec, command, env, has_network=has_network)
-            _, stream = await docker.launch(body, spec.name)
-            stream.setblocking(False)
-            reader, writer = await asyncio.open_connection(sock=stream)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
-                await remove()
-            if isinstance(error, DockerError):
-                raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
-            raise
-        return cls(reader, writer, remove)
 
     async def read(self) -> bytes:
         """Return the next bytes of its standard output, or empty bytes at the end."""
@@ -108,11 +63,8 @@ class ContainerProgram:
             self._writer.write(frame)
 
     async def stop(self) -> None:
-        """Remove the container. If Docker does not answer in time, a sweep removes it later."""
-        with anyio.CancelScope(shield=True):
-            self._writer.close()
-            with suppress(OSError), anyio.move_on_after(REMOVE_S):
-                await self._remove()
+        """Remove the container."""
+        await self._attached.stop()
 
 
 class NetworkedProgram:

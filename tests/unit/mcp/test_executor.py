@@ -10,8 +10,8 @@ import pytest
 
 from fumehood.core.call import TraceParent
 from fumehood.executors.base import CallHandle
-from fumehood.executors.mcp import MAX_UNREAD, call_tool
 from fumehood.executors.outcome import Outcome
+from fumehood.mcp.client.executor import MAX_UNREAD, call_tool
 from fumehood.observe.trace_context import context_of
 from support.definitions import function_definition, registered
 

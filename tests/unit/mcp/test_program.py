@@ -10,6 +10,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from fumehood.mcp.client.program import ContainerProgram, NetworkedProgram
 from fumehood.protocol.framing import (
     DATA,
     FRONT_RUN,
@@ -21,8 +22,7 @@ from fumehood.protocol.framing import (
 )
 from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.container.channel import MAX_UNSENT_BYTES
-from fumehood.sandbox.container.program import ContainerProgram, NetworkedProgram
-from fumehood.sandbox.wall import CallPort, Dial, Network
+from fumehood.sandbox.wall import AttachedProgram, CallPort, Dial, Network
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +56,7 @@ async def begun(on_open: Callable[[Connection], None]) -> tuple[NetworkedProgram
     ) -> Connections:
         return Connections(run_id, send, on_open)
 
-    program = ContainerProgram(reader, writer, remove)
+    program = ContainerProgram(AttachedProgram(reader, writer, remove))
     front = Front(its)
     behind = NetworkedProgram(program, Network(connections, "trust"))
     await front.send(ConnectionFrame(OPENED, FRONT_RUN, FRONT_STREAMS).encode())

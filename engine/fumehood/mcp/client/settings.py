@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from fumehood.core.part import Setting
 from fumehood.core.tool import SECRET_REFERENCE, NetworkPatterns
 from fumehood.core.value import Value
 from fumehood.redaction.redactor import MIN_SECRET_CHARACTERS
+
+if TYPE_CHECKING:
+    from fumehood.config import KernelConfig
 
 SEPARATOR = "__"
 """Stands between a server's name and its tool's own name. No server's name contains it."""
@@ -74,3 +78,10 @@ class McpServerSettings(Value):
 
 
 AllMcpServers = dict[ServerName, McpServerSettings]
+
+SETTINGS = {"mcp_servers": Setting(AllMcpServers, {})}
+
+
+def coming(config: KernelConfig) -> list[str]:
+    """Return the prefixes of the names of all tools that the servers can have."""
+    return [f"{name}{SEPARATOR}" for name in config.of("mcp_servers", dict) or {}]

@@ -1,0 +1,1 @@
+"""MCP servers of the configuration, whose tools the engine calls."""

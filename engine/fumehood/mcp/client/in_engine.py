@@ -1,0 +1,32 @@
+"""The MCP servers of one engine: they live as long as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fumehood.engine_part import EnginePart
+from fumehood.mcp.client.servers import McpServer, McpServers
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+class McpClient(EnginePart):
+    """It has `servers` while the engine runs."""
+
+    servers: Mapping[str, McpServer] = {}
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Keep every server alive, and its tools registered."""
+        settings = self.kernel.config.of("mcp_servers", dict) or {}
+        services = made.services
+        all_servers = McpServers(
+            settings, services.registry, made.registrations, services.upstreams, services.redactor,
+            made.walls.container, services.log,
+        )  # fmt: skip
+        self.servers = all_servers.servers
+        async with all_servers.run():
+            yield
