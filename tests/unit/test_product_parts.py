@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -179,10 +179,14 @@ class Unstarted(EnginePart):
 
 class Well(EnginePart):
     stopped = 0
+    took_calls: ClassVar[list[bool]] = []
+    """Whether the engine took calls when the part was started and stopped."""
 
     @asynccontextmanager
     async def running(self, made: Any) -> AsyncIterator[None]:
+        Well.took_calls.append(made.intake.is_open)
         yield
+        Well.took_calls.append(made.intake.is_open)
         Well.stopped += 1
 
 
@@ -205,6 +209,11 @@ async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
         async with Engine():
             pytest.fail("it has started")
     assert Well.stopped == 1
+    use("Well")
+    Well.took_calls.clear()
+    async with Engine():
+        assert Well.took_calls == [False]
+    assert Well.took_calls == [False, False]
 
 
 class Plain:

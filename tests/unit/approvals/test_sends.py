@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from fumehood.approvals.model import StoredApproval, StoredRequest, own_view
-from fumehood.approvals.wording import hidden_in, network_in_words, place_in_words
+from fumehood.approvals.wording import (
+    hidden_in,
+    network_in_words,
+    place_in_words,
+    sends_heading,
+    sends_in_words,
+)
 from fumehood.cli.approvals import MARK, approval_lines
 from fumehood.core.errors import ArgumentsRefused, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
@@ -167,6 +173,17 @@ async def test_approver_sees_the_server_of_an_mcp_tool(
     found = mcp(**settings)
     assert found == {"server": "files", "tool": "read file\u202e", **shown}
     assert SECRET not in str(found)
+
+
+@pytest.mark.parametrize("shown", [shown for _, shown in MCP.values()], ids=MCP)
+def test_recipient_is_told_in_words_of_the_part_if_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, shown: JsonObject
+) -> None:
+    waiting = approval().model_copy(update={"sends": {"server": "files", "tool": "t", **shown}})
+    assert (sends_heading(waiting), sends_in_words(waiting)) == ("MCP server", "MCP server files")
+    monkeypatch.setattr("fumehood.parts.parts", lambda: ())
+    known = "POST m.example" if "method" in shown else ""
+    assert (sends_heading(waiting), sends_in_words(waiting)) == ("Request", known)
 
 
 def test_mcp_tool_without_a_configured_server_asks_nobody() -> None:
