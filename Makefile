@@ -52,13 +52,17 @@ $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 	@scripts/setup "$(PYTHON)" "$(VENV)"
 	@touch $(STAMP)
 
+# Where an environment has the engine on its path only, it finds the parts in this metadata.
+METADATA = ln -sfn $(CURDIR)/$(VENV)/lib/python3*/site-packages/fumehood-*.dist-info $(@D)/lib/python3*/site-packages/
+
 # For the tests of the adapters: the frameworks would not fit the developers' pins.
 frameworks: $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed $(GENERATORS)/.installed
 
-$(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
+$(FRAMEWORKS)/.installed: requirements/frameworks.lock Makefile | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)
 	$(BIN)/uv pip install --quiet --python=$(FRAMEWORKS)/bin/python --require-hashes \
 		--requirement requirements/frameworks.lock
+	@$(METADATA)
 	@touch $@
 
 $(GENERATORS)/.installed: requirements/generators.lock | $(STAMP)
@@ -68,10 +72,11 @@ $(GENERATORS)/.installed: requirements/generators.lock | $(STAMP)
 	@touch $@
 
 # Without what `tool.uv` in pyproject.toml excludes, so without a check of dependencies.
-$(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock | $(STAMP)
+$(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock Makefile | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)-mcp1
 	$(BIN)/uv pip install --quiet --python=$(FRAMEWORKS)-mcp1/bin/python --require-hashes --no-deps \
 		--requirement requirements/frameworks-mcp1.lock
+	@$(METADATA)
 	@touch $@
 
 # The wheels of claude-agent-sdk hold a program of 350 MB that no test needs; its source does not.
