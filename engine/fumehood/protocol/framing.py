@@ -102,15 +102,22 @@ CONNECTION = struct.Struct("!xBII")
 OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
 """The characters that a word has for `whole_words`: those that a key may have."""
 
+MAX_KEY_CHARACTERS = 4096
+"""The longest key of which nothing remains at a cut: a private RSA key of 4096 bits in one line,
+as in a `repr`."""
+
 
 def whole_words(text: str, most: int) -> str:
-    """Return a text of at most so many characters. A longer one ends with "…" after a whole word:
-    the host redacts later, and would not find half a key.
+    """Return a text of at most so many characters. A longer one ends with "…" after a whole word,
+    or so far before the cut that no key reaches it: the host redacts later, and would not find half
+    a key.
     """
     if len(text) <= most:
         return text
     kept = text[: most - 1]
-    return f"{kept.rstrip(OF_WORDS) if text[most - 1] in OF_WORDS else kept}…"
+    if text[most - 1] in OF_WORDS:
+        kept = max(kept.rstrip(OF_WORDS), kept[:-MAX_KEY_CHARACTERS], key=len)
+    return f"{kept}…"
 
 
 class FrameError(ValueError):

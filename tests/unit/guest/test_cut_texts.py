@@ -10,7 +10,7 @@ from fumehood.executors.endings import MAX_MESSAGE_CHARACTERS, sentence
 from fumehood.executors.inside import _text
 from fumehood.guest.interpreter import calculator, restricted
 from fumehood.guest.languages import python
-from fumehood.protocol.framing import whole_words
+from fumehood.protocol.framing import MAX_KEY_CHARACTERS, whole_words
 from fumehood.redaction.redactor import REDACTED, Redactor
 
 SECRET = "qx7.Zr-41_kkPw=9/aaB"
@@ -76,8 +76,24 @@ def _parts(text: str) -> list[str]:
         ("a short text", 8, "a short…"),
         ("a short text", 7, "a …"),
         ("unbroken", 7, "…"),
+        ("b" * 9000, 5000, "b" * (4999 - MAX_KEY_CHARACTERS) + "…"),
         ("用户名或密码不正确", 5, "用户名或…"),
     ],
 )
 def test_harmless_text_is_cut_between_words(text: str, most: int, shown: str) -> None:
     assert whole_words(text, most) == shown
+
+
+def test_value_without_white_space_shows_its_ends() -> None:
+    shown = python.represent("b" * 50_000)
+    assert shown.startswith("'bbb")
+    assert shown.endswith("bbb'")
+    assert 800 < shown.count("b") / 2 < 1000
+
+
+def test_attack_private_key_in_one_line_leaves_no_part_in_a_value() -> None:
+    key = "-----BEGIN RSA PRIVATE KEY-----" + "\\nMIIEpAIBAAKCAQEA7bq1+/3xY9ZkQw0u8Jd2sT" * 80
+    redactor = Redactor()
+    for before in range(0, 6000, 97):
+        shown = redactor.line(python.shortened(f"{'.' * before} {key} {'.' * 9000}", 10_000))
+        assert "AKCAQEA7bq1" not in shown, before

@@ -37,7 +37,7 @@ from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show, late_modules
 from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.protocol import strict_json
-from fumehood.protocol.framing import MAX_REPORTS, OF_WORDS, whole_words
+from fumehood.protocol.framing import MAX_KEY_CHARACTERS, MAX_REPORTS, OF_WORDS, whole_words
 
 FILENAME = "<code>"
 """File name of the first program; later ones of a session are `<code 2>` and so on."""
@@ -544,7 +544,9 @@ def _end_of(text: str, most: int) -> str:
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
     is_in_key = begins >= 0 and text.find(KEY_ENDS, begins, at) < 0
     end = text[at:].partition(KEY_ENDS)[2] if is_in_key else text[at:]
-    return end.lstrip(OF_WORDS) if text[at - 1] in OF_WORDS else end
+    if text[at - 1] not in OF_WORDS:
+        return end
+    return max(end.lstrip(OF_WORDS), end[MAX_KEY_CHARACTERS:], key=len)
 
 
 class NoTable(Exception):
