@@ -11,7 +11,7 @@ GENERATORS := $(VENV)/generators
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo cluster-demo test lint bench compare fuzz soak docker image lock clean frameworks
+.PHONY: demo cluster-demo test check lint bench compare fuzz soak docker image lock clean frameworks
 
 demo: $(STAMP) docker
 	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
@@ -21,6 +21,9 @@ cluster-demo: $(STAMP) docker
 
 test: $(STAMP) docker
 	@scripts/test $(BIN) $(PYTEST_ARGS)
+
+check: $(STAMP) docker
+	@scripts/test $(BIN) --changed $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

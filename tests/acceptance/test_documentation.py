@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,8 @@ from support.preloaded import PYTHON
 from support.wheels import only_from, write_wheel
 from upstream import Reply, Upstream
 
-EXTRAS = re.compile(r"(?:fumehood|CHECKOUT)\[([\w,-]+)\]|[Nn]eeds the extra `([\w-]+)`")
 OPEN = frozenset({"data", "details"})
 """Fields of an envelope that have other content for each tool."""
-LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
 @pytest.mark.row("D1")
@@ -482,28 +479,3 @@ def test_generated_reference_pages_are_up_to_date() -> None:
          "--check"], cwd=ROOT, capture_output=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode()
-
-
-def test_relative_links_between_pages_resolve() -> None:
-    checked = 0
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
-        for target in LINK.findall(page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
-                checked += 1
-    assert checked > 20
-
-
-def test_names_of_extras_are_normalized_and_pages_name_existing_extras() -> None:
-    """pip 23 compares a normalized name with the unnormalized one in the package metadata."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    known = set(project["optional-dependencies"])
-    assert known == {re.sub(r"[-_.]+", "-", name).lower() for name in known}
-    named: set[str] = set()
-    for pattern in ("*.md", "docs/**/*.md", "engine/**/*.py"):
-        for page in ROOT.glob(pattern):
-            for words in EXTRAS.findall(page.read_text(encoding="utf-8")):
-                extras = set("".join(words).split(","))
-                assert extras <= known, f"{page.relative_to(ROOT)}: {extras - known}"
-                named |= extras
-    assert named == known
