@@ -98,7 +98,8 @@ def test_change_needs_its_tests_and_not_others(needs: Any, name: str) -> None:
     "folder",
     [
         "approvals", "attack", "executors", "gateway", "guest", "guest/container", "guest/interpreter",
-        "guest/process", "identity", "mcp", "pipeline", "policy", "sandbox", "sandbox/process", "web",
+        "guest/process", "identity", "mcp", "pipeline", "policy", "protocol", "sandbox", "sandbox/process",
+        "web",
     ],
 )  # fmt: skip
 def test_change_of_a_wall_or_gate_needs_attacks(needs: Any, folder: str) -> None:
@@ -117,7 +118,7 @@ def test_documentation_alone_needs_only_its_own_tests(needs: Any) -> None:
     "changed",
     [
         "engine/fumehood/core/envelope.py", "engine/fumehood/new/file.py", "new", "pyproject.toml",
-        "tests/conftest.py", "tests/support/wait.py", "scripts/test",
+        "tests/conftest.py", "tests/support/wait.py",
     ],
 )  # fmt: skip
 def test_what_everything_uses_and_what_no_row_names_need_all_tests(
