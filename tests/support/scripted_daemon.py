@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from conftest import Daemon, launch, make_first_approver, wait_until_ready
+from support.containers import remove_containers_of
 
 
 @contextmanager
@@ -32,6 +33,8 @@ def daemon_of(
     finally:
         daemon.process.kill()
         daemon.process.wait(timeout=120)
+        # A stopping engine waits for Docker for some seconds only.
+        remove_containers_of(directory)
         if home is None:
             shutil.rmtree(directory, ignore_errors=True)
 

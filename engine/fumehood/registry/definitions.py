@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
@@ -32,8 +32,10 @@ from fumehood.core.tool import (
     is_header_value,
     parameter_list_schema,
 )
-from fumehood.parts import tool_kinds
 from fumehood.registry.json_schema import schema_faults
+
+if TYPE_CHECKING:
+    from fumehood.core.part import ToolKind
 
 EXECUTORS = (*ARGUMENTS, "function", "http", "http:fetch")
 """The kernel's executors that a definition can name. Parts add others (`parts.tool_kinds`)."""
@@ -169,7 +171,7 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"type: {kind} is not enforced by this version")
     # Parts are read only if they can matter: in the jail, where functions are declared, they cannot
     # be found.
-    added = {} if executor in EXECUTORS else tool_kinds()
+    added = {} if executor in EXECUTORS else _added()
     if kind == "NATIVE" and (
         executor in (REST.executor, "http:fetch")
         or (executor in added and added[executor].type is not None)
@@ -264,9 +266,15 @@ REST = Remote("http", frozenset(FIELDS))
 
 def remote_types() -> dict[str, Remote]:
     """Return the types of tools that another service runs."""
-    kinds = tool_kinds().items()
+    kinds = _added().items()
     added = {one.type: Remote(name, one.fields) for name, one in kinds if one.type is not None}
     return {"REST": REST, **added}
+
+
+def _added() -> dict[str, ToolKind]:
+    from fumehood.parts import tool_kinds  # the jail loads this module, and needs no parts
+
+    return tool_kinds()
 
 
 def remote_type(kind: str) -> Remote | None:
