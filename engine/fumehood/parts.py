@@ -105,7 +105,7 @@ def named() -> tuple[str, ...]:
     """
     given = os.environ.get(VARIABLE)
     if not given:
-        # Without any of these the user's directory is asked of the system, over a socket that is
+        # Without any of these the system looks the user's directory up over a socket, which is
         # closed to the jail, and a sandboxed function's module may import the configuration.
         if not any(map(os.environ.get, ("FUMEHOOD_CONFIG", "XDG_CONFIG_HOME", "HOME"))):
             return ()

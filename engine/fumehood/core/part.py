@@ -75,7 +75,7 @@ class ToolKind:
     """The type of tools that another service runs, and that only this executor calls. Their
     definitions may come from outside the engine; a `ToolType`."""
     fields: frozenset[str] = frozenset()
-    """Those of `registry.definitions.FIELDS` that definitions of this type may have."""
+    """Names in `registry.definitions.FIELDS` that definitions of this type may have."""
     place: str
     """Where such tools run, for people."""
     why: str

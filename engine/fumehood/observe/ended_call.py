@@ -37,7 +37,7 @@ class EndedTrace:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """The counted facts of a call. `tool` is None if no tool was found."""
+    """The counted facts of a call. `tool` is None if it was not found."""
 
     tool: str | None
     code: str

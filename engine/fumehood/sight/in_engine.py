@@ -30,7 +30,7 @@ tools."""
 
 
 class Sight(EnginePart):
-    """Counts ended calls. `spans` is None if no traces are sent."""
+    """Counts ended calls. It has `spans` if traces are sent."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
