@@ -509,10 +509,20 @@ class EngineLife:
     async def end(self) -> None:
         """Accept no more calls, and stop all parts."""
         self._made.intake.is_open = False
-        await self._stack.aclose()
-        await anyio.lowlevel.checkpoint()  # so that the last calls are recorded (`record_ending`)
-        for part in self._made.parts:
-            await anyio.to_thread.run_sync(part.close)
+        try:
+            await self._stack.aclose()
+        finally:
+            with anyio.CancelScope(shield=True):
+                # So that the last calls are recorded (`record_ending`).
+                await anyio.lowlevel.checkpoint()
+                await self._close_parts()
+
+    async def _close_parts(self) -> None:
+        for part in reversed(self._made.parts):
+            try:
+                await anyio.to_thread.run_sync(part.close)
+            except Exception as fault:
+                log_fault(self._log, "part.not_closed", fault, part=type(part).__name__)
 
     async def _follow_files(self) -> None:
         """Watch the policy file and the directory of tool definitions, in tasks."""

@@ -70,7 +70,7 @@ from fumehood.core.usage import Prices
 from fumehood.core.value import MASKED_URL, Value
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
-from fumehood.parts import VARIABLE, parts
+from fumehood.parts import VARIABLE, parts, split_names
 from fumehood.protocol import engine_paths
 from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
 from fumehood.protocol.engine_paths import ConfigError as ConfigError
@@ -171,9 +171,7 @@ class KernelConfig(BaseSettings):
     @classmethod
     def _split_names(cls, value: Any) -> Any:
         """Split a text at commas: variables of the environment cannot hold lists."""
-        if isinstance(value, str):
-            return tuple(name.strip() for name in value.split(",") if name.strip())
-        return value
+        return split_names(value)
 
     @field_validator("parts")
     @classmethod

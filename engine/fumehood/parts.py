@@ -63,8 +63,13 @@ def own_parts() -> tuple[Part, ...]:
     try:
         own = distribution(DISTRIBUTION)
     except PackageNotFoundError:
-        raise PartError("fumehood is not installed, so its parts cannot be found.") from None
-    return _loaded(own.entry_points.select(group=GROUP))
+        raise PartError(
+            "fumehood has no metadata here, so its parts cannot be found. Install it again."
+        ) from None
+    entries = own.entry_points.select(group=GROUP)
+    if not entries:  # an older version was installed, and a gate could be missing
+        raise PartError("fumehood's metadata names no parts. Install it again.")
+    return _loaded(entries)
 
 
 def with_methods(kernel: type[T]) -> type[T]:
@@ -103,7 +108,7 @@ def named() -> tuple[str, ...]:
 
     `Config` checks the same value, and reports what cannot be read.
     """
-    given = os.environ.get(VARIABLE)
+    given: Any = os.environ.get(VARIABLE)
     if not given:
         # Without any of these the system looks the user's directory up over a socket, which is
         # closed to the jail, and a sandboxed function's module may import the configuration.
@@ -113,9 +118,16 @@ def named() -> tuple[str, ...]:
             document = read_config_file(config_file(os.environ))
         except (OSError, ValueError):
             return ()
-        value = document.get("parts", ())
-        return tuple(map(str, value)) if isinstance(value, list) else ()
-    return tuple(name.strip() for name in given.split(",") if name.strip())
+        given = document.get("parts", ())
+    given = split_names(given)
+    return tuple(map(str, given)) if isinstance(given, list | tuple) else ()
+
+
+def split_names(value: Any) -> Any:
+    """Split a text at commas: variables of the environment cannot hold lists."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return value
 
 
 def foreign() -> list[EntryPoint]:

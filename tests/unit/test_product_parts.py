@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import EntryPoint
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from fumehood import ConfigError, Engine, compose, load_config
 from fumehood import parts as module
-from fumehood.core.part import Check, Command, Part, PartError, imported, ordered, placed
+from fumehood.cli import doctor, main
+from fumehood.core.part import Check, Command, Options, Part, PartError, imported, ordered, placed
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.parts import parts, with_methods
 
@@ -124,7 +128,7 @@ def test_part_of_another_distribution_is_loaded_only_if_named(
     monkeypatch.delenv("FUMEHOOD_PARTS")
     file = tmp_path / "config.toml"
     monkeypatch.setenv("FUMEHOOD_CONFIG", str(file))
-    for text in ('parts = ["evil"]', "parts = [}", "parts = 3"):
+    for text in ('parts = ["evil"]', 'parts = "evil, "', "parts = [}", "parts = 3"):
         file.write_text(text)
         assert module.named() == (("evil",) if "evil" in text else ())
     for name in ("FUMEHOOD_CONFIG", "XDG_CONFIG_HOME", "HOME"):
@@ -277,3 +281,65 @@ def test_part_cannot_replace_a_method(
 ) -> None:
     with pytest.raises(PartError, match=words):
         joined(monkeypatch, *classes)
+
+
+class Closed(EnginePart):
+    fails: ClassVar = False
+    closed: ClassVar[list[str]] = []
+
+    @asynccontextmanager
+    async def running(self, made: Any) -> AsyncIterator[None]:
+        yield
+        if self.fails:
+            raise LookupError("at its end")
+
+    def close(self) -> None:
+        self.closed.append(type(self).__name__)
+
+
+class Unclosed(EnginePart):
+    def close(self) -> None:
+        raise LookupError("no")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("way", ["normal", "cancelled", "failing"])
+async def test_parts_are_closed_however_the_engine_ends(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    here = "test_product_parts"
+    monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
+    monkeypatch.setattr(Closed, "fails", way == "failing")
+    monkeypatch.setattr(Closed, "closed", [])
+    made = tuple(Part(name=n, in_engine=f"{here}:{n}") for n in ("Closed", "Unclosed"))
+    monkeypatch.setattr(compose, "parts", lambda: made)
+    with nullcontext() if way != "failing" else pytest.raises(ExceptionGroup):
+        with anyio.CancelScope() as scope:
+            async with Engine():
+                if way == "cancelled":
+                    scope.cancel()
+                    await anyio.lowlevel.checkpoint()
+    assert Closed.closed == ["Closed"]
+
+
+def test_metadata_that_names_no_parts_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PartError, match="Install it again"):
+        parts_of(monkeypatch)
+
+
+def test_part_cannot_take_a_command_or_a_check_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = Part(name="a", commands={"serve": COMMAND}, checks=(Check("policy", "m:f", "x"),))
+    monkeypatch.setattr(main, "parts", lambda: (part,))
+    with pytest.raises(PartError, match="'serve', which is the kernel's"):
+        main.all_commands()
+    monkeypatch.setattr(doctor, "parts", lambda: (part,))
+    with pytest.raises(PartError, match="'policy', which is the kernel's"):
+        doctor.authority_checks()
+
+
+def test_option_before_one_that_is_not_there_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "imported", lambda _: lambda loud=False: None)
+    made = main.with_options(lambda name="x": None, [Options("own", "m:f", before="gone")])
+    assert list(signature(made).parameters) == ["name", "loud"]

@@ -118,7 +118,7 @@ def definition_digest(
     if context is not None:
         document["context"] = context
     if tool.service is not None and sends is not None:
-        document["server"] = sends
+        document["server"] = sends | tool.service.bound()
     if tool.address is not None:
         document["source"] = _source_of_module(tool.address)
     elif tool.function is not None:

@@ -43,7 +43,7 @@ from fumehood.core.escaping import printable, visible
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit
-from fumehood.core.part import Check, Options, Part, imported, placed
+from fumehood.core.part import Check, Options, Part, PartError, imported, placed
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.approvers import all_approvers, cure_of_none
 from fumehood.identity.tokens import all_tokens
@@ -385,7 +385,10 @@ def authority_checks() -> list[str]:
 
 
 def _checks_of_parts() -> list[Check]:
-    return [check for part in parts() for check in part.checks]
+    found = [check for part in parts() for check in part.checks]
+    if taken := {check.name for check in found} & set(CHECKS):
+        raise PartError(f"A part adds the check {min(taken)!r}, which is the kernel's.")
+    return found
 
 
 def _nobody(_: Config) -> list[str]:

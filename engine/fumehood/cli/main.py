@@ -85,6 +85,8 @@ def all_commands() -> dict[str, str]:
         for name, command in part.commands.items()
         if " " not in name
     }
+    if taken := added.keys() & COMMANDS.keys():
+        raise PartError(f"A part adds the command {min(taken)!r}, which is the kernel's.")
     names = placed(tuple(COMMANDS), {name: command.after for name, command in added.items()})
     return {name: added[name].help if name in added else COMMANDS[name] for name in names}
 
@@ -140,7 +142,8 @@ def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Calla
     theirs = [signature(function, eval_str=True).parameters for function in functions]
     shown = [parameter for name, parameter in own.items() if name != "added"]
     for options, parameters in zip(added, theirs, strict=True):
-        place = [parameter.name for parameter in shown].index(options.before)
+        names = [parameter.name for parameter in shown]
+        place = names.index(options.before) if options.before in names else len(names)
         shown[place:place] = [p for name, p in parameters.items() if name not in own]
 
     def run(**given: Any) -> None:

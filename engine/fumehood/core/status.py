@@ -156,7 +156,7 @@ class EngineSummary(Value):
 
 
 def engine_version() -> str:
-    """The version of the installed package; `0` if it runs from a checkout."""
+    """The version of the installed package; `0` without its metadata."""
     try:
         return version("fumehood")
     except PackageNotFoundError:

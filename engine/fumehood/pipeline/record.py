@@ -1,8 +1,8 @@
 """Record: log a call before it runs, and record how it ended.
 
-Last stage, in two halves around `execute`. The ending goes to the log, to subscribers and,
- if the call has a principal, to the call log. Argument values are recorded only in the log, at
-the level `debug`.
+Last stage, in two halves around `execute`. The ending goes to the log, to subscribers and, if
+the call has a principal, to the call log. Argument values are recorded only in the log, at the
+level `debug`.
 """
 
 from __future__ import annotations

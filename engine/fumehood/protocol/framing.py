@@ -115,9 +115,12 @@ def whole_words(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     kept = text[: most - 1]
-    if text[most - 1] in OF_WORDS:
-        kept = max(kept.rstrip(OF_WORDS), kept[:-MAX_KEY_CHARACTERS], key=len)
-    return f"{kept}…"
+    return f"{before_word(kept) if text[most - 1] in OF_WORDS else kept}…"
+
+
+def before_word(text: str) -> str:
+    """Return a text without the word in which it was cut, or without as much as a key may have."""
+    return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 
 
 class FrameError(ValueError):

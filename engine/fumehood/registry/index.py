@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from fumehood.core.call import FunctionAddress, HostFunction
 from fumehood.core.errors import InvalidParams, ToolNotFound
@@ -56,6 +56,15 @@ class Source(StrEnum):
     """Not a registered tool: its caller runs it, and the engine only decides on calls."""
 
 
+class Service(Protocol):
+    """What runs the tools that a part has registered."""
+
+    def bound(self) -> JsonObject:
+        """Return what decides on its calls and is shown to people in part only. Approvals are bound
+        to it.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
     """A fully checked definition with compiled schemas.
@@ -72,7 +81,7 @@ class RegisteredTool:
     function: HostFunction | None = None
     disabled_because: str | None = None
     address: FunctionAddress | None = None
-    service: object | None = field(default=None, compare=False)
+    service: Service | None = field(default=None, compare=False)
     """What its executor calls, set by the part that registered the tool; no definition sets it."""
 
 

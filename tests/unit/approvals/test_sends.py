@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fumehood.approvals.model import StoredApproval, StoredRequest, own_view
+from fumehood.approvals.preview import definition_digest
 from fumehood.approvals.wording import (
     hidden_in,
     network_in_words,
@@ -131,14 +132,19 @@ def test_fetch_shows_the_address_and_other_tools_send_nothing_of_their_own() -> 
     assert senders == {"http", "http:fetch", "mcp"}
 
 
-def mcp(**settings: Any) -> JsonObject | None:
-    """What a call of the tool `files__read` of one configured server would send."""
+def mcp_tool(**settings: Any) -> RegisteredTool:
+    """The tool `files__read` of one configured server."""
     server = McpServer(
         "files", McpServerSettings(**settings), Upstreams(), Redactor(), None,  # type: ignore[arg-type]
         lambda *given: None, quiet_logger(),
     )  # fmt: skip
     server._own_names = {"files__read": "read file\u202e"}
-    return sends(replace(as_executor("mcp"), service=server), {})
+    return replace(as_executor("mcp"), service=server)
+
+
+def mcp(**settings: Any) -> JsonObject | None:
+    """What a call of that tool would send."""
+    return sends(mcp_tool(**settings), {})
 
 
 KEY = "ghp_" + "a1B2" * 9
@@ -272,3 +278,21 @@ def test_network_is_shown_if_a_call_reaches_more_than_its_request() -> None:
     program = approval(binding={"network": "by the gateway: a.example"})
     assert network_in_words(program) == "by the gateway: a.example"
     assert network_in_words(approval(binding={"network": "none"})) == "none"
+
+
+@pytest.mark.anyio
+async def test_attack_another_key_in_a_servers_command_is_another_action() -> None:
+    """People see both redacted; approvals and remembered rules are bound to the command itself."""
+    keys = [KEY, "ghp_" + "z9Y8" * 9]
+    tools = [mcp_tool(command=["server", f"--token={key}"], place="host") for key in keys]
+    shown = [sends(tool, {}) for tool in tools]
+    assert shown[0] == shown[1]
+    first, second = [
+        definition_digest(tool, None, seen) for tool, seen in zip(tools, shown, strict=True)
+    ]
+    assert first != second
+    # The twin, and the digest of a command without a key is that of what is shown.
+    assert first == definition_digest(tools[0], None, shown[0])
+    plain = mcp_tool(command=["server"], place="host")
+    assert plain.service is not None
+    assert sends(plain, {}) == (sends(plain, {}) or {}) | plain.service.bound()

@@ -10,7 +10,7 @@ from fumehood.executors.endings import MAX_MESSAGE_CHARACTERS, sentence
 from fumehood.executors.inside import _text
 from fumehood.guest.interpreter import calculator, restricted
 from fumehood.guest.languages import python
-from fumehood.protocol.framing import MAX_KEY_CHARACTERS, whole_words
+from fumehood.protocol.framing import MAX_KEY_CHARACTERS, before_word, whole_words
 from fumehood.redaction.redactor import REDACTED, Redactor
 
 SECRET = "qx7.Zr-41_kkPw=9/aaB"
@@ -97,3 +97,12 @@ def test_attack_private_key_in_one_line_leaves_no_part_in_a_value() -> None:
     for before in range(0, 6000, 97):
         shown = redactor.line(python.shortened(f"{'.' * before} {key} {'.' * 9000}", 10_000))
         assert "AKCAQEA7bq1" not in shown, before
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("ab, " * 3, "ab, ab, ab, "), ("a b", "a "), ("b" * 5000, "b" * 904)]
+)
+def test_text_that_was_cut_elsewhere_loses_its_last_word_or_a_keys_length(
+    text: str, kept: str
+) -> None:
+    assert before_word(text) == kept

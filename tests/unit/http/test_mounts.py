@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from starlette.responses import JSONResponse
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp
 
 from fumehood import Config, Engine
 from fumehood.core.identity import Principal, Scope
-from fumehood.core.part import Part
+from fumehood.core.part import Part, PartError
 from fumehood.http import app as module
 from fumehood.http.peer import NOBODY, Face
 from fumehood.testing import FakeWall
@@ -58,3 +59,11 @@ async def test_mount_is_reached_on_the_callers_socket_only_and_over_tcp_with_a_t
         )
     assert answer.status == status
     assert (answer.body == {"mounted": True}) is (status == 200)
+
+
+@pytest.mark.anyio
+async def test_part_cannot_mount_an_operations_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part(name="fake", mounts={"/v1/tools": "fake:mounted"})
+    monkeypatch.setattr(module, "parts", lambda: (part,))
+    with pytest.raises(PartError, match="'/v1/tools', which is the address of an operation"):
+        module.Faces(cast("Engine", None))

@@ -27,7 +27,7 @@ from fumehood.guest.interpreter import modules, nodes
 from fumehood.guest.interpreter.guards import Guards
 from fumehood.guest.interpreter.nodes import FILENAME, VALUE, Refused, compile_program
 from fumehood.protocol import strict_json
-from fumehood.protocol.framing import OF_WORDS, whole_words
+from fumehood.protocol.framing import before_word, whole_words
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 RESERVE_BYTES = 2 << 20
@@ -212,7 +212,7 @@ class Run:
     ) -> dict[str, Any]:
         stdout = self._printed.text()
         if self._printed.is_full:  # it ends in the middle of a word, maybe of a key
-            stdout = stdout.rstrip(OF_WORDS)
+            stdout = before_word(stdout)
         error = {"kind": kind, "message": message, "details": _details(stdout, exception)}
         if len(strict_json.dumps(error)) > self._max_bytes:
             kept = whole_words(stdout, self._max_bytes // KEPT_SHARE)

@@ -215,6 +215,11 @@ class McpServer:
         return {**called, "place": "container", "image": given.image,
                 "network": list(given.network)}  # fmt: skip
 
+    def bound(self) -> JsonObject:
+        """Return the command as it is configured, to which approvals are bound."""
+        given = self._settings
+        return {} if given.url is not None else {"command": list(given.command)}
+
     async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
         """Call one of its tools and return the result.
 
