@@ -64,7 +64,10 @@ class Made:
             for one in client.containers(all=True, filters={"label": [LABEL_PID]}):
                 for process in self.processes:
                     until_s = process.ended_s + LATE_S
+                    # A stopping engine waits for Docker for some seconds only. What has exited by
+                    # then, a later engine removes.
                     is_its = one["Labels"][LABEL_PID] == str(process.pid)
+                    is_its = is_its and one["State"] != "exited"
                     if is_its and process.began_s <= one["Created"] <= until_s:
                         made = time.strftime("%H:%M:%S", time.gmtime(one["Created"]))
                         yield f"container {one['Names'][0]} of {made}: {process.test}"
