@@ -40,10 +40,15 @@ def parts() -> tuple[Part, ...]:
     """
     made = own_parts()
     if chosen := named():
-        others = {entry.name: entry for entry in foreign()}
-        if missing := [name for name in chosen if name not in others]:
-            raise PartError(f"No installed package has the part {missing[0]!r} that `parts` names.")
-        made += _loaded(others[name] for name in chosen)
+        others = [entry for entry in foreign() if entry.name in chosen]
+        if missing := set(chosen) - {entry.name for entry in others}:
+            raise PartError(
+                f"No installed package has the part {min(missing)!r} that `parts` names."
+            )
+        loaded = _loaded(others)
+        if any(part.methods for part in loaded):
+            raise PartError("Only the product's own parts can add methods.")
+        made += loaded
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
     for kind in ("commands", "checks", "exports", "mounts", "executors"):

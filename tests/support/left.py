@@ -12,9 +12,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from docker.errors import APIError
 
 from fumehood.sandbox.container.docker_api import DockerError, open_docker
 from fumehood.sandbox.container.spec import LABEL_PID
@@ -64,11 +66,15 @@ class Made:
             for one in client.containers(all=True, filters={"label": [LABEL_PID]}):
                 for process in self.processes:
                     until_s = process.ended_s + LATE_S
-                    # A stopping engine waits for Docker for some seconds only. What has exited by
-                    # then, a later engine removes.
                     is_its = one["Labels"][LABEL_PID] == str(process.pid)
-                    is_its = is_its and one["State"] != "exited"
-                    if is_its and process.began_s <= one["Created"] <= until_s:
+                    if not (is_its and process.began_s <= one["Created"] <= until_s):
+                        continue
+                    if one["State"] == "exited":
+                        # A stopping engine waits for Docker for some seconds only. What has exited
+                        # by then a later engine of its state removes; a test's has none.
+                        with suppress(APIError):
+                            client.remove_container(one["Id"], v=True, force=True)
+                    else:
                         made = time.strftime("%H:%M:%S", time.gmtime(one["Created"]))
                         yield f"container {one['Names'][0]} of {made}: {process.test}"
         for device, file in loop_devices():

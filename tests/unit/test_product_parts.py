@@ -343,3 +343,33 @@ def test_option_before_one_that_is_not_there_comes_last(monkeypatch: pytest.Monk
     monkeypatch.setattr(main, "imported", lambda _: lambda loud=False: None)
     made = main.with_options(lambda name="x": None, [Options("own", "m:f", before="gone")])
     assert list(signature(made).parameters) == ["name", "loud"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(name="a", options=(Options("call", "m:f", before="x"),)),
+        Part(name="a", commands={"calls more": COMMAND}),
+    ],
+)
+def test_part_cannot_change_a_command_that_is_not_open(
+    monkeypatch: pytest.MonkeyPatch, part: Part
+) -> None:
+    monkeypatch.setattr(main, "parts", lambda: (part,))
+    with pytest.raises(PartError, match=r"'calls?', which is not open to parts"):
+        main.all_commands()
+
+
+def test_two_packages_with_one_part_and_a_part_with_methods_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FUMEHOOD_PARTS", "a")
+    twice = [Fake._entry("a", Part(name="a")), Fake._entry("a", Part(name="a"))]
+    monkeypatch.setattr(module, "foreign", lambda: twice)
+    with pytest.raises(PartError, match="names the part 'a'"):
+        parts_of(monkeypatch, b=Part(name="b"))
+    monkeypatch.setattr(
+        module, "foreign", lambda: [Fake._entry("a", Part(name="a", methods={"Engine": "m:E"}))]
+    )
+    with pytest.raises(PartError, match="own parts can add methods"):
+        parts_of(monkeypatch, b=Part(name="b"))

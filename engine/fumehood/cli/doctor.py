@@ -47,7 +47,7 @@ from fumehood.core.part import Check, Options, Part, PartError, imported, placed
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.approvers import all_approvers, cure_of_none
 from fumehood.identity.tokens import all_tokens
-from fumehood.parts import foreign, parts
+from fumehood.parts import foreign, named, parts
 from fumehood.policy.loader import load_policy
 from fumehood.policy.model import PolicyError
 from fumehood.registry.definitions import parse_definition
@@ -120,9 +120,8 @@ def doctor(
 
 def _show_parts(*, as_json: bool) -> None:
     """Show what each part adds, and the entry points that are not loaded as parts."""
-    used = {part.name for part in parts()}
     found = [_described(part) for part in parts()]
-    others = [f"{one.name} ({one.value})" for one in foreign() if one.name not in used]
+    others = [f"{one.name} ({one.value})" for one in foreign() if one.name not in named()]
     if as_json:
         show_json({"parts": found, "not_loaded": others})
         return

@@ -78,7 +78,15 @@ class CommandsOnDemand(PlainGroup):
 
 
 def all_commands() -> dict[str, str]:
-    """Return the names and help lines of all commands, in the order of `--help`."""
+    """Return the names and help lines of all commands, in the order of `--help`.
+
+    Raises:
+        PartError: a part takes a command of the kernel, or changes one that is not open.
+    """
+    changed = {options.command for part in parts() for options in part.options}
+    changed |= {name.split()[0] for part in parts() for name in part.commands if " " in name}
+    if closed := changed - OPEN:
+        raise PartError(f"A part adds to the command {min(closed)!r}, which is not open to parts.")
     added = {
         name: command
         for part in parts()

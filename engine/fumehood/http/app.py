@@ -109,9 +109,9 @@ class Faces:
         self.engine = engine
         self._engine = Application(engine, "fumehood", OPERATIONS)
         self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
-        taken = {o.path for o in OPERATIONS} & {path for part in parts() for path in part.mounts}
-        if taken:
-            raise PartError(f"A part mounts {min(taken)!r}, which is the address of an operation.")
+        for path in (path for part in parts() for path in part.mounts):
+            if any(operation.address.fullmatch(path) for operation in OPERATIONS):
+                raise PartError(f"A part mounts {path!r}, which is the address of an operation.")
         self._mounted: dict[str, ASGIApp] = {
             path: imported(place)(engine) for part in parts() for path, place in part.mounts.items()
         }

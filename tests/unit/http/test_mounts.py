@@ -62,8 +62,11 @@ async def test_mount_is_reached_on_the_callers_socket_only_and_over_tcp_with_a_t
 
 
 @pytest.mark.anyio
-async def test_part_cannot_mount_an_operations_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(name="fake", mounts={"/v1/tools": "fake:mounted"})
+@pytest.mark.parametrize("path", ["/v1/tools", "/v1/tools/calculator/call"])
+async def test_part_cannot_mount_an_operations_address(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    part = Part(name="fake", mounts={path: "fake:mounted"})
     monkeypatch.setattr(module, "parts", lambda: (part,))
-    with pytest.raises(PartError, match="'/v1/tools', which is the address of an operation"):
+    with pytest.raises(PartError, match=f"'{path}', which is the address of an operation"):
         module.Faces(cast("Engine", None))
