@@ -143,6 +143,20 @@ def test_new_call_appears_without_reload_and_is_approved_by_keyboard(
     expect(owner.locator(".votes")).to_contain_text("approver:owner")
 
 
+def test_row_opens_although_a_call_arrives_while_the_mouse_is_down(
+    owner: Page, daemon: Daemon
+) -> None:
+    first = ask(daemon, "the first")
+    row = owner.locator(f'.row[data-id="{first}"]')
+    row.hover()
+    owner.mouse.down()
+    with owner.expect_response("**/inbox/list*"):
+        second = ask(daemon, "the second")
+    owner.mouse.up()
+    owner.wait_for_selector(f'[data-open="{first}"]')
+    expect(owner.locator(f'.row[data-id="{second}"]')).to_be_visible()
+
+
 def test_next_call_opens_below_decision_result_with_buttons_briefly_disabled(
     owner: Page, daemon: Daemon
 ) -> None:

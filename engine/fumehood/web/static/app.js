@@ -183,8 +183,24 @@
   const UPDATES = ".approval, .nothing"; // what fetches itself again
   const UNREAD_MS = 1000;
   let asked = null; // the newest request for what is shown beside the list, updates aside
+  // A row that is replaced between press and release gets no click: updates wait for the release.
+  let isPressed = false;
+  let isDue = false;
+  document.addEventListener("pointerdown", () => { isPressed = true; });
+  for (const end of ["pointerup", "pointercancel"]) {
+    document.addEventListener(end, () => setTimeout(() => { // after the click
+      isPressed = false;
+      if (isDue) htmx.trigger(body, "live-approvals");
+      isDue = false;
+    }));
+  }
+
   body.addEventListener("htmx:beforeSwap", (event) => {
-    const { target, xhr, requestConfig: { elt } } = event.detail;
+    const { target, xhr, requestConfig: { elt, triggeringEvent } } = event.detail;
+    if (isPressed && triggeringEvent?.type === "live-approvals") {
+      event.detail.shouldSwap = false;
+      isDue = true;
+    }
     // A late answer must not take the place of what was opened meanwhile: a key would decide it.
     const isLate = elt.matches(UPDATES) ? !elt.isConnected : xhr !== asked;
     if (target.id === "detail" && isLate) event.detail.shouldSwap = false;
