@@ -146,14 +146,30 @@ def test_new_call_appears_without_reload_and_is_approved_by_keyboard(
 def test_row_opens_although_a_call_arrives_while_the_mouse_is_down(
     owner: Page, daemon: Daemon
 ) -> None:
-    first = ask(daemon, "the first")
+    first = ask(daemon, "before the press")
     row = owner.locator(f'.row[data-id="{first}"]')
     row.hover()
     owner.mouse.down()
     with owner.expect_response("**/inbox/list*"):
-        second = ask(daemon, "the second")
+        second = ask(daemon, "during the press")
     owner.mouse.up()
     owner.wait_for_selector(f'[data-open="{first}"]')
+    expect(owner.locator(f'.row[data-id="{second}"]')).to_be_visible()
+
+
+@pytest.mark.parametrize("swallowed", ["right button", "menu", "other window"])
+def test_list_is_updated_although_the_release_of_a_button_is_not_seen(
+    owner: Page, daemon: Daemon, swallowed: str
+) -> None:
+    first = ask(daemon, f"before the {swallowed}")
+    row = owner.locator(f'.row[data-id="{first}"]')
+    row.hover()
+    owner.mouse.down(button="right" if swallowed == "right button" else "left")
+    if swallowed == "menu":
+        row.dispatch_event("contextmenu")
+    elif swallowed == "other window":
+        owner.evaluate("window.dispatchEvent(new Event('blur'))")
+    second = ask(daemon, f"after the {swallowed}")
     expect(owner.locator(f'.row[data-id="{second}"]')).to_be_visible()
 
 

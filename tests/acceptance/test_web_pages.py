@@ -137,6 +137,22 @@ def test_live_call_list_adds_only_matching_calls(owner: Page, house: House) -> N
     expect(rows).to_have_count(before + 1)
 
 
+def test_call_opens_although_the_list_is_updated_while_the_mouse_is_down(
+    owner: Page, house: House
+) -> None:
+    owner.goto(house.address("/calls?tool=calculator"))
+    owner.hover(f'a[href="/calls/{house.asked_call}"]')
+    owner.mouse.down()
+    with Client(house.daemon.socket) as client:
+        new = client.call("calculator", {"expression": "6 * 6"}).metadata.call_id
+    with owner.expect_response(
+        lambda answer: "/calls/list" in answer.url and str(new) in answer.text()
+    ):
+        pass
+    owner.mouse.up()
+    owner.wait_for_url(f"**/calls/{house.asked_call}")
+
+
 def test_call_list_filters_and_search_find_matching_calls(owner: Page, house: House) -> None:
     owner.goto(house.address("/calls"))
     owner.fill("#code", "execution_error")

@@ -183,23 +183,26 @@
   const UPDATES = ".approval, .nothing"; // what fetches itself again
   const UNREAD_MS = 1000;
   let asked = null; // the newest request for what is shown beside the list, updates aside
-  // A row that is replaced between press and release gets no click: updates wait for the release.
+  // A row that is replaced between press and release gets no click: updates wait for the release. A
+  // menu or another window may swallow the release.
   let isPressed = false;
-  let isDue = false;
-  document.addEventListener("pointerdown", () => { isPressed = true; });
-  for (const end of ["pointerup", "pointercancel"]) {
-    document.addEventListener(end, () => setTimeout(() => { // after the click
-      isPressed = false;
-      if (isDue) htmx.trigger(body, "live-approvals");
-      isDue = false;
-    }));
+  const due = new Set();
+  function release() {
+    isPressed = false;
+    for (const event of due) htmx.trigger(body, event);
+    due.clear();
   }
+  document.addEventListener("pointerdown", (event) => { isPressed = event.button === 0; });
+  for (const end of ["pointerup", "pointercancel", "contextmenu"]) {
+    document.addEventListener(end, () => setTimeout(release)); // after the click
+  }
+  window.addEventListener("blur", release);
 
   body.addEventListener("htmx:beforeSwap", (event) => {
     const { target, xhr, requestConfig: { elt, triggeringEvent } } = event.detail;
-    if (isPressed && triggeringEvent?.type === "live-approvals") {
+    if (isPressed && triggeringEvent?.type.startsWith("live-")) {
       event.detail.shouldSwap = false;
-      isDue = true;
+      due.add(triggeringEvent.type);
     }
     // A late answer must not take the place of what was opened meanwhile: a key would decide it.
     const isLate = elt.matches(UPDATES) ? !elt.isConnected : xhr !== asked;
