@@ -294,6 +294,7 @@ def test_session_whose_container_dies_is_stopped_and_goes_on(disk: Disk) -> None
     )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # of a client
 def test_daemon_killed_at_any_moment_loses_no_file(
     start_daemon: StartDaemon, home: Path, python_image: object
 ) -> None:
