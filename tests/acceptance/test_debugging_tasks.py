@@ -207,7 +207,7 @@ def test_see_when_calls_failed(page: Page) -> None:
     expect(page.get_by_text(re.compile(r"calls, \d+ failed"))).to_be_visible()
     page.get_by_role("textbox", name="Tool", exact=True).fill("run_python")
     page.get_by_role("button", name="Show").click()
-    page.locator("svg a").nth(23).click()
+    page.locator("svg a:has(rect.inner)").last.click()
     expect(
         page.locator("#calls").get_by_text("EXECUTION_ERROR").locator("visible=true")
     ).not_to_have_count(0)
