@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/frameworks
 GENERATORS := $(VENV)/generators
+# Once made, these are renewed by `make test`, as .venv is.
+MADE := $(wildcard $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed $(GENERATORS)/.installed)
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
@@ -19,10 +21,10 @@ demo: $(STAMP) docker
 cluster-demo: $(STAMP) docker
 	@PYTHONPATH=tests:. $(BIN)/python scripts/cluster_demo.py
 
-test: $(STAMP) docker
+test: $(STAMP) docker $(MADE)
 	@scripts/test $(BIN) $(PYTEST_ARGS)
 
-check: $(STAMP) docker
+check: $(STAMP) docker $(MADE)
 	@scripts/test $(BIN) --changed $(PYTEST_ARGS)
 
 lint: $(STAMP)
