@@ -4,8 +4,7 @@ Usage: `python scripts/make_reference.py` rewrites them; with `--check` it chang
 prints a diff and exits 1 if a page is out of date.
 
 docs/reference/errors.md is generated completely; in docs/reference/calculator.md,
-restricted-python.md, http.md and docs/explanation/architecture.md the text between the marker
-comments is.
+restricted-python.md, http.md and files.md the text between the marker comments is.
 """
 
 from __future__ import annotations
@@ -149,8 +148,8 @@ def http_page(page: str) -> str:
     return _between(page, "control", _addresses(CONTROL_OPERATIONS))
 
 
-def architecture_page(page: str) -> str:
-    """Return the page on the architecture with its list of files updated."""
+def files_page(page: str) -> str:
+    """Return the page of the engine's files with its list updated."""
     return _between(page, "files", _files())
 
 
@@ -174,7 +173,7 @@ PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "calculator.md": calculator_page,
     REFERENCE / "restricted-python.md": restricted_python_page,
     REFERENCE / "http.md": http_page,
-    REFERENCE.parent / "explanation" / "architecture.md": architecture_page,
+    REFERENCE / "files.md": files_page,
 }
 
 

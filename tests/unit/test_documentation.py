@@ -1,9 +1,11 @@
-"""Pages of the documentation: their links, and the extras that they name."""
+"""Pages of the documentation: links, and the extras and files that they name; their length."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+
+import pytest
 
 from support.pages import ROOT
 
@@ -34,3 +36,23 @@ def test_names_of_extras_are_normalized_and_pages_name_existing_extras() -> None
                 assert extras <= known, f"{page.relative_to(ROOT)}: {extras - known}"
                 named |= extras
     assert named == known
+
+
+CODE = re.compile(r"`((?:[\w-]+/)+|[\w/.-]+\.py)`")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_pages_for_contributors_name_existing_files(page: str) -> None:
+    """A path may begin anywhere, because a list often continues in the folder of its first file."""
+    there = [f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[a-z]*/**/*.py")]
+    there += [f"/{path.relative_to(ROOT)}/" for path in ROOT.glob("[a-z]*/**/")]
+    named = CODE.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert len(named) > 30
+    missing = [path for path in named if not any(name.endswith(f"/{path}") for name in there)]
+    assert not missing
+
+
+def test_architecture_page_is_short() -> None:
+    """Lists of files belong to docs/reference/files.md, which is generated."""
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 2000
