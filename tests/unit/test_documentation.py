@@ -56,3 +56,10 @@ def test_architecture_page_is_short() -> None:
     """Lists of files belong to docs/reference/files.md, which is generated."""
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 2000
+
+
+def test_table_of_changes_is_short() -> None:
+    """A row is a kind of change. What one place has is in docs/reference/files.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.split("## Where does my change go?")[1].split("\n\n|")[1].split("\n\n")[0]
+    assert 10 < len(table.splitlines()) - 2 <= 15
