@@ -63,3 +63,12 @@ def test_table_of_changes_is_short() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.split("## Where does my change go?")[1].split("\n\n|")[1].split("\n\n")[0]
     assert 10 < len(table.splitlines()) - 2 <= 15
+
+
+def test_changes_are_named_by_kind_and_are_items_of_a_list() -> None:
+    folder = ROOT / "docs" / "changes"
+    kinds = re.compile(r"[a-z0-9-]+\.(security|added|changed|fixed|removed)\.md")
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    del files["README.md"]
+    assert [name for name in files if not kinds.fullmatch(name)] == []
+    assert [name for name, text in files.items() if not re.match(r"- \S", text)] == []
