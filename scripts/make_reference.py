@@ -3,7 +3,7 @@
 Usage: `python scripts/make_reference.py` rewrites them; with `--check` it changes nothing,
 prints a diff and exits 1 if a page is out of date.
 
-docs/reference/errors.md is generated completely; in docs/reference/calculator.md,
+docs/reference/errors.md and python.md are generated completely; in docs/reference/calculator.md,
 restricted-python.md, http.md and files.md the text between the marker comments is.
 """
 
@@ -14,9 +14,15 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel
+
+import fumehood
 from fumehood.core.errors import (
     ENDING_ERRORS,
     ERROR_CODES,
@@ -94,6 +100,37 @@ answered with `SANDBOX_UNAVAILABLE`.
 """
 
 
+PYTHON = """\
+<!-- Made by scripts/make_reference.py from the code. Do not edit it here. -->
+# Public Python names
+
+All that a program may import, and nothing else: other modules and names may change in any version.
+A version that breaks one of these says so in the [changelog](../../CHANGELOG.md) and by its number,
+as semantic versioning has it: before 1.0 that is the second one. [Python clients](python-client.md)
+explains how to use them.
+
+`name=` is a parameter with a default. What follows a `*` is given by name.
+
+"""
+
+ENGINE_NOTE = """\
+An `Engine` has these methods in common with `Client`. Its other ones are for the daemon and parts.
+"""
+
+OTHER_MODULES = """\
+## Other modules
+
+`fumehood.testing` has fakes for tests of programs that embed an engine. An adapter needs the extra
+of its name. `fumehood.core.part` and `fumehood.engine_part` are for
+[parts](../howto/add-a-part.md). What else parts import changes more often than the rest.
+
+"""
+
+MODULES = (
+    "fumehood.testing", "fumehood.integrations.*", "fumehood.core.part", "fumehood.engine_part",
+)  # fmt: skip
+
+
 def main(arguments: Sequence[str]) -> int:
     """Rewrite or check; the exit status."""
     check = "--check" in arguments
@@ -148,6 +185,128 @@ def http_page(page: str) -> str:
     return _between(page, "control", _addresses(CONTROL_OPERATIONS))
 
 
+def python_page(_: str) -> str:
+    """The whole page of public names."""
+    public = {name: getattr(fumehood, name) for name in fumehood.__all__}
+    rows = [(f"`{name}`", _kind(value), _about(value)) for name, value in public.items()]
+    members = "\n".join(section for name in public if (section := _section(name, public)))
+    modules = [
+        (f"`{module}`", ", ".join(f"`{name}`" for name in names))
+        for pattern in MODULES
+        for module, names in _modules_of(pattern)
+    ]
+    head = _table(("`from fumehood import …`", "kind", "what it is"), rows)
+    return f"{PYTHON}{head}\n{members}\n{OTHER_MODULES}{_table(('module', 'names'), modules)}"
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, type):
+        return "function" if inspect.isfunction(value) else "JSON Schema"
+    kinds = {Exception: "exception", Enum: "enumeration", BaseModel: "value"}
+    return next((word for kind, word in kinds.items() if issubclass(value, kind)), "class")
+
+
+def _about(value: Any) -> str:
+    """The first sentence of a docstring, or for a schema its properties."""
+    if isinstance(value, dict):
+        return ", ".join(f"`{name}`" for name in value["properties"])
+    return " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _section(name: str, public: Mapping[str, Any]) -> str:
+    """The signature of a function or class, and its members, if there is more than a name."""
+    value, note = public[name], ""
+    if isinstance(value, dict):
+        return ""
+    lines = _signatures(name, value)
+    twin = public.get(name.removeprefix("Async"), value)
+    if twin is not value and lines[1:] == _signatures(name, twin)[1:]:
+        return f"## {name}\n\nAs `{twin.__name__}`; its methods are awaited.\n"
+    if value is fumehood.Engine:
+        note = f"{ENGINE_NOTE}\n"
+    shown = "\n".join(lines)
+    return f"## {name}\n\n{note}```text\n{shown}\n```\n" if shown != name else ""
+
+
+def _signatures(name: str, value: Any) -> list[str]:
+    if inspect.isfunction(value):
+        return [f"{name}({_parameters(value)})"]
+    if issubclass(value, Enum):
+        return [f"{name}.{each.name}" for each in value]
+    if issubclass(value, BaseModel):
+        return [f"{name}(*, {_fields(value)})", *_lines(value)]
+    made = f"({_parameters(value)})" if _has_own_init(value) else ""
+    return [f"{name}{made}", *_lines(value)]
+
+
+def _has_own_init(value: type) -> bool:
+    """Whether a caller makes one in our way, and not as any exception or not at all."""
+    homes = [each for each in value.__mro__ if each.__module__.startswith("fumehood")]
+    is_protocol = getattr(value, "_is_protocol", False)
+    return not is_protocol and any("__init__" in vars(home) for home in homes)
+
+
+def _fields(value: type[BaseModel]) -> str:
+    fields = value.model_fields.items()
+    return ", ".join(name if field.is_required() else f"{name}=" for name, field in fields)
+
+
+def _lines(owner: type, prefix: str = "") -> Iterator[str]:
+    """Each public member of our own; those of a client's groups, too."""
+    for name in dir(owner):
+        home = next(each for each in reversed(owner.__mro__) if name in vars(each))
+        if name.startswith("_") or not home.__module__.startswith("fumehood"):
+            continue
+        member = inspect.getattr_static(owner, name)
+        if owner is fumehood.Engine and not hasattr(fumehood.Client, name):
+            continue
+        if isinstance(member, property):
+            group = typing.get_type_hints(member.fget).get("return")
+            if isinstance(group, type) and group.__module__.startswith("fumehood.client."):
+                yield from _lines(group, f"{prefix}.{name}")
+            else:
+                yield f"{prefix}.{name}"
+        elif callable(getattr(owner, name)):
+            yield f"{prefix}.{name}({_parameters(getattr(owner, name))})"
+        else:
+            yield f"{prefix}.{name}"
+
+
+def _parameters(value: Callable[..., Any]) -> str:
+    shown: list[str] = []
+    keywords_only = False
+    for parameter in inspect.signature(value).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not keywords_only:
+            keywords_only = True
+            shown.append("*")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        default = "" if parameter.default is parameter.empty else "="
+        if parameter.name != "self":
+            shown.append(f"{stars.get(parameter.kind, '')}{parameter.name}{default}")
+    return ", ".join(shown)
+
+
+def _modules_of(pattern: str) -> Iterator[tuple[str, list[str]]]:
+    """Public names of modules, read from their text: an adapter imports its framework."""
+    for path in sorted(ENGINE.parent.glob(f"{pattern.replace('.', '/')}.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        named = [
+            alias.asname
+            for node in body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.asname == alias.name
+        ]
+        named += [
+            node.name
+            for node in body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        public = sorted(name for name in named if name and not name.startswith("_"))
+        if public and not path.name.startswith("_"):
+            yield ".".join(path.relative_to(ENGINE.parent).with_suffix("").parts), public
+
+
 def files_page(page: str) -> str:
     """Return the page of the engine's files with its list updated."""
     return _between(page, "files", _files())
@@ -174,6 +333,7 @@ PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "restricted-python.md": restricted_python_page,
     REFERENCE / "http.md": http_page,
     REFERENCE / "files.md": files_page,
+    REFERENCE / "python.md": python_page,
 }
 
 

@@ -1,13 +1,15 @@
-"""The public names: sorted, all of them loadable, and the same for type checkers."""
+"""The public names: sorted, all of them loadable, the same for type checkers, and on a page."""
 
 from __future__ import annotations
 
 import ast
+import runpy
 from pathlib import Path
 
 import pytest
 
 import fumehood
+from support.pages import ROOT
 
 SOURCE = ast.parse(Path(fumehood.__file__).read_text(encoding="utf-8"))
 
@@ -38,6 +40,14 @@ def test_public_name_can_be_loaded(name: str) -> None:
     value = getattr(fumehood, name)
     assert value is not None
     assert getattr(value, "__name__", name) == name
+
+
+def test_page_of_public_names_is_up_to_date() -> None:
+    """A name, method or parameter that is renamed or taken away changes the page in its commit."""
+    scripts = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    remedy = "run: python scripts/make_reference.py, and say in docs/changes what breaks"
+    assert page == scripts["python_page"](""), remedy
 
 
 def test_private_name_is_an_attribute_error() -> None:
