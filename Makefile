@@ -13,7 +13,7 @@ MADE := $(wildcard $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed $(GENE
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo cluster-demo test check lint bench compare fuzz soak docker image lock clean frameworks
+.PHONY: demo cluster-demo test check lint bench compare fuzz soak release docker image lock clean frameworks
 
 demo: $(STAMP) docker
 	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
@@ -45,6 +45,9 @@ fuzz: $(STAMP)
 
 soak: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.soak
+
+release: $(STAMP) docker
+	@scripts/release $(BIN)
 
 # Without Docker everything but containers works, so a failure here ends nothing; it says why.
 docker:

@@ -1,4 +1,4 @@
-"""The wheel: its contents, its types, and that it works without the checkout."""
+"""The sdist and the wheel: contents and types, and that the wheel works without the checkout."""
 
 from __future__ import annotations
 
@@ -20,15 +20,35 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def wheel_of(source: Path, folder: Path) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps",
-         "--no-build-isolation", f"--wheel-dir={folder}", str(ROOT)],
+         "--no-build-isolation", f"--wheel-dir={folder}", str(source)],
         capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     (built,) = folder.glob("*.whl")
     return built
+
+
+def test_sdist_has_all_that_makes_the_wheel_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target=sdist", f"--directory={tmp_path}"],
+        cwd=ROOT, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    from_sdist = wheel_of(sdist, tmp_path)
+    assert from_sdist.name == wheel.name
+    assert contents(from_sdist) == contents(wheel)
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_wheel_contains_every_sandbox_image_file_and_its_types(wheel: Path) -> None:
