@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import anyio.abc
 
-from fumehood.client.golden import Cassette as Cassette
-from fumehood.client.golden import UnexpectedCall as UnexpectedCall
 from fumehood.core.errors import EndedBy, NetworkError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -24,6 +24,17 @@ from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, HostSize, RunEnding, RunSinks, WallStatus
+
+if TYPE_CHECKING:
+    from fumehood.devtools.golden import Cassette as Cassette
+    from fumehood.devtools.golden import UnexpectedCall as UnexpectedCall
+
+
+def __getattr__(name: str) -> Any:
+    """Return what is imported only when it is used, because a part has it."""
+    if name in ("Cassette", "UnexpectedCall"):
+        return getattr(import_module("fumehood.devtools.golden"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass

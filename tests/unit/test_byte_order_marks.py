@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from fumehood.cli.call import _parsed
 from fumehood.cli.options import json_object
 from fumehood.cli.reach import _private_line
-from fumehood.client.golden import read_golden
 from fumehood.config import load_config
 from fumehood.core.arguments import ARGUMENTS, source_of
 from fumehood.core.tool import ToolDefinition
+from fumehood.devtools.golden import read_golden
 from fumehood.executors.fetch import page_data
 from fumehood.executors.rest import _data
 from fumehood.executors.upstreams import UpstreamAnswer

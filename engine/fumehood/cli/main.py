@@ -135,8 +135,13 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
     """Return a group that also has commands of parts."""
     made = copy(group)
     made.registered_commands = list(group.registered_commands)
+    made.registered_groups = list(group.registered_groups)
     for name, command in added.items():
-        made.command(name, help=command.help)(imported(command.function))
+        found = imported(command.function)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=name)  # `--help` shows groups last
+        else:
+            made.command(name, help=command.help)(found)
     own = [str(info.name) for info in group.registered_commands]
     order = placed(own, {name: command.after for name, command in added.items()})
     made.registered_commands.sort(key=lambda info: order.index(str(info.name)))

@@ -32,7 +32,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the command line, and the one that precedes it in `--help`."""
+    """A command of the command line, and the one that precedes it in `--help`.
+
+    `function` is what Typer makes the command from, or in a group of the kernel also a `Typer`,
+    which becomes a group in it, after its commands.
+    """
 
     help: str
     function: Named

@@ -51,13 +51,23 @@ def test_command_of_a_part_is_in_the_kernels_group_after_the_one_that_it_names(
         """Not shown."""
         print("la")
 
-    group = typer.Typer()
+    group, songs = typer.Typer(), typer.Typer()
     for name in ("list", "show", "add"):
         group.command(name)(lambda: None)
-    monkeypatch.setattr("fumehood.cli.main.imported", {"module:sing": sing}.__getitem__)
-    made = with_commands(group, {"sing": Command("Sing.", "module:sing", after="show")})
-    assert list(typer.main.get_group(made).commands) == ["list", "show", "sing", "add"]
+    for name in ("low", "high"):
+        songs.command(name)(sing)
+    made_of: dict[str, object] = {"module:sing": sing, "module:songs": songs}
+    monkeypatch.setattr("fumehood.cli.main.imported", made_of.__getitem__)
+    added = {
+        "songs": Command("Songs.", "module:songs", after="list"),
+        "sing": Command("Sing.", "module:sing", after="show"),
+    }
+    made = with_commands(group, added)
+    assert set(typer.main.get_group(made).commands) == {"list", "show", "sing", "add", "songs"}
+    commands = [name for name in typer.main.get_group(made).commands if name != "songs"]
+    assert commands == ["list", "show", "sing", "add"]
     assert list(typer.main.get_group(group).commands) == ["list", "show", "add"]
+    assert CliRunner().invoke(made, ["songs", "low"]).output == "la\n"
     assert CliRunner().invoke(made, ["sing"]).output == "la\n"
     assert "Sing." in CliRunner().invoke(made, ["sing", "--help"]).output
 

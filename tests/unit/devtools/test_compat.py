@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.registry.compat import Step, compare
+from fumehood.devtools.compat import Step, compare
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.json_schema import CompiledSchema
 from support.definitions import rest_document

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Envelope
-from fumehood.client.golden import check, read_golden, record, write_golden
+from fumehood.devtools.golden import check, read_golden, record, write_golden
 from fumehood.testing import Cassette, UnexpectedCall
 from support.answers import envelope_bytes
 

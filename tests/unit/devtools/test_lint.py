@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.tool import Severity
-from fumehood.registry.lint import RULES, lint
+from fumehood.devtools.lint import RULES, lint
 from fumehood.registry.poison import POISON, looks_like, poison
 
 pytestmark = pytest.mark.row("T9")

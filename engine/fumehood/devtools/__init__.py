@@ -1,0 +1,1 @@
+"""Tools for authors of definitions: rules, changes between versions, golden sequences."""
