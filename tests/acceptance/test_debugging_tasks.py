@@ -59,7 +59,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     rules.chmod(0o600)
     project.mkdir()
     (project / "shop.py").write_text("total = max\n")
-    with workshop("python", approver=True, policy_file=str(rules)) as daemon:
+    with workshop(
+        "python", approver=True, policy_file=str(rules), sessions__pause_seconds="3600"
+    ) as daemon:
         with ControlClient(daemon.control, credential=daemon.credential) as control:
             control.agents.create("clerk", principals=[f"uid:{os.geteuid()}"])
             for tool in ("run_python", "calculator", "run_shell"):

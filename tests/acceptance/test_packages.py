@@ -14,7 +14,10 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon, ready_image, running_daemon
 from fumehood import Client, Envelope, FumehoodError
 from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.sandbox.container.spec import LABEL_OWNER
 from fumehood.sandbox.images.catalog import LAYERS
+from fumehood.storage.directory import owner_id
+from support.containers import containers_of
 from support.wait import wait_until
 from support.wheels import only_from, write_wheel
 
@@ -113,11 +116,11 @@ def test_code_of_a_package_runs_only_in_programs(daemon: Daemon, index: Path) ->
 def test_layer_that_was_removed_is_made_again(daemon: Daemon, index: Path) -> None:
     write_wheel(index, "removed")
     with Client(daemon.socket) as client, closing(open_docker(timeout_s=30)) as docker:
-        before = {row["Id"] for row in docker.images(name=LAYERS)}
         first = client.create_session(packages=["removed"], memory_mb=128)
-        made = {row["Id"] for row in docker.images(name=LAYERS)} - before
+        layers = {row["Id"] for row in docker.images(name=LAYERS)}
+        mine = containers_of(f"{LABEL_OWNER}={owner_id(daemon.home)}")
+        (layer,) = layers & {container["Image"] for container in mine}
         client.end_session(first.id)
-        (layer,) = made
         wait_until(lambda: not docker.containers(all=True, filters={"ancestor": layer}))
         docker.remove_image(layer, force=True)
         second = client.create_session(packages=["removed"], memory_mb=128)

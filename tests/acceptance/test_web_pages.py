@@ -60,7 +60,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     rules = tmp_path_factory.mktemp("rules") / "policy.toml"
     rules.write_text(POLICY, encoding="utf-8")
     rules.chmod(0o600)
-    with running_scripted_daemon(approver=True, policy_file=str(rules)) as daemon:
+    with running_scripted_daemon(
+        approver=True, policy_file=str(rules), sessions__pause_seconds="3600"
+    ) as daemon:
         with ControlClient(daemon.control, credential=daemon.credential) as control:
             control.agents.create("reader", description=SCRIPT, principals=[f"uid:{os.getuid()}"])
             control.agents.bind("reader", "calculator", fixed={"precision": 2})

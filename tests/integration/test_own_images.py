@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +26,8 @@ pytestmark = [
     pytest.mark.usefixtures("python_image"),
 ]
 
-MINE = "own-image-of-a-test"
+MINE = f"own-image-of-test-{os.getpid()}"
+"""Another run of the tests can use the same Docker."""
 
 
 class Command:

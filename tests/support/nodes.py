@@ -73,7 +73,12 @@ class LocalPort:
     async def _unless_cut(self, asked: Any) -> Any:
         answer = asyncio.ensure_future(asked)
         cut = asyncio.ensure_future(self.cut.wait())
-        await asyncio.wait((answer, cut), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait((answer, cut), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the node continues, but its answer is not needed
+            cut.cancel()
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
         if self.is_silent:
             answer.cancel()
             await asyncio.Event().wait()
