@@ -290,6 +290,8 @@ def _modules_of(pattern: str) -> Iterator[tuple[str, list[str]]]:
     """Public names of modules, read from their text: an adapter imports its framework."""
     for path in sorted(ENGINE.parent.glob(f"{pattern.replace('.', '/')}.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
+        # What is loaded when it is used is imported there for type checkers.
+        body += [inner for node in body if isinstance(node, ast.If) for inner in node.body]
         named = [
             alias.asname
             for node in body

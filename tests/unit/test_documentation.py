@@ -52,6 +52,14 @@ def test_pages_for_contributors_name_existing_files(page: str) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_pages_for_contributors_have_every_package(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    packages = [path.parent.name for path in (ROOT / "engine" / "fumehood").glob("*/__init__.py")]
+    assert len(packages) > 20
+    assert [name for name in packages if f"{name}/" not in text] == []
+
+
 def test_architecture_page_is_short() -> None:
     """Lists of files belong to docs/reference/files.md, which is generated."""
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
