@@ -80,3 +80,12 @@ def test_changes_are_named_by_kind_and_are_items_of_a_list() -> None:
     del files["README.md"]
     assert [name for name in files if not kinds.fullmatch(name)] == []
     assert [name for name, text in files.items() if not re.match(r"- \S", text)] == []
+
+
+def test_changelog_has_a_page_for_each_version() -> None:
+    """Later changes are files in docs/changes, until a release puts them here."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first, *others = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert first.split()[0] == project["version"]
+    assert max(len(section.split()) for section in [first, *others]) <= 900
