@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
 
+from fumehood.core.call import Need
 from fumehood.core.json_types import JsonObject
 from fumehood.core.value import Value
 
@@ -24,7 +25,9 @@ MAX_REASON_CHARACTERS = 1000
 LONGEST_POLL_S = 25.0
 """The longest wait of one request for changes of approvals."""
 
-SESSION, PROGRAM, TRIAL = "session", "program", "trial"
+SESSION = "session"
+PROGRAM: Need = "program"
+TRIAL: Need = "trial"
 """In `changed`, what a waiting call needed and outlived: its session, the program whose request it
 is, or the effect of its trial."""
 
@@ -285,6 +288,8 @@ class StoredRequest:
     """The context of a call of an `external:` tool."""
     traceparent: str | None = None
     """The caller's span that it belongs to."""
+    needs: Need | None = None
+    """What its held action needs, or None if it runs its tool, which outlives the engine."""
 
     @property
     def document(self) -> JsonObject:

@@ -137,6 +137,8 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
             session is over, lost or too busy, or there are too many files.
     """
     tool = permitted.tool.definition
+    if plan.executor.effect is not None:
+        return plan.executor.effect
     if not plan.executor.has_preview or plan.session is None:
         return None
     # Like the owner's own access to the files: this is no call of the session.

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 from fumehood.approvals.model import OPEN_STATES, PROGRAM, SESSION, Approval
 from fumehood.approvals.wording import outlived_in_words
+from fumehood.core.call import Need
 from fumehood.core.errors import (
     ApprovalDenied,
     ApprovalExpired,
     IdempotencyConflict,
+    InvalidParams,
     OutcomeUnknown,
     PermissionDenied,
     RateLimited,
@@ -88,7 +90,7 @@ def session_over(approval: Approval) -> ApprovalExpired:
     )
 
 
-def lost_with_engine(approval: Approval, what: str) -> ApprovalExpired:
+def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
     """The engine ended, and with it the program (or the effect of a trial) of a waiting call."""
     lost, done, then = (
         ("the program that wanted to send this request", "sent", "Run the program again")
@@ -140,6 +142,19 @@ def put_back() -> StateUnavailable:
     return StateUnavailable(
         "The engine ended while it wrote the project, and everything was put back: nothing was "
         "written. Make the call again to ask for a new approval."
+    )
+
+
+def cannot_be_edited(what: Need) -> InvalidParams:
+    """The call is held as it was made, and can only be done so."""
+    held = (
+        "A program's request is sent as it is"
+        if what == PROGRAM
+        else "A trial has run, and is put in as it is shown"
+    )
+    return InvalidParams(
+        f"{held}, or not at all. Deny it, and say in the reason what should change.",
+        fields=["arguments"],
     )
 
 

@@ -31,7 +31,7 @@ from fumehood.approvals.model import (
 )
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.store import ApprovalTable, Step, Waiting, size_of
-from fumehood.core.call import CallRequest
+from fumehood.core.call import CallRequest, Held
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
 from fumehood.core.fair_share import FairShare
@@ -88,6 +88,8 @@ class ApprovalRequests:
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
+        self.held: dict[str, Held] = {}
+        """Approval id → what its call does after a yes, if that is in memory only."""
         self._untold: set[str] = set()
         """Waiting calls whose callers have not received the approval's id yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
@@ -162,10 +164,11 @@ class ApprovalRequests:
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
 
-    async def create(self, stored: StoredApproval) -> str:
+    async def create(self, stored: StoredApproval, held: Held | None = None) -> str:
         """Store a call that waits. Returns the id of its approval, or of the call that it repeats.
 
-        Must not be cancelled: a commit cannot be rolled back half-way.
+        `held` is what it does after a yes, if that is not to run its tool. Must not be cancelled: a
+        commit cannot be rolled back half-way.
 
         Raises:
             RateLimited: too many calls wait.
@@ -173,14 +176,16 @@ class ApprovalRequests:
         """
         own_id = stored.approval.id
         self._quota.take(stored)
+        if held is not None:
+            self.held[own_id] = held
         try:
             since = self._repeated_since(stored.approval.tool)
             approval_id = await self.table.create(stored, since)
         except BaseException:
-            self._quota.release(own_id)
+            self._release(own_id)
             raise
         if approval_id != own_id:
-            self._quota.release(own_id)
+            self._release(own_id)
         else:
             self._untold.add(stored.approval.call_id)
             self._tell(stored.approval)
@@ -293,11 +298,17 @@ class ApprovalRequests:
         if approval.state is not ApprovalState.PENDING:
             self._quota.release(approval.id)
         if approval.state not in OPEN_STATES:
+            self.held.pop(approval.id, None)
             self._untold.discard(approval.call_id)
         self._subscribers.committed()
         self.changes += 1
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
+
+    def _release(self, approval_id: str) -> None:
+        """Forget a call that was not stored."""
+        self._quota.release(approval_id)
+        self.held.pop(approval_id, None)
 
     async def _store_fetched(self, call_id: str) -> None:
         try:

@@ -27,9 +27,7 @@ import anyio
 from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
 from fumehood.approvals.model import (
-    PROGRAM,
     SESSION,
-    TRIAL,
     ApprovalState,
     Resolution,
     StoredApproval,
@@ -58,7 +56,7 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL, NET_TOOL
+from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.pipeline.approve import approved_by_human, new_approval
@@ -133,8 +131,12 @@ class ApprovalScheduler:
 
         Raises:
             PermissionDenied: the caller has no authority any more.
+            ApprovalExpired: what it was to do was in the memory of another engine.
             EngineError: a gate refuses the call.
         """
+        stored = call.approval
+        if stored is not None and stored.request.needs is not None and call.request.held is None:
+            raise refusals.lost_with_engine(stored.approval, stored.request.needs)
         if call.request.principal is None:
             raise PermissionDenied(
                 "The caller of this call is no longer allowed to make it. Do not retry."
@@ -149,18 +151,8 @@ class ApprovalScheduler:
             PermissionDenied: a rule forbids the edited call, or it needs other approvers.
         """
         approval = stored.approval
-        if approval.tool == NET_TOOL:
-            raise InvalidParams(
-                "A program's request is sent as it is, or not at all. Deny it, and say in the "
-                "reason what should change.",
-                fields=["arguments"],
-            )
-        if stored.request.parent_id is not None and stored.request.options.get("preview"):
-            raise InvalidParams(
-                "A trial has run, and is put in as it is shown, or not at all. Deny it, and say in "
-                "the reason what should change.",
-                fields=["arguments"],
-            )
+        if stored.request.needs is not None:
+            raise refusals.cannot_be_edited(stored.request.needs)
         if approval.tool.startswith(EXTERNAL):
             raise InvalidParams(
                 "The caller runs this tool itself, with its own arguments, so they cannot be "
@@ -301,9 +293,7 @@ class ApprovalScheduler:
         """End a call that needs a program or a trial of an engine that has ended."""
         try:
             stored = await self._requests.table.get(approval_id)
-            is_request = stored.approval.tool == NET_TOOL
-            if is_request or self.calls.request_of(stored).is_decision_on_trial:
-                what = PROGRAM if is_request else TRIAL
+            if (what := stored.request.needs) is not None:
                 lost = refusals.lost_with_engine(stored.approval, what)
                 await self.calls.end(stored, lost, partial(steps.outlived, what))
         except Exception as fault:

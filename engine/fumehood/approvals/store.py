@@ -29,7 +29,9 @@ from sqlalchemy.engine import RowMapping
 from fumehood.approvals import refusals
 from fumehood.approvals.model import (
     OPEN_STATES,
+    PROGRAM,
     SESSION,
+    TRIAL,
     Approval,
     ApprovalPage,
     ApprovalQuery,
@@ -43,6 +45,7 @@ from fumehood.approvals.model import (
     yes_votes,
 )
 from fumehood.approvals.remembered import add_rule
+from fumehood.core.call import Need
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
@@ -700,9 +703,17 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
         decisions=tuple(decisions),
         has_answer=row["answer"] is not None,
     )
-    kept = StoredRequest(**{**request, "hidden": tuple(request["hidden"])})
+    needs = request["needs"] if "needs" in request else _needed_before(row["tool"], request)
+    kept = StoredRequest(**{**request, "hidden": tuple(request["hidden"]), "needs": needs})
     keys = {name: row[name] for name in ("idempotency_key", "answer", "repeat_key")}
     return StoredApproval(approval, kept, **keys)
+
+
+def _needed_before(tool: str, request: JsonObject) -> Need | None:
+    """Return `StoredRequest.needs` of a call that an earlier version stored without it."""
+    if tool == NET_TOOL:
+        return PROGRAM
+    return TRIAL if request.get("parent_id") and request["options"].get("preview") else None
 
 
 def _decision_row(approval_id: str, decision: DecisionRecord) -> dict[str, Any]:

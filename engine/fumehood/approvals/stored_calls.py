@@ -62,6 +62,7 @@ class StoredCalls:
             parent_id=request.parent_id,
             context=request.context,
             traceparent=read_traceparent(request.traceparent),
+            held=self.services.approvals.held.get(approval.id),
         )
 
     def context_of(

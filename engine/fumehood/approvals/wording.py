@@ -160,7 +160,7 @@ def ending_in_words(approval: Approval) -> str:
     return ""
 
 
-_OUTLIVED = {
+_OUTLIVED: dict[str, str] = {
     SESSION: "Its session ended before anybody decided",
     PROGRAM: "The engine was restarted, and the program that wanted to send it has ended",
     TRIAL: "The engine was restarted, and the effect of this trial is not kept",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -149,6 +149,25 @@ class TraceParent:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
+Need = Literal["program", "trial"]
+"""The need of a held action, in the engine's memory only: the program whose request it sends, or
+the effect of a trial."""
+
+
+class Held(Protocol):
+    """An action that waits in the engine's memory for a human's yes (`executors.base.HeldAction`).
+
+    It is done once, and not after its program has ended.
+    """
+
+    @property
+    def needs(self) -> Need: ...
+
+    @property
+    def always_asks(self) -> bool:
+        """Whether a human must decide even if the policy or a remembered rule allows the call."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallRequest:
     """One call before anything is known of it: a name that may not exist, raw arguments."""
@@ -167,11 +186,8 @@ class CallRequest:
     """The id of the call whose program makes this call."""
     traceparent: TraceParent | None = None
     """The caller's span that it belongs to."""
-
-    @property
-    def is_decision_on_trial(self) -> bool:
-        """Whether it puts the effect of its parent's trial in, after a human's yes."""
-        return self.parent_id is not None and self.options.preview
+    held: Held | None = None
+    """What it does instead of running its tool, once a human has said yes."""
 
 
 @dataclass(frozen=True, slots=True)

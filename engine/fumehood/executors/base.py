@@ -15,16 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from fumehood.core.call import CallRequest
-from fumehood.core.errors import EngineError
+from fumehood.core.call import CallRequest, Need
+from fumehood.core.errors import ApprovalExpired, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect
-from fumehood.executors.outcome import HeldTrial, Outcome
+from fumehood.executors.outcome import Outcome
 from fumehood.executors.upstreams import Upstreams
 from fumehood.observe.trace_context import context_of
 from fumehood.protocol.cursors import Cursors
@@ -128,8 +128,6 @@ class ToolRun:
     """Hosts that the program may reach, as far as the operator allows them."""
     expected: str | None = None
     """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
-    held: HeldTrial | None = None
-    """The effect of a trial, to be put in instead of a run."""
     calls: ProgramCalls | None = None
     """Set for a program that may call other tools, or has network."""
 
@@ -149,6 +147,8 @@ class Executor(ABC):
     """Whether a human can see a call's effect before the call runs."""
     place: Placement
     """Where its tools run, unless it has a `placement` of its own."""
+    effect: Effect | None = None
+    """The effect of its one call, if that is known beforehand."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         """Return where a tool runs. `in_session` is whether the call names a session."""
@@ -196,6 +196,53 @@ class Executor(ABC):
         If the tool fails, return an `Outcome` with an error. Raise only if nothing is known about
         the run.
         """
+
+
+class HeldAction(Executor):
+    """An action that waits in this engine's memory for a human's yes, and is then done once.
+
+    The request of the call that asks has it, and the call runs it instead of its tool's executor.
+    Approvals keep it by their id until the call has ended. Whoever waits for it withdraws it at the
+    end of its wait.
+    """
+
+    needs: ClassVar[Need]
+    always_asks: ClassVar[bool] = False
+    gone: ClassVar[str]
+    """The message after what it needs has ended."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.is_withdrawn = False
+        self.result: Outcome | EngineError | None = None
+        """How it ended; None after `over` if that is unknown."""
+        self.over = asyncio.Event()
+
+    def withdraw(self) -> None:
+        """Never do it, unless it has begun."""
+        self.is_withdrawn = True
+
+    async def run(self, run: ToolRun) -> Outcome:
+        """Do it, and tell the call that waits for it how it ended.
+
+        Raises:
+            ApprovalExpired: what it needs has ended, or it was done before.
+        """
+        if self.is_withdrawn or self.has_begun:
+            raise ApprovalExpired(self.gone)
+        self.has_begun = True
+        try:
+            self.result = outcome = await self.carry_out(run)
+        except EngineError as error:
+            self.result = error
+            raise
+        finally:
+            self.over.set()
+        return outcome
+
+    @abstractmethod
+    async def carry_out(self, run: ToolRun) -> Outcome:
+        """Do it once. Raises as `run`."""
 
 
 # -- the handle of a running call -----------------------------------------------------------

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fumehood.core.decision import ALLOWED
-from fumehood.core.errors import ApprovalExpired, EndedBy
+from fumehood.core.errors import EndedBy
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.part import PartError, imported
-from fumehood.core.tool import DECISION, NET_EXECUTOR
+from fumehood.core.tool import DECISION
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
@@ -40,27 +40,6 @@ class _DecisionExecutor(Executor):
         return Outcome(EndedBy.OK, "none", data=ALLOWED)
 
 
-class _NetExecutor(Executor):
-    """Sends a program's request that a human has approved, once, unless its program has ended.
-
-    The request itself is in memory, with the program that waits for its answer.
-    """
-
-    place = Placement(
-        "host", "host", "the gateway sends a program's requests from the engine's own process"
-    )
-
-    async def run(self, run: ToolRun) -> Outcome:
-        send = run.upstreams.gateway.held.pop(run.request.call_id, None)
-        if send is None:
-            raise ApprovalExpired(
-                "The program that wanted to send this request has ended, so nothing was sent."
-            )
-        error = await send()
-        data = {"sent": True} if error is None else None
-        return Outcome(EndedBy.OK, "none", data=data, error=error)
-
-
 def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
     """Return the kernel's executors and those that parts add.
 
@@ -82,7 +61,6 @@ EXECUTORS = with_parts(
         "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
         DECISION: _DecisionExecutor(),
-        NET_EXECUTOR: _NetExecutor(),
         "http": RestExecutor(),
         "http:fetch": FetchExecutor(),
         "workspace:read": WorkspaceExecutor("read"),

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-import anyio
-
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
@@ -42,7 +40,7 @@ class Recorded:
     digests: Mapping[tuple[str, str], str]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
     """A trial that has run, and the effect that it would have on its session and on others."""
 
@@ -51,11 +49,6 @@ class HeldTrial:
     outcome: Outcome
     requests: list[HeldRequest] = field(default_factory=list)
     """Requests of its program that were held back, in order."""
-    has_begun: bool = False
-    """Whether it is being put in, or was."""
-    result: Outcome | EngineError | None = None
-    """How that ended."""
-    over: anyio.Event = field(default_factory=anyio.Event)
 
 
 MAX_DATA_BYTES = 16 << 20

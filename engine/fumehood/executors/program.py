@@ -40,7 +40,7 @@ from fumehood.core.returned_file import FILE_CONTENT, PNG
 from fumehood.core.session import FileKind
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.core.workspace_path import path_fault
-from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
+from fumehood.executors.base import A_SESSION, Executor, HeldAction, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_claim, read_value
 from fumehood.executors.effects import Effect
 from fumehood.executors.endings import (
@@ -103,8 +103,6 @@ class ProgramExecutor(Executor):
         If the program fails, the error's `details` hold the fields that `data` would have, plus
         `exception`, and `limit` if a limit ended it.
         """
-        if run.held is not None:
-            return await _put_in(run, run.held)
         principal_id, session_id = run.domain.principal_id, run.domain.session_id
         handle, calls, arguments = run.handle, run.calls, run.arguments
         files = ProgramFiles(
@@ -217,28 +215,31 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequ
     return replace(outcome, held=HeldTrial(files, effect, outcome, requests))
 
 
-async def _put_in(run: ToolRun, held: HeldTrial) -> Outcome:
-    """Put the effect of a trial in, and tell the call that waits for that how it ended."""
-    held.has_begun = True
-    try:
-        held.result = outcome = await _put_in_parts(run, held)
-    except EngineError as error:
-        held.result = error
-        raise
-    finally:
-        held.over.set()
-    return outcome
+class TrialDecision(HeldAction):
+    """Puts the effect of a trial into its session, as its program left it."""
 
+    needs = "trial"
+    always_asks = True
+    gone = "The effect of this trial is not kept any more. Try it again."
+    has_preview = True
+    place = _IN_A_SESSION
 
-async def _put_in_parts(run: ToolRun, held: HeldTrial) -> Outcome:
-    """Put files and variables in, then send the requests in order."""
-    outcome = replace(held.outcome, isolation="session")
-    await _trials(run).put_in(held.files)
-    error = await _deliver(run, held.requests) if held.requests else None
-    if error is None:
-        return outcome
-    error.details = outcome.data
-    return replace(outcome, data=None, error=error)
+    def __init__(self, trial: HeldTrial, language: str | None) -> None:
+        super().__init__()
+        self._trial = trial
+        self.language = language
+        self.effect = trial.effect
+
+    async def carry_out(self, run: ToolRun) -> Outcome:
+        """Put files and variables in, then send the requests in order."""
+        outcome = replace(self._trial.outcome, isolation="session")
+        await _trials(run).put_in(self._trial.files)
+        requests = self._trial.requests
+        error = await _deliver(run, requests) if requests else None
+        if error is None:
+            return outcome
+        error.details = outcome.data
+        return replace(outcome, data=None, error=error)
 
 
 async def _deliver(run: ToolRun, requests: list[HeldRequest]) -> EngineError | None:

@@ -23,7 +23,7 @@ from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.receipt import Cassette
 from fumehood.gateway.cassette import Player, Recorder
-from fumehood.gateway.door import Ask, Door, Lists, Send, Spend, free
+from fumehood.gateway.door import Ask, Door, Lists, Spend, free
 from fumehood.gateway.placeholders import HeldRequest, Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings, ListedPackages, NetworkHosts
 from fumehood.observe.log import Logger, log_fault
@@ -90,8 +90,6 @@ class Gateway:
         self._tls = tls
         self._authority: Authority | None = None
         self._backend: CheckedBackend | None = None
-        self.held: dict[str, Send] = {}
-        """Id of the call that asks a human → what sends the request after the yes."""
 
     @property
     def is_open(self) -> bool:

@@ -27,13 +27,12 @@ from fumehood.approvals.refusals import denial
 from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
-    ApprovalExpired,
     CallInProgress,
     InvalidParams,
     RequiresHumanApproval,
 )
 from fumehood.core.json_types import JsonValue
-from fumehood.core.names import EXTERNAL, NET_TOOL
+from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
@@ -103,7 +102,8 @@ async def approve(
     sends = sends_of(permitted, plan, services)
     definition = definition_digest(permitted.tool, permitted.request.context, sends)
     remembered = approvals.remembered_for(permitted, definition)
-    if remembered is not None and not permitted.request.is_decision_on_trial:
+    held = permitted.request.held
+    if remembered is not None and not (held is not None and held.always_asks):
         return ApprovedCall(permitted, remembered=remembered)
     approvals.eligibility.require_enough(
         permitted.tool.definition.name, decision, permitted.principal.id
@@ -173,7 +173,8 @@ async def _park(
     stored: StoredApproval, claimed: ClaimedCall, approvals: ApprovalRequests, call: CallContext
 ) -> str:
     """Store the call, whose key then belongs to its approval, and return the approval's id."""
-    call.parked_as = approval_id = await approvals.create(stored)
+    held = claimed.permitted.request.held
+    call.parked_as = approval_id = await approvals.create(stored, held)
     if claimed.claim is not None:
         claimed.claim.handed_over()
     return approval_id
@@ -222,10 +223,7 @@ async def new_approval(
         EngineError: its effect cannot be computed, or its request cannot be made.
     """
     place = await place_of(plan, services.sessions)
-    held = services.trials.get(permitted.request.call_id)
-    if held is None and permitted.request.is_decision_on_trial:
-        raise ApprovalExpired("The effect of this trial is not kept any more. Try it again.")
-    effect = await preview(permitted, plan, services.sessions) if held is None else held.effect
+    effect = await preview(permitted, plan, services.sessions)
     sends = sends_of(permitted, plan, services)
     action = action_of(permitted, plan, place, effect, sends)
     unusable: list[str] = []
@@ -235,8 +233,8 @@ async def new_approval(
     approvals, now = services.approvals, services.approvals.now()
     last_end = services.sessions.last_end(plan.session.id) if plan.session is not None else None
     ends = [approvals.expiry(), *([last_end] if last_end is not None else [])]
-    if permitted.tool.definition.name == NET_TOOL or permitted.request.is_decision_on_trial:
-        # Its program waits no longer, and without it the call cannot run.
+    held = permitted.request.held
+    if held is not None:  # its program waits no longer, and without it the call cannot run
         wait_s = approvals.wait_s(permitted.request.options.wait_for_approval)
         ends.append(now + timedelta(seconds=wait_s))
     request, decision = permitted.request, permitted.decision
@@ -283,5 +281,6 @@ async def new_approval(
         parent_id=request.parent_id,
         context=request.context,
         traceparent=str(request.traceparent) if request.traceparent is not None else None,
+        needs=held.needs if held is not None else None,
     )
     return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key), effect

@@ -92,7 +92,8 @@ def authorize(
             f"A policy rule forbids this call of {tool.name}.{why} Do not retry.",
             details={"rule": decision.rule},
         )
-    if resolved.request.is_decision_on_trial and decision.verdict is Verdict.ALLOW:
+    held = resolved.request.held
+    if held is not None and held.always_asks and decision.verdict is Verdict.ALLOW:
         decision = replace(decision, verdict=Verdict.ASK, rule=f"trial: {decision.rule}")
     return PermittedCall(validated, principal, decision, env)
 

@@ -21,6 +21,7 @@ from fumehood.approvals.requests import run_to_completion
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
+    EndedBy,
     EngineError,
     InternalError,
     InvalidParams,
@@ -35,8 +36,8 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NET_TOOL
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.base import CallHandle
-from fumehood.executors.outcome import HeldTrial
+from fumehood.executors.base import CallHandle, HeldAction, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
 from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
@@ -181,36 +182,36 @@ class ChildCalls:
         if patience_s <= 0:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
         self._made += 1
-        held = self._services.upstreams.gateway.held
         request = self._request(self._made, NET_TOOL, arguments)
         # Each request is one of its own, however much it is like another.
         own: JsonObject = {"new_call": True, "enable_cache": False, "wait_for_approval": patience_s}
+        one = _HeldRequest(send, lambda is_waiting: self._on_waiting(port, is_waiting))
         request = replace(
             request,
             options=request.options.model_copy(update=own),
             context={"parent": self._parent.request.call_id},
+            held=one,
         )
-        one = _Held(send, lambda is_waiting: self._on_waiting(port, is_waiting))
         handle = CallHandle(waiting=one.on_waiting)
         task = asyncio.current_task()
         assert task is not None
-        self._open[task], held[request.call_id] = handle, one.send
+        self._open[task] = handle
         timer = asyncio.get_running_loop().call_later(patience_s, one.give_up, handle)
         try:
             answer = await self._run_call(request, self._services, handle)
             if one.has_begun:  # also if nobody waited for the end any more
-                return await one.sent
+                return await one.sent()
         finally:
             timer.cancel()
             del self._open[task]
-            held.pop(request.call_id, None)
+            one.withdraw()
         if one.is_given_up:
             return PermissionDenied("Nobody has decided about it in time.")
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
 
-    async def ask_about(self, held: HeldTrial) -> EngineError | None:
-        """Let a human decide on the effect of a trial, and put it in after a yes. Return why it was
-        not put in, if that did not begin.
+    async def ask_about(self, decision: HeldAction) -> EngineError | None:
+        """Let a human decide on the effect of a trial, which `decision` then applies. Return why it
+        was not applied, if that did not begin.
         """
         patience_s = self._patience_s(wanted=True)
         if patience_s <= 0:
@@ -226,6 +227,7 @@ class ChildCalls:
             principal=self._caller(parent.principal),
             call_id=f"{parent.call_id}_{self._made + 1}",
             parent_id=parent.call_id,
+            held=decision,
         )
         handle, given_up = CallHandle(), asyncio.Event()
 
@@ -234,7 +236,6 @@ class ChildCalls:
                 given_up.set()
 
         self._parent.handle.report(0, "the effect of the trial waits for approval")
-        self._services.trials[request.call_id] = held
         timer = asyncio.get_running_loop().call_later(patience_s, give_up)
         asking = asyncio.ensure_future(self._run_call(request, self._services, handle))
         try:
@@ -246,8 +247,8 @@ class ChildCalls:
             raise
         finally:
             timer.cancel()
-            self._services.trials.pop(request.call_id, None)
-        if held.has_begun:
+            decision.withdraw()
+        if decision.has_begun:
             return None
         if given_up.is_set():
             return PermissionDenied("Nobody has decided about it in time, so nothing was put in.")
@@ -382,18 +383,21 @@ def _encoded(number: int, data: JsonObject, error: ErrorInfo | None) -> bytes:
     return strict_json.dumps({"call": number, **told})
 
 
-class _Held:
-    """A request of a program that a human decides on."""
+class _HeldRequest(HeldAction):
+    """A request of a program that a human decides on. The gateway sends it, without its tool."""
+
+    needs = "program"
+    gone = "The program that wanted to send this request has ended, so nothing was sent."
+    place = Placement(
+        "host", "host", "the gateway sends a program's requests from the engine's own process"
+    )
 
     def __init__(
         self,
         send: Callable[[], Awaitable[EngineError | None]],
         on_waiting: Callable[[bool], None],
     ) -> None:
-        self.has_begun = False
-        """Whether it is being sent, or was."""
-        self.sent: asyncio.Future[EngineError | None] = asyncio.get_running_loop().create_future()
-        """What went wrong as it was sent, or None."""
+        super().__init__()
         self._send = send
         self._on_waiting = on_waiting
         self.is_given_up = False
@@ -411,15 +415,20 @@ class _Held:
             self._is_waiting = is_waiting
             self._on_waiting(is_waiting)
 
-    async def send(self) -> EngineError | None:
+    async def carry_out(self, run: ToolRun) -> Outcome:
         """Send it. The rest is the program's own time."""
-        self.has_begun = True
         self.on_waiting(False)
-        try:
-            error = await self._send()
-        except BaseException:
-            self.sent.cancel()
-            raise
-        if not self.sent.done():
-            self.sent.set_result(error)
-        return error
+        error = await self._send()
+        data = {"sent": True} if error is None else None
+        return Outcome(EndedBy.OK, "none", data=data, error=error)
+
+    async def sent(self) -> EngineError | None:
+        """Wait until it is sent, and return what went wrong, or None.
+
+        Raises:
+            CancelledError: sending was cut short, and what was sent is not known.
+        """
+        await self.over.wait()
+        if self.result is None:
+            raise asyncio.CancelledError
+        return self.result.error if isinstance(self.result, Outcome) else self.result

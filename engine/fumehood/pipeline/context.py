@@ -27,7 +27,6 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.base import CallHandle
-from fumehood.executors.outcome import HeldTrial
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.observe.clock import Clock
@@ -237,8 +236,6 @@ class PipelineServices:
     circuits: Circuits
     retries: Retries
     subscribers: Subscribers
-    trials: dict[str, HeldTrial] = field(default_factory=dict)
-    """Id of the call that asks a human → the effect of a trial."""
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """Return the amounts that a call is expected to take from its budgets."""

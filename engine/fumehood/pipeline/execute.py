@@ -21,7 +21,6 @@ import anyio
 
 from fumehood.circuits.breaker import Circuit, Permit
 from fumehood.core.errors import (
-    ApprovalExpired,
     CircuitOpen,
     EndedBy,
     EngineError,
@@ -134,9 +133,6 @@ async def execute(
     """
     permitted, tools = admitted.permitted, call.tools
     has_calls = tools is not None or admitted.plan.network
-    held = services.trials.pop(permitted.request.call_id, None)
-    if held is None and permitted.request.is_decision_on_trial:
-        raise ApprovalExpired("The effect of this trial is not kept any more. Try it again.")
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -151,7 +147,6 @@ async def execute(
         request=permitted.request,
         network=admitted.plan.network,
         expected=admitted.expected,
-        held=held,
         calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
     )
     tool = permitted.tool.definition

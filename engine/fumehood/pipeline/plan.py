@@ -16,7 +16,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
-from fumehood.executors.base import Executor, Placement
+from fumehood.executors.base import Executor, HeldAction, Placement
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.sandbox.host import Host
@@ -62,7 +62,7 @@ async def plan_now(
     except (WallDown, ImageMissing):
         tool, options = permitted.tool.definition, permitted.request.options
         in_session = options.session_id is not None
-        wall = walls.get(executor_of(tool).placement(tool, in_session=in_session).wall)
+        wall = walls.get(_executor(permitted).placement(tool, in_session=in_session).wall)
         if not isinstance(wall, HasImages):
             raise
         await wall.look_again()
@@ -137,6 +137,16 @@ def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
     )
 
 
+def _executor(permitted: PermittedCall) -> Executor:
+    """Return what the call runs: its held action, or its tool's executor. Raises as
+    `executor_of`."""
+    held = permitted.request.held
+    if held is None:
+        return executor_of(permitted.tool.definition)
+    assert isinstance(held, HeldAction)
+    return held
+
+
 def executor_of(tool: ToolDefinition) -> Executor:
     """Return the executor of a tool.
 
@@ -174,7 +184,7 @@ def make_plan(
         ResourceNotFound: this caller and agent have no such session, or it has ended.
     """
     tool, options = permitted.tool.definition, permitted.request.options
-    executor = executor_of(tool)
+    executor = _executor(permitted)
     placement = executor.placement(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
     upstream = executor.upstream(tool) if isinstance(wall, Host) else None

@@ -60,6 +60,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import is_long
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import HeldTrial, Outcome, cancelled
+from fumehood.executors.program import TrialDecision
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.approve import (
     ApprovedCall,
@@ -356,7 +357,7 @@ def _resolved(call: CallContext, services: PipelineServices) -> ResolvedCall:
     call.resolved = resolved = call.trace.passed(
         "resolve", resolve(call.request, services.registry, services.agents, services.clock.now)
     )
-    if call.request.parent_id is not None and not call.request.is_decision_on_trial:
+    if call.request.parent_id is not None and call.request.held is None:
         require_for_program(resolved.tool.definition)
     return resolved
 
@@ -485,18 +486,20 @@ async def run_approved(
 
 async def _settle_trial(held: HeldTrial, call: CallContext, services: PipelineServices) -> Outcome:
     """Ask a human about the effect of a trial, put it in or drop it; return the call's outcome."""
+    assert call.plan is not None
+    decision = TrialDecision(held, call.plan.executor.language)
     try:
-        why = await ChildCalls(call, [], services, run_call).ask_about(held)
+        why = await ChildCalls(call, [], services, run_call).ask_about(decision)
         if why is None:
-            await held.over.wait()
+            await decision.over.wait()
     finally:
-        if not held.has_begun:
+        if not decision.has_begun:
             with anyio.CancelScope(shield=True), suppress(EngineError):
                 await _drop_trial(held, call, services)
-    if isinstance(held.result, Outcome):
-        outcome = held.result
+    if isinstance(decision.result, Outcome):
+        outcome = decision.result
     else:
-        why = held.result or why
+        why = decision.result or why
         assert why is not None
         why.details = {**(why.details or {}), **(held.outcome.data or {})}
         outcome = replace(held.outcome, data=None, error=why)

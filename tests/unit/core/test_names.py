@@ -12,7 +12,7 @@ from fumehood.core import keyword_types
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.identity import TrustDomain
 from fumehood.core.names import MAX_COMPARED, checked_keywords, did_you_mean
-from fumehood.core.tool import DECISION, NET_EXECUTOR
+from fumehood.core.tool import DECISION
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
 
@@ -70,7 +70,6 @@ def test_every_registrable_executor_kind_has_an_executor() -> None:
         "http:fetch",
         "mcp",
         DECISION,
-        NET_EXECUTOR,
     }
 
 

@@ -853,7 +853,7 @@ def test_failed_means_the_same_on_usage_as_on_charts(browser: Browser) -> None:
     assert words in charts
 
 
-@pytest.mark.parametrize("executor", sorted(set(EXECUTORS) - {"decision", "net"}))
+@pytest.mark.parametrize("executor", sorted(set(EXECUTORS) - {"decision"}))
 @pytest.mark.parametrize("sandboxed", [True, False])
 def test_tool_is_said_to_run_where_its_executor_places_it(executor: str, sandboxed: bool) -> None:
     tool = function_definition(sandboxed=sandboxed).model_copy(update={"executor": executor})
