@@ -36,7 +36,6 @@ from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterTable
-from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, ConfigError, config_file, load_config
 from fumehood.core.call import ResultChecker
@@ -63,6 +62,7 @@ from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
+from fumehood.pipeline.spending import BudgetGate, RateGate
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
@@ -118,6 +118,8 @@ class Composition:
     approvers: Approvers
     recordings: RecordingStore
     intake: Intake
+    budgets: Budgets
+    rates: RateLimits
     session_rows: SessionTable
     saved: Sequence[SavedFiles]
     """What is kept of sessions' files; nothing without a state."""
@@ -156,6 +158,7 @@ def compose(
         PolicyError: the policy file cannot be used.
     """
     config = config or load_config()
+    counter = counter or EstimatingCounter()
     log = log or quiet_logger()
     clock = clock or SystemClock()
     ids = IdSource()
@@ -303,7 +306,7 @@ def compose(
         walls=walls.by_name,
         clock=clock,
         log=log,
-        counter=counter or EstimatingCounter(),
+        counter=counter,
         prices=config.prices,
         allow_debug=config.allow_debug,
         is_draining=intake.takes_none,
@@ -320,9 +323,11 @@ def compose(
         sessions=sessions,
         policy=policy.gate,
         keys=Keys(database),
-        cache=ResultCache(config.cache, clock.monotonic),
-        budgets=budgets,
-        rates=rates,
+        gates=(
+            RateGate(rates),
+            BudgetGate(budgets, counter, clock.now),
+            *(gate for part in own_parts for gate in part.gates()),
+        ),
         approvals=requests,
         redactor=redactor,
         checkers=result_checkers or None,
@@ -345,6 +350,8 @@ def compose(
         approvers=approvers,
         recordings=recordings,
         intake=intake,
+        budgets=budgets,
+        rates=rates,
         session_rows=session_rows,
         saved=saved,
         projects=Projects(project_store, sessions),
@@ -479,8 +486,8 @@ class EngineLife:
         self._stack.push_async_callback(_close, made.services.blobs.room)
         self._stack.push_async_callback(_close, made.recordings.room)
         # If it fails, amounts that are reserved in advance count as spent.
-        self._stack.push_async_callback(self._try, "budgets", made.services.budgets.close)
-        self._stack.callback(made.services.rates.write)
+        self._stack.push_async_callback(self._try, "budgets", made.budgets.close)
+        self._stack.callback(made.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)
         outcomes = await self._put_projects_back()
         await self._open_stores()
@@ -561,8 +568,8 @@ class EngineLife:
             (blobs.prune, self._config.blobs_kept_hours * 3600, blobs.overdue),
             (made.recordings.prune, streams_s or math.inf, None),
             (services.keys.prune, KEY_LIFETIME.total_seconds(), None),
-            (services.budgets.prune, math.inf, None),
-            (services.rates.prune, math.inf, None),
+            (made.budgets.prune, math.inf, None),
+            (made.rates.prune, math.inf, None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
         for saved in made.saved:

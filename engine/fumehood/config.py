@@ -62,7 +62,6 @@ from pydantic_settings import (
 from fumehood.approvals.model import ApprovalSettings
 from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets, AllRateLimits
-from fumehood.cache.model import CacheSettings
 from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.part import PartError, imported
@@ -154,7 +153,6 @@ class KernelConfig(BaseSettings):
     policy_file: Path | None = None
     approvals: ApprovalSettings = ApprovalSettings()
     budgets: AllBudgets = ()
-    cache: CacheSettings = CacheSettings()
     circuits: CircuitSettings = CircuitSettings()
     rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()

@@ -131,8 +131,7 @@ class Engine:
         self.agents = made.services.agents
         self.tokens = made.tokens
         self.approvers = made.approvers
-        self.budgets = made.services.budgets
-        self.cache = made.services.cache
+        self.budgets = made.budgets
         self.blobs = made.services.blobs
         self.call_log = made.services.calls
         self.runs = made.calls

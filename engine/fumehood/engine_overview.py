@@ -561,12 +561,8 @@ def _of_calls(made: Composition) -> Iterator[Figure]:
     )
     yield Figure("circuits_open", "Services that calls are not let through to.",
                  made.services.circuits.broken())  # fmt: skip
-    cache = made.services.cache.status()
-    yield Figure("cache_hits", "Calls answered by the result cache.", cache.hits, kind="counter")
-    yield Figure("cache_misses", "Calls that it did not answer.", cache.misses, kind="counter")
-    yield Figure("cache_bytes", "Size of the results in the cache.", cache.size_bytes)
     used: dict[str, float] = {}
-    for one in made.services.budgets.standings():
+    for one in made.budgets.standings():
         limit, taken = Decimal(one.limit), Decimal(one.spent) + Decimal(one.held)
         ratio = float(taken / limit) if limit else 1.0
         used[one.budget] = max(ratio, used.get(one.budget, 0.0))

@@ -18,6 +18,7 @@ from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
+from fumehood.pipeline.gate import Gate
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class EnginePart(Subscriber):
     def approver(self) -> str | None:
         """The principal of decisions that come through this part, or None if it makes none."""
         return None
+
+    def gates(self) -> Iterable[Gate]:
+        """Return the part's own gates, in their order."""
+        return ()
 
     def figures(self) -> Iterable[Figure]:
         """Return the part's own figures."""

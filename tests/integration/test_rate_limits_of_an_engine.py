@@ -74,7 +74,7 @@ async def test_approved_calls_consume_rate_when_they_run(
     """The second call keeps its approval until the limit lets it run."""
     monkeypatch.setattr(scheduler, "LOOK_S", 0.02)
     async with asking(rate_limits=(RateLimitRule(tool="erase", limit=1),)) as desk:
-        rates, refusals = desk.engine._made.services.rates, []
+        rates, refusals = desk.engine._made.rates, []
         hold = rates.hold
 
         @functools.wraps(hold)

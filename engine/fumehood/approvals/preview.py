@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.approvals.model import Approval, StoredApproval
-from fumehood.budgets.ledger import details_of
-from fumehood.budgets.model import Exceeded
-from fumehood.budgets.settings import Unit
 from fumehood.core.call import FunctionAddress
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
@@ -147,37 +144,16 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
         return await plan.executor.preview(tool, permitted.arguments, plan.limits, lease)
 
 
-def full_reason(
-    decision: Decision, exceeded: Exceeded | None, unusable: Sequence[str]
-) -> str | None:
-    """Return the rule's reason, followed by the budget that the call would exceed, if any, and by
-    the secrets for lack of which it would fail.
+def full_reason(decision: Decision, excess: str | None, unusable: Sequence[str]) -> str | None:
+    """Return the rule's reason, followed by the gate that a yes lets it pass, if any, and by the
+    secrets for lack of which it would fail.
     """
     parts = [
         decision.reason,
-        _in_words(exceeded) if exceeded is not None else None,
+        excess,
         f"Secrets without a usable value now: {', '.join(unusable)}." if unusable else None,
     ]
     return " ".join(filter(None, parts)) or None
-
-
-def budget_record(exceeded: Exceeded | None) -> JsonObject | None:
-    """Return an exceeded budget as approvals record it, with the figures of `QUOTA_EXCEEDED`."""
-    if exceeded is None:
-        return None
-    return {**details_of(exceeded), "needed": exceeded.needed, "subject": exceeded.subject.parts}
-
-
-def _in_words(exceeded: Exceeded) -> str:
-    parts = exceeded.subject.parts
-    whose = ", ".join(f"{name} {value}" for name, value in parts.items()) or "everybody together"
-    what = "(money)" if exceeded.unit is Unit.MONEY else exceeded.unit.value
-    resets_at = details_of(exceeded)["resets_at"]
-    when = "it does not reset" if resets_at is None else f"it resets at {resets_at}"
-    return (
-        f"Over budget: {exceeded.budget} of {whose} had {exceeded.left} of {exceeded.limit} {what} "
-        f"left when this was asked, the call needs {exceeded.needed}, and {when}."
-    )
 
 
 def _limits(plan: Plan) -> JsonObject | None:

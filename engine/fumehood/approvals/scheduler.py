@@ -255,6 +255,7 @@ class ApprovalScheduler:
         finally:
             if not call.has_begun:  # a call that began may have used all of its budget
                 call.release()
+            call.close()
 
     async def _interrupt(self, approval_id: str, outcomes: Mapping[str, bool] = NOT_KNOWN) -> None:
         """End a call as interrupted if its start was stored and its row can be read; or as it has
@@ -359,7 +360,7 @@ class ApprovalScheduler:
         """
         place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
-        again.reservation = call.reservation  # its own cost is no reason to find the budget full
+        again.holds = call.holds  # its own cost is no reason to find the budget full
         approval, permitted = stored.approval, self.permit_again(again)
         workspace = (approval.binding or {}).get("workspace")
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])

@@ -232,16 +232,16 @@ class Reservation:
             taken = (*figures_of(actual, ROUND_HALF_EVEN)[:3], *self._held[3:])
             self._budgets.spend(self._accounts, self._held, taken)
 
-    def take(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
+    def take(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Take what a running program sends or gets. False if a budget has too little left."""
-        more = (0, 0, 0, requests, network_bytes)
+        more = (0, 0, 0, requests, passed_bytes)
         touched = [one for one in self._accounts if more[one.rule.place]]
         if any(one.exceeded(more) for one in touched):
             return False
         for account in touched:
             account.hold(more)
         calls, tokens, micros, sent, passed = self._held
-        self._held = (calls, tokens, micros, sent + requests, passed + network_bytes)
+        self._held = (calls, tokens, micros, sent + requests, passed + passed_bytes)
         self._budgets.cover(touched)
         return True
 

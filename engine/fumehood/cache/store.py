@@ -18,11 +18,12 @@ from functools import lru_cache
 
 from pydantic_core import to_json
 
-from fumehood.cache.model import CacheSettings, CacheStatus, ClearedCache
+from fumehood.cache.settings import CacheSettings
 from fumehood.core.call import CallOptions
 from fumehood.core.envelope import Metacognition
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.status import CacheStatus, ClearedCache
 from fumehood.protocol import strict_json
 from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool

@@ -1,4 +1,4 @@
-"""`fumehood calls`, `usage` and `cache`: call log, its totals, and result cache of the engine.
+"""`fumehood calls` and `usage`: the call log of the engine, and its totals.
 
 Invariant: the name of a requested tool is the caller's own text. It can neither move the reader's
 cursor nor become a formula in a spreadsheet.
@@ -20,7 +20,6 @@ import typer
 
 from fumehood.answers import CallAnswer
 from fumehood.budgets.model import GROUPS, MAX_ROWS, BudgetStanding, UsageRow, UsageTable
-from fumehood.cache.model import ClearedCache
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import (
     AsJson,
@@ -34,11 +33,9 @@ from fumehood.cli.options import (
     moment,
     newest,
 )
-from fumehood.cli.plain import plain
 from fumehood.cli.reach import calling, controlling
 from fumehood.cli.show import (
     Column,
-    as_fields,
     as_text,
     show_call_line,
     show_calls,
@@ -373,24 +370,3 @@ def _standing(one: BudgetStanding, currency: str) -> tuple[str, ...]:
         str(one.left),
         "never" if one.resets_at is None else f"{one.resets_at:%Y-%m-%d %H:%M}",
     )
-
-
-cache = typer.Typer(help="The result cache of the running engine.", no_args_is_help=True)
-
-
-plain(
-    cache, "cache.show", "Show its size, hits and misses. Needs a credential with admin.", as_fields
-)
-
-
-@as_text
-def _dropped(done: ClearedCache) -> None:
-    print(f"{done.cleared} answers were dropped.")
-
-
-plain(
-    cache,
-    "cache.clear",
-    "Drop every cached answer, of all principals. Needs a credential with admin.",
-    _dropped,
-)

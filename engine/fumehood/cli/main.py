@@ -35,7 +35,6 @@ COMMANDS = {
     "tokens": "Tokens: principals with scopes and agents.",
     "audit": "The audit chain: verify, export, rotate its key.",
     "calls": "The call log of the running engine.",
-    "cache": "The result cache of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
     "images": "The images that containers run.",
     "state": "The state of a stopped engine.",
@@ -45,7 +44,7 @@ COMMANDS = {
 """Name → help line of the kernel's commands. A test compares them with the commands' own."""
 
 MODULES = {
-    "agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls",
+    "agents": "authority", "approvers": "authority", "tokens": "authority",
     "node": "nodes", "replay": "run", "state": "config",
     "usage": "calls",
 }  # fmt: skip

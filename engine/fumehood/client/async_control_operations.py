@@ -31,13 +31,12 @@ from fumehood.approvals.model import (
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
-from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import ask, data_of, field_of, given, json_of, listed
 from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.call_log import CallPage, CallSeries, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import OwnedSession
-from fumehood.core.status import AlertList, EngineSummary, NodeRecord
+from fumehood.core.status import AlertList, CacheStatus, ClearedCache, EngineSummary, NodeRecord
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,

@@ -123,6 +123,10 @@ class Part:
     """Takes the configuration of a daemon that a person watches, and returns it as it is used."""
     executors: Mapping[str, ToolKind] = field(default_factory=dict)
     """Names that definitions can have in `executor`."""
+    definitions: Named | None = None
+    """Takes the document of a tool's definition, and yields what is wrong in it. It is refused for
+    that.
+    """
     coming: Named | None = None
     """Takes the configuration, and returns prefixes of names of tools that are registered later. A
     policy may name them before."""

@@ -161,3 +161,23 @@ def engine_version() -> str:
         return version("fumehood")
     except PackageNotFoundError:
         return "0"
+
+
+class CacheStatus(Value):
+    """The present content, and counters since the start."""
+
+    entries: int
+    size_bytes: int
+    max_bytes: int
+    running: int
+    """Number of calls that are running now and whose answers may be kept."""
+    hits: int
+    misses: int
+    evicted: int
+    """Answers that were dropped for others before they expired."""
+
+
+class ClearedCache(Value):
+    """How many answers were dropped."""
+
+    cleared: int

@@ -17,7 +17,6 @@ import anyio.to_thread
 from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
 from fumehood.approvals.preview import (
     action_of,
-    budget_record,
     definition_digest,
     full_reason,
     preview,
@@ -238,7 +237,8 @@ async def new_approval(
         wait_s = approvals.wait_s(permitted.request.options.wait_for_approval)
         ends.append(now + timedelta(seconds=wait_s))
     request, decision = permitted.request, permitted.decision
-    exceeded = services.exceeded(permitted.validated) if decision.may_exceed_budget else None
+    found = services.excesses(permitted.validated) if decision.may_exceed_budget else ()
+    excess = next((excess for _, excess in found if excess.record is not None), None)
     binding = permitted.validated.binding
     tool, options = permitted.tool.definition, request.options
     approval = Approval(
@@ -258,8 +258,8 @@ async def new_approval(
         previewed_at=now if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,
-        reason=full_reason(decision, exceeded, unusable),
-        budget=budget_record(exceeded),
+        reason=full_reason(decision, excess.words if excess is not None else None, unusable),
+        budget=excess.record if excess is not None else None,
         dangerous=tool.dangerous,
         approvers=decision.approvers,
         quorum=decision.quorum,

@@ -255,9 +255,11 @@ class ChildCalls:
         return PermissionDenied(answer.error.message if answer.error else "It was not put in.")
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
-        """Take what the program sends or gets from the budgets. False if too little is left."""
-        held = self._parent.reservation
-        return held is None or held.take(requests=requests, network_bytes=network_bytes)
+        """Take what the program sends or gets from what gates hold. False if it is too much."""
+        return all(
+            hold.take(requests=requests, passed_bytes=network_bytes)
+            for _, hold in self._parent.holds
+        )
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
         """Cancel what a task asks a human about. False if it asks nothing."""

@@ -23,7 +23,6 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
-from fumehood.cache.store import MAX_ARGUMENT_BYTES
 from fumehood.core.call import DECIDING_OPTIONS, MAX_KEY_CHARACTERS, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
@@ -36,6 +35,7 @@ from fumehood.core.errors import (
     RequiresHumanApproval,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import LOOP_SIZE
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol import strict_json
 from fumehood.protocol.canonical import canonical, digest_of
@@ -313,7 +313,7 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
 
 async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
     """Call `make`, which hashes the arguments, in a thread if they are long."""
-    if len(strict_json.dumps(permitted.arguments)) <= MAX_ARGUMENT_BYTES:
+    if len(strict_json.dumps(permitted.arguments)) <= LOOP_SIZE:
         return make()
     return await anyio.to_thread.run_sync(make)
 

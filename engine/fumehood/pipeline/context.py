@@ -10,17 +10,12 @@ decides whether a call may continue; that takes the value of the stage before (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fumehood.approvals.model import StoredApproval
 from fumehood.approvals.requests import ApprovalRequests
-from fumehood.budgets.ledger import Budgets, Reservation, estimate_of, taken_by
-from fumehood.budgets.limiter import Exceeded as RateExceeded
-from fumehood.budgets.limiter import RateHold, RateLimits
-from fumehood.budgets.model import Amounts, Exceeded, Spender
-from fumehood.cache.store import Flight, ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -34,6 +29,7 @@ from fumehood.observe.log import Logger, log_fault
 from fumehood.observe.subscriber import Subscribers
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Claim, Keys
+from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.retry import Attempts, Retries
@@ -81,12 +77,8 @@ class CallContext:
     repeat_key: str | None = None
     """Set if the call needs approval and has no idempotency key. A later call with the same repeat
     key counts as the same call."""
-    flight: Flight | None = None
-    """Set if its answer goes to the result cache. Equal calls may be waiting for it."""
-    reservation: Reservation | None = None
-    """The amounts held in its budgets until `settle` or `release`."""
-    rate: RateHold | None = None
-    """The places held in its rate limits until `begin` or `release`."""
+    holds: list[tuple[Gate, Hold]] = field(default_factory=list)
+    """What gates hold for it, until `close`."""
     plan: Plan | None = None
     """Set once the call holds its place in the sandbox."""
     queue_ms: float | None = None
@@ -105,35 +97,50 @@ class CallContext:
     """Set if its tool failed and its fallback was called."""
 
     def begin(self) -> None:
-        """Note that the call may have an effect from now on, and count it in the rate limits."""
+        """Note, also for the gates, that the call may have an effect from now on."""
         self.has_begun = True
-        if self.rate is not None:
-            self.rate.take()
+        for _, hold in self.holds:
+            hold.begin()
 
     def release(self) -> None:
-        """Release what the call holds in budgets and rate limits, because it used nothing."""
-        if self.rate is not None:
-            self.rate.release()
-        if self.reservation is not None:
-            self.reservation.release()
+        """Release what gates hold for the call, because it used nothing."""
+        self._end_holds(lambda hold: hold.release())
 
-    def close_flight(self) -> None:
-        """Let a waiting equal call run instead, unless this call's answer has been shared."""
-        if self.flight is not None:
-            self.flight.close()
+    def close(self) -> None:
+        """Note for the gates that the call is over."""
+        self._end_holds(lambda hold: hold.close())
 
     async def settle(self, envelope: Envelope) -> Envelope:
-        """Settle the budgets, store the answer under the call's key, and return it.
+        """Settle what gates hold, store the answer under the call's key, and return it.
 
         If it could not be stored, the returned answer has a warning.
         """
         if not self.has_begun:
             self.release()
-        elif self.reservation is not None:
-            self.reservation.settle(taken_by(envelope.metadata.usage))
+        elif self.holds:
+            ended = self._ended(envelope)
+            self._end_holds(lambda hold: hold.settle(ended))
         if self.claim is None:
             return envelope
         return await self.claim.settle(envelope, acted=self.has_begun)
+
+    def _ended(self, envelope: Envelope) -> Ended:
+        is_cut = self.handle.partial is not None or "limits_hit" in envelope.data
+        is_anothers = envelope.metadata.fallback is not None
+        own = sum(len(one.warnings) for one in (self.validated, self.plan) if one is not None)
+        return Ended(
+            envelope,
+            is_whole=envelope.error is None and not is_cut and not is_anothers,
+            warnings=envelope.metadata.warnings[own:],
+        )
+
+    def _end_holds(self, act: Callable[[Hold], None]) -> None:
+        """End each hold, also after the fault of another one."""
+        for _, hold in self.holds:
+            try:
+                act(hold)
+            except Exception as fault:
+                self.trace.fault("gate.internal_error", fault)
 
 
 class CallTrace:
@@ -227,9 +234,7 @@ class PipelineServices:
     sessions: SessionKeeper
     policy: PolicyGate
     keys: Keys
-    cache: ResultCache
-    budgets: Budgets
-    rates: RateLimits
+    gates: Sequence[Gate]
     approvals: ApprovalRequests
     redactor: Redactor
     checkers: ResultCheckers | None
@@ -237,29 +242,11 @@ class PipelineServices:
     retries: Retries
     subscribers: Subscribers
 
-    def estimate(self, validated: ValidatedCall) -> Amounts:
-        """Return the amounts that a call is expected to take from its budgets."""
-        tool = validated.tool.definition
-        return estimate_of(tool, validated.shown_arguments, self.counter)
-
-    def exceeded(self, validated: ValidatedCall) -> Exceeded | None:
-        """Return the budget that has too little left for a call, or None."""
-        if self.budgets.is_empty:
-            return None
-        return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
-
-    def rate_exceeded(self, validated: ValidatedCall) -> RateExceeded | None:
-        """Return the rate limit that would refuse a call now, or None."""
-        per_minute = validated.tool.definition.rate_limit
-        return self.rates.exceeded(spender_of(validated), per_minute)
-
-
-def spender_of(validated: ValidatedCall) -> Spender:
-    """Return whose budgets and rate limits a call counts against."""
-    request = validated.request
-    return Spender(
-        request.principal.id if request.principal is not None else "",
-        request.options.agent_id,
-        request.options.session_id,
-        validated.tool.definition.name,
-    )
+    def excesses(
+        self, validated: ValidatedCall, but: Container[Gate] = ()
+    ) -> Iterator[tuple[Gate, Excess]]:
+        """Yield the gates that would refuse a call now, but for some, and why."""
+        for gate in self.gates:
+            excess = gate.excess(validated) if gate not in but else None
+            if excess is not None:
+                yield gate, excess

@@ -24,8 +24,6 @@ from fumehood.core.errors import (
     CircuitOpen,
     EndedBy,
     EngineError,
-    QuotaExceeded,
-    RateLimited,
     RequiresHumanApproval,
     ShuttingDown,
     code_of,
@@ -39,6 +37,7 @@ from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.child_calls import ChildCalls, RunCall
 from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.pass_gates import refuses
 from fumehood.pipeline.plan import Plan, plan_now
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
@@ -243,15 +242,11 @@ def _summed(before: Outcome, last: Outcome) -> Outcome:
 async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outcome:
     """Return an outcome that describes what the call would do, without doing it."""
     tool = permitted.tool.definition
-    exceeded = services.exceeded(permitted.validated)
-    over_rate = services.rate_exceeded(permitted.validated)
+    excesses = dict(services.excesses(permitted.validated))
     decision = permitted.decision
     asks = decision.verdict is Verdict.ASK
-    refusal: str | None = RequiresHumanApproval.code if asks else None
-    if exceeded is not None and not decision.may_exceed_budget:
-        refusal = QuotaExceeded.code
-    if over_rate is not None:
-        refusal = RateLimited.code
+    refused = [one.error.code for one in excesses.values() if refuses(one, decision)]
+    refusal: str | None = next(iter(refused), RequiresHumanApproval.code if asks else None)
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = await plan_now(permitted, services.walls, services.sessions)
@@ -290,16 +285,11 @@ async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outco
             "reason": decision.reason,
             "version": decision.policy_version,
         },
-        "budget": None
-        if exceeded is None
-        else {
-            "exceeded": exceeded.budget,
-            "unit": exceeded.unit.value,
-            "left": exceeded.left,
+        **{
+            gate.name: excesses[gate].shown if gate in excesses else None
+            for gate in reversed(services.gates)
+            if gate.name is not None
         },
-        "rate_limit": None
-        if over_rate is None
-        else {**over_rate.limit.details, "retry_after_ms": over_rate.retry_after_ms},
         "requires_auth": tool.requires_auth,
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),

@@ -28,7 +28,6 @@ from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.approvals.preview import edit_warning
 from fumehood.core.call import CallRequest, CheckedResult
 from fumehood.core.envelope import (
-    CacheReport,
     Envelope,
     ErrorInfo,
     FallbackReport,
@@ -640,8 +639,8 @@ def _envelope(
             warnings=_warnings(call, outcome, services) + checked.warnings,
             redacted=redacted,
             metacognition=checked.metacognition,
-            cache=CacheReport(hit=False) if call.flight is not None else None,
             receipt=receipt,
+            **{name: value for _, hold in call.holds for name, value in hold.metadata.items()},
         ),
         debug_info=_debug_info(call, services),
     )

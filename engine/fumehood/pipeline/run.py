@@ -13,40 +13,20 @@ for the same caller and agent, with the same arguments, under its own id. There 
 the first tool may have acted and is not idempotent, if the fallback needs approval, or if a human
 approved the call, because the approval is for the first tool only. A call whose fallback may have
 acted is never reported as retryable, unless repeating it is harmless.
-
-A call of a cacheable tool is answered with the result of an equal one, as a part of
-the stage claim. That takes a `PermittedCall` that the policy allows without asking; `cache/store`
-keeps the answers. A call with an idempotency key, in a session, or with `debug` neither reads nor
-writes the cache. Invariants: two calls share an answer only if principal, agent, tool, definition
-and effective arguments are the same; the answer of a run that failed, was cancelled or hit a limit
-is not stored, nor one with a link, which could expire first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 
 import anyio
 import anyio.to_thread
-from pydantic_core import from_json
 
-from fumehood.approvals.preview import definition_digest
 from fumehood.approvals.stored_calls import StoredCalls
-from fumehood.budgets.ledger import refusal
-from fumehood.cache.store import CachedAnswer, Flight
-from fumehood.core.call import CallRequest, replaced
-from fumehood.core.envelope import (
-    CacheReport,
-    Envelope,
-    Metadata,
-    Performance,
-    Resources,
-    UsageReport,
-)
+from fumehood.core.call import CallRequest
+from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     Cancelled,
     CircuitOpen,
@@ -54,9 +34,7 @@ from fumehood.core.errors import (
     Fault,
     InternalError,
     RequiresHumanApproval,
-    Timeout,
 )
-from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import is_long
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import HeldTrial, Outcome, cancelled
@@ -84,10 +62,9 @@ from fumehood.pipeline.context import (
     CallTrace,
     FallbackAnswer,
     PipelineServices,
-    spender_of,
 )
 from fumehood.pipeline.execute import dry_run, execute, plan_admission
-from fumehood.pipeline.plan import make_plan
+from fumehood.pipeline.pass_gates import answer_of_gates, hold_gates, refuse_early
 from fumehood.pipeline.record import (
     make_long_record,
     record_ending,
@@ -99,159 +76,7 @@ from fumehood.pipeline.result import build_envelope
 from fumehood.pipeline.retry import is_harmless, is_of_service, is_passing
 from fumehood.pipeline.validate import ValidatedCall, validate
 from fumehood.policy.model import Verdict
-from fumehood.protocol import strict_json
 from fumehood.sandbox.session_use import SessionLease
-
-_REPORT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
-"""The template of a hit's cache report."""
-_HIT = Metadata(
-    tool_name=None,
-    tool_version=None,
-    call_id=None,
-    trace_id="",
-    timestamp="",
-    execution_time_ms=0.0,
-    performance=Performance(total_ms=0.0, validation_ms=None),
-    sandbox=None,
-    resources=Resources(),
-    usage=UsageReport(),
-    warnings=(),
-    redacted=0,
-    metacognition=None,
-    cache=_REPORT,
-)
-_ANSWER = Envelope(success=True, status="success", data={}, error=None, metadata=_HIT)
-"""The template of a hit's answer, without the fields that differ between hits."""
-
-_nothing_used = lru_cache(maxsize=8)(lambda currency: UsageReport(currency=currency))
-
-_BLOB = b"/v1/blobs/"
-_NOT_KEPT = b'"not_kept":'
-"""Texts that appear in an answer if some content is only linked, or was not stored. Such an answer
-is not cached."""
-
-
-async def answer_from_cache(
-    permitted: PermittedCall, call: CallContext, services: PipelineServices
-) -> Envelope | None:
-    """Return the answer of an equal call, or None if this call must run itself.
-
-    Waits while an equal call is running.
-
-    Raises:
-        Timeout: the equal call took longer than this call's own time limit.
-        EngineError: this call could not run, so it does not wait either.
-    """
-    key = _key_of(permitted, services)
-    if key is None:
-        return None
-
-    found = services.cache.find(key) or await _take(key, permitted, services)
-    if isinstance(found, Flight):
-        call.flight = found
-        return None
-    call.handle.close()
-    return _hit(found, permitted, call, services)
-
-
-async def _take(
-    key: str, permitted: PermittedCall, services: PipelineServices
-) -> CachedAnswer | Flight:
-    def limit_s() -> float:
-        return make_plan(permitted, services.walls, services.sessions).limits.wall_s
-
-    try:
-        return await services.cache.take(key, limit_s)
-    except TimeoutError:
-        raise Timeout(
-            "An equal call is still running, and the time limit of this one is over. Nothing was "
-            "run for it. Repeat it later, or with a higher timeout_seconds.",
-            retryable=True,
-        ) from None
-
-
-def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
-    """End the flight of a call that has ended. Equal calls get its answer if it can be shared."""
-    validated, data = call.validated, envelope.data
-    is_partial = call.handle.partial is not None or "limits_hit" in data
-    is_anothers = envelope.metadata.fallback is not None
-    if envelope.error is not None or is_partial or is_anothers or validated is None:
-        flight.close()
-        return
-    text = strict_json.dumps(data)
-    own = len(validated.warnings) + (len(call.plan.warnings) if call.plan is not None else 0)
-    flight.land(
-        text,
-        envelope.metadata.warnings[own:],
-        at=envelope.metadata.timestamp,
-        ttl_seconds=validated.tool.definition.cache_ttl,
-        is_kept=_BLOB not in text and _NOT_KEPT not in text,
-        redacted=envelope.metadata.redacted,
-        metacognition=envelope.metadata.metacognition,
-    )
-
-
-def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
-    """Return the cache key of a call, or None if the call is not cached."""
-    tool, options = permitted.tool, permitted.request.options
-    if (
-        not options.enable_cache
-        or options.debug
-        or options.session_id is not None
-        or options.packages is not None
-        or options.receipt
-        or options.replay is not None
-        or permitted.validated.resolved.network
-        or permitted.decision.verdict is not Verdict.ALLOW
-    ):
-        return None
-    chosen = tool.definition.cache_key_params
-    return services.cache.keys.key(
-        tool,
-        definition_digest,
-        permitted.arguments if chosen is None else _deciding_arguments(permitted, chosen),
-        permitted.principal.id,
-        options,
-    )
-
-
-def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> JsonObject:
-    """Return the chosen arguments and those that the agent's configuration fixes."""
-    binding = permitted.validated.binding
-    names = {*chosen, *(binding.fixed if binding is not None else ())}
-    return {name: value for name, value in permitted.arguments.items() if name in names}
-
-
-def _hit(
-    found: CachedAnswer, permitted: PermittedCall, call: CallContext, services: PipelineServices
-) -> Envelope:
-    tool, request, trace = permitted.tool.definition, call.request, call.trace
-    total_ms = round(trace.total_ms, 3)
-    metadata = replaced(
-        _HIT,
-        tool_name=tool.name,
-        tool_version=tool.version,
-        call_id=request.call_id,
-        trace_id=request.trace_id,
-        timestamp=timestamp(services.clock.now()),
-        execution_time_ms=total_ms,
-        performance=replaced(
-            _HIT.performance, total_ms=total_ms, validation_ms=trace.stage_ms("validate")
-        ),
-        usage=_nothing_used(services.prices.currency),
-        warnings=permitted.validated.warnings + found.warnings,
-        redacted=found.redacted,
-        metacognition=found.metacognition,
-        cache=replaced(
-            _REPORT,
-            cached_at=found.cached_at,
-            ttl_remaining=round(max(0.0, found.expires - services.clock.monotonic()), 3),
-        ),
-    )
-    return replaced(_ANSWER, data=from_json(found.data), metadata=metadata)
-
-
-# -- the pipeline ---------------------------------------------------------------------------
 
 CONCLUDE_S = 5.0
 """Seconds that a call has to store its ending after its task was cancelled."""
@@ -279,15 +104,15 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
             return await conclude(call, trace.passed("dry_run", planned), services)
         _log_shadow(permitted, services)
         found = await _claim(permitted, call, services)
-        if found is None and permitted.tool.definition.cacheable:
-            hit = await answer_from_cache(permitted, call, services)
-            if hit is not None:
-                record_ending(call, hit, services)
-                return hit
+        if found is None:
+            known = await answer_of_gates(permitted, call, services)
+            if known is not None:
+                record_ending(call, known, services)
+                return known
         if found is not None and not isinstance(found, Claim):
             return await _answer_of_another(found, call, services)
         call.claim = found
-        _refuse_unpayable(permitted, services)
+        refuse_early(permitted, services)
         mine = trace.passed("claim", claimed(permitted, found))
         approved = await approve(mine, services, call)
         if isinstance(approved, Envelope):  # the final answer after an approval, already recorded
@@ -304,7 +129,7 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
             return await conclude(call, cancelled_ending(call), services)
         return await conclude_fault(call, fault, services)
     finally:
-        call.close_flight()
+        call.close()
 
 
 async def _claim(
@@ -369,7 +194,8 @@ def _authorized(
     call.validated = trace.passed("validate", validated)
 
     def is_over_budget() -> bool:
-        return call.reservation is None and services.exceeded(validated) is not None
+        found = services.excesses(validated, but={gate for gate, _ in call.holds})
+        return any(excess.record is not None for _, excess in found)
 
     permitted = trace.passed(
         "authorize",
@@ -459,7 +285,7 @@ async def run_approved(
 ) -> Outcome:
     """Reserve, admit, start and execute a call that needs no more approval."""
     call.is_approved = True
-    await _reserve(approved, call, services)
+    await hold_gates(approved, call, services)
     admission = await plan_admission(approved, services)
     call.handle.begin()
     async with admission as admitted:
@@ -529,8 +355,6 @@ async def conclude(
     Return the envelope. If the call has an idempotency key, this waits until the answer is on disk.
     """
     envelope = await call.settle(await build_envelope(call, ending, services))
-    if call.flight is not None:
-        land(call, call.flight, envelope)
     try:
         await make_long_record(call, envelope, services)
     finally:
@@ -556,37 +380,6 @@ async def _take_back(approval_id: str, call: CallContext, services: PipelineServ
         by = call.request.principal.id if call.request.principal is not None else ""
         by_program = call.request.parent_id is not None
         await StoredCalls(services).take_back(approval_id, by, by_program=by_program)
-
-
-def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Refuse a call before approval if rate limits or budgets would refuse it after approval.
-
-    Raises:
-        RateLimited: a rate limit is exceeded now.
-        QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
-    """
-    if permitted.decision.verdict is not Verdict.ASK:
-        return
-    over_rate = services.rate_exceeded(permitted.validated)
-    if over_rate is not None:
-        raise over_rate.refusal()
-    exceeded = services.exceeded(permitted.validated)
-    if exceeded is not None and not permitted.decision.may_exceed_budget:
-        raise refusal(exceeded, services.clock.now())
-
-
-async def _reserve(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
-    """Hold a place in the call's rate limits, then its expected cost in its budgets."""
-    validated = approved.permitted.validated
-    per_minute = validated.tool.definition.rate_limit
-    if per_minute is not None or services.rates.has_rules:
-        call.rate = await services.rates.hold(spender_of(validated), per_minute)
-    if services.budgets.is_empty:
-        return
-    force = approved.approval is not None and approved.approval.request.may_exceed_budget
-    call.reservation = await services.budgets.reserve(
-        spender_of(validated), services.estimate(validated), force=force
-    )
 
 
 def cancelled_ending(call: CallContext) -> Outcome | EngineError:

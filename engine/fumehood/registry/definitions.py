@@ -105,7 +105,7 @@ def _document_faults(document: JsonObject) -> list[str]:
         *faults,
         *rest_faults(document),
         *_executor_faults(document),
-        *_cache_faults(document),
+        *_faults_of_parts(document),
         *_failure_faults(document),
     ]
 
@@ -124,26 +124,14 @@ def _required_faults(document: JsonObject) -> Iterator[str]:
             )
 
 
-def _cache_faults(document: JsonObject) -> Iterator[str]:
-    """Yield faults in the fields about caching."""
-    if document.get("cacheable") in (None, False):
-        for field in ("cache_ttl", "cache_key_params"):
-            if document.get(field) is not None:
-                yield f"{field}: only for a tool that is cacheable"
-        return
-    if not document.get("read_only") and not document.get("idempotent"):
-        yield "cacheable: only for a tool that is read_only or idempotent"
-    if document.get("dangerous"):
-        yield "cacheable: not for a dangerous tool, of which each call is decided by itself"
-    if str(document.get("executor")).startswith(("workspace", "process")):
-        yield "cacheable: not for a tool that runs in a session, whose files change"
-    chosen = document.get("cache_key_params")
-    if chosen == () or chosen == []:
-        yield "cache_key_params: empty, so that all calls would share one answer; leave it out"
-    known, _ = declared_in(document)
-    for name in chosen if isinstance(chosen, list | tuple) else ():
-        if isinstance(name, str) and name not in known:
-            yield f"cache_key_params: there is no parameter {name[:64]!r}"
+def _faults_of_parts(document: JsonObject) -> Iterator[str]:
+    """Yield faults in the fields that parts read."""
+    from fumehood.core.part import imported
+    from fumehood.parts import parts  # the jail loads this module, and needs no parts
+
+    for part in parts():
+        if part.definitions is not None:
+            yield from imported(part.definitions)(document)
 
 
 def _failure_faults(document: JsonObject) -> Iterator[str]:

@@ -173,16 +173,16 @@ async def test_running_programs_cannot_overspend_requests_and_bytes(database: Da
     assert [one.take(requests=1) for one in (first, second, first, second)] == [
         True, True, True, False,
     ]  # fmt: skip
-    assert first.take(network_bytes=600)
-    assert not second.take(network_bytes=401)
-    assert second.take(network_bytes=400)
+    assert first.take(passed_bytes=600)
+    assert not second.take(passed_bytes=401)
+    assert second.take(passed_bytes=400)
     await budgets.reserve(spender(), takes())  # a call without network still runs
     first.settle(takes())
     second.release()
     left = {one.unit: one.left for one in budgets.standings()}
     assert left == {"requests": 1, "network_bytes": 400}  # the second one did not run
     third = await budgets.reserve(spender(), takes())
-    assert third.take(requests=1, network_bytes=400)
+    assert third.take(requests=1, passed_bytes=400)
     await database.flush()
     after_a_crash = budgets_on(database, rule)
     assert {one.left for one in after_a_crash.standings()} == {0}

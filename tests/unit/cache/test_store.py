@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.cache.model import CacheSettings
+from fumehood.cache.settings import CacheSettings
 from fumehood.cache.store import ENTRY_BYTES, CachedAnswer, Flight, ResultCache
 from fumehood.core.limits import MB
 from fumehood.testing import ManualClock

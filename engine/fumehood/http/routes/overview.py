@@ -29,7 +29,6 @@ from fumehood.answers import (
 )
 from fumehood.audit.model import AuditQuery, AuditRotation, AuditVerdict
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
-from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallSeries,
@@ -460,23 +459,6 @@ async def show_all_usage(engine: Engine, query: AllUsageQuery) -> UsageTable:
     return await engine.all_usage(query)
 
 
-@endpoint("GET", "/v1/cache", Needs.ADMIN, client="cache.show")
-async def show_cache(engine: Engine) -> CacheStatus:
-    """Show how much the result cache holds, and its hits and misses since the start."""
-    return engine.cache.status()
-
-
-@endpoint("DELETE", "/v1/cache", Needs.ADMIN, client="cache.clear")
-async def clear_cache(engine: Engine, caller: Principal) -> ClearedCache:
-    """Drop every answer of the result cache, of all principals.
-
-    Runs that have begun answer the calls that wait for them already, and no later ones.
-    """
-    done = engine.cache.clear()
-    engine.log.info("cache.cleared", by=caller.id, entries=done.cleared)
-    return done
-
-
 @endpoint("GET", "/v1/audit", Needs.ADMIN, client="audit.page")
 async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
     """List rows of the audit chain after row `after`, oldest first."""
@@ -529,7 +511,5 @@ CONTROL_OPERATIONS = [
     verify_audit,
     rotate_audit_key,
     show_all_usage,
-    show_cache,
-    clear_cache,
     *COMMON,
 ]

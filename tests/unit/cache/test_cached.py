@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fumehood import Envelope, ToolError, ToolResult, tool
+from fumehood.cache.in_engine import Cache
 from fumehood.core.call import CallBody
 from fumehood.core.identity import Principal
 from fumehood.pipeline import run as run_module
@@ -131,7 +132,7 @@ async def test_cache_is_bypassed_by_uncacheable_tool_debug_or_idempotency_key(
         other = await c.look(**options)
         plain = await c.look()  # control: nothing was written
         again = await c.look(**options)
-        assert c.bench.engine.cache.status().entries == (0 if fields else 1)
+        assert c.bench.engine.part(Cache).answers.status().entries == (0 if fields else 1)
     assert (hit(other), hit(again)) == (None, None)
     assert hit(plain) is (None if fields else False)
     assert "cache" not in other.metadata.model_dump()
@@ -220,7 +221,7 @@ async def test_limited_result_or_result_with_blob_link_is_not_cached(
         first = await c.look()
         assert first.success
         assert hit(await c.look()) is False
-        assert c.bench.engine.cache.status().entries == 0
+        assert c.bench.engine.part(Cache).answers.status().entries == 0
 
 
 # Equal calls at once
@@ -251,5 +252,5 @@ async def test_internal_error_releases_the_cache_claim(
             patch.setattr(run_module, "build_envelope", broken)
             with pytest.raises(RuntimeError):
                 await c.look()
-        assert c.bench.engine.cache.status().running == 0
+        assert c.bench.engine.part(Cache).answers.status().running == 0
         assert (await c.look()).success

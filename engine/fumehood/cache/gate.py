@@ -1,0 +1,135 @@
+"""The result cache as a gate: calls of cacheable tools get the result of an equal call.
+
+A call in a session, with `debug`, or whose options change what its program can reach neither reads
+nor writes the cache. Invariants: two calls share an answer only if principal, agent, tool,
+definition and effective arguments are the same; the answer of a run that failed, was cancelled or
+hit a limit is not shared, and one with a link, which could expire first, is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fumehood.approvals.preview import definition_digest
+from fumehood.cache.store import CachedAnswer, Flight, ResultCache
+from fumehood.core.call import replaced
+from fumehood.core.envelope import CacheReport
+from fumehood.core.errors import Timeout
+from fumehood.core.json_types import JsonObject
+from fumehood.observe.clock import Clock
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.gate import Ended, Gate, Hold, KnownAnswer
+from fumehood.protocol import strict_json
+
+_HIT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
+"""The template of a hit's report."""
+
+_MISS = CacheReport(hit=False)
+
+_BLOB = b"/v1/blobs/"
+_NOT_KEPT = b'"not_kept":'
+"""Texts that appear in an answer if some content is only linked, or was not stored. Such an answer
+is not cached."""
+
+
+class CacheGate(Gate):
+    """Answers calls with the results of equal ones."""
+
+    def __init__(self, answers: ResultCache, clock: Clock) -> None:
+        self._answers = answers
+        self._clock = clock
+
+    async def answer(
+        self, permitted: PermittedCall, limit_s: Callable[[], float]
+    ) -> KnownAnswer | Hold | None:
+        """Return the result of an equal call, or hold the place of this one's.
+
+        Waits while an equal call is running.
+
+        Raises:
+            Timeout: the equal call took longer than this call's own time limit.
+            EngineError: this call could not run, so it does not wait either.
+        """
+        key = self._key(permitted)
+        if key is None:
+            return None
+        found = self._answers.find(key) or await self._take(key, limit_s)
+        return _Flying(found, permitted) if isinstance(found, Flight) else self._known(found)
+
+    async def _take(self, key: str, limit_s: Callable[[], float]) -> CachedAnswer | Flight:
+        try:
+            return await self._answers.take(key, limit_s)
+        except TimeoutError:
+            raise Timeout(
+                "An equal call is still running, and the time limit of this one is over. Nothing "
+                "was run for it. Repeat it later, or with a higher timeout_seconds.",
+                retryable=True,
+            ) from None
+
+    def _known(self, found: CachedAnswer) -> KnownAnswer:
+        ttl_s = round(max(0.0, found.expires - self._clock.monotonic()), 3)
+        report = replaced(_HIT, cached_at=found.cached_at, ttl_remaining=ttl_s)
+        return KnownAnswer(
+            found.data, found.warnings, {"cache": report}, found.redacted, found.metacognition
+        )
+
+    def _key(self, permitted: PermittedCall) -> str | None:
+        """Return the cache key of a call, or None if the call is not cached."""
+        tool, options = permitted.tool, permitted.request.options
+        if (
+            not tool.definition.cacheable
+            or not options.enable_cache
+            or options.debug
+            or options.session_id is not None
+            or options.packages is not None
+            or options.receipt
+            or options.replay is not None
+            or permitted.validated.resolved.network
+        ):
+            return None
+        chosen = tool.definition.cache_key_params
+        return self._answers.keys.key(
+            tool,
+            definition_digest,
+            permitted.arguments if chosen is None else _deciding_arguments(permitted, chosen),
+            permitted.principal.id,
+            options,
+        )
+
+
+def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> JsonObject:
+    """Return the chosen arguments and those that the agent's configuration fixes."""
+    binding = permitted.validated.binding
+    names = {*chosen, *(binding.fixed if binding is not None else ())}
+    return {name: value for name, value in permitted.arguments.items() if name in names}
+
+
+class _Flying(Hold):
+    """A call for whose answer equal calls may wait."""
+
+    metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
+
+    def __init__(self, flight: Flight, permitted: PermittedCall) -> None:
+        self._flight = flight
+        self._ttl_seconds = permitted.tool.definition.cache_ttl
+
+    def settle(self, ended: Ended) -> None:
+        """Share the answer with equal calls, if it can be shared."""
+        if not ended.is_whole:
+            return
+        metadata, text = ended.envelope.metadata, strict_json.dumps(ended.envelope.data)
+        self._flight.land(
+            text,
+            ended.warnings,
+            at=metadata.timestamp,
+            ttl_seconds=self._ttl_seconds,
+            is_kept=_BLOB not in text and _NOT_KEPT not in text,
+            redacted=metadata.redacted,
+            metacognition=metadata.metacognition,
+        )
+
+    def close(self) -> None:
+        """Let a waiting equal call run instead, unless this call's answer has been shared."""
+        self._flight.close()

@@ -1,0 +1,123 @@
+"""Ask the gates of an engine (`gate.py`): before a call is claimed, before it asks, before it runs.
+
+Invariant: every gate is asked, in their order, and the first that refuses ends the call. Only a
+call that the policy allows without asking can be answered with the result of an equal one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pydantic_core import from_json
+
+from fumehood.core.call import replaced
+from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
+from fumehood.observe.clock import timestamp
+from fumehood.pipeline.approve import ApprovedCall
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.gate import Excess, KnownAnswer
+from fumehood.pipeline.plan import make_plan
+from fumehood.policy.model import Decision, Verdict
+
+
+async def answer_of_gates(
+    permitted: PermittedCall, call: CallContext, services: PipelineServices
+) -> Envelope | None:
+    """Return the answer of an equal call, or None if this call must run itself.
+
+    Raises:
+        EngineError: a gate refuses the call.
+    """
+    if permitted.decision.verdict is not Verdict.ALLOW:
+        return None
+
+    def limit_s() -> float:
+        return make_plan(permitted, services.walls, services.sessions).limits.wall_s
+
+    for gate in services.gates:
+        found = await gate.answer(permitted, limit_s)
+        if isinstance(found, KnownAnswer):
+            call.handle.close()
+            return _envelope(found, permitted, call, services)
+        if found is not None:
+            call.holds.append((gate, found))
+    return None
+
+
+def refuses(excess: Excess, decision: Decision) -> bool:
+    """Whether an excess refuses a call, even if a human approves it."""
+    return excess.record is None or not decision.may_exceed_budget
+
+
+def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
+    """Refuse a call before approval if a gate would refuse it now, even after approval.
+
+    Raises:
+        EngineError: a gate refuses it.
+    """
+    if permitted.decision.verdict is not Verdict.ASK:
+        return
+    for _, excess in services.excesses(permitted.validated):
+        if refuses(excess, permitted.decision):
+            raise excess.error
+
+
+async def hold_gates(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
+    """Let every gate hold what the call needs to run.
+
+    Raises:
+        EngineError: a gate refuses it.
+    """
+    stored = approved.approval
+    is_let_pass = stored is not None and stored.request.may_exceed_budget
+    for gate in services.gates:
+        held = await gate.hold(approved.permitted, is_let_pass=is_let_pass)
+        if held is not None:
+            call.holds.append((gate, held))
+
+
+def _envelope(
+    known: KnownAnswer, permitted: PermittedCall, call: CallContext, services: PipelineServices
+) -> Envelope:
+    tool, request, trace = permitted.tool.definition, call.request, call.trace
+    total_ms = round(trace.total_ms, 3)
+    metadata = replaced(
+        _METADATA,
+        tool_name=tool.name,
+        tool_version=tool.version,
+        call_id=request.call_id,
+        trace_id=request.trace_id,
+        timestamp=timestamp(services.clock.now()),
+        execution_time_ms=total_ms,
+        performance=replaced(
+            _METADATA.performance, total_ms=total_ms, validation_ms=trace.stage_ms("validate")
+        ),
+        usage=_nothing_used(services.prices.currency),
+        warnings=permitted.validated.warnings + known.warnings,
+        redacted=known.redacted,
+        metacognition=known.metacognition,
+        **known.metadata,
+    )
+    return replaced(_ANSWER, data=from_json(known.data), metadata=metadata)
+
+
+_METADATA = Metadata(
+    tool_name=None,
+    tool_version=None,
+    call_id=None,
+    trace_id="",
+    timestamp="",
+    execution_time_ms=0.0,
+    performance=Performance(total_ms=0.0, validation_ms=None),
+    sandbox=None,
+    resources=Resources(),
+    usage=UsageReport(),
+    warnings=(),
+    redacted=0,
+    metacognition=None,
+)
+_ANSWER = Envelope(success=True, status="success", data={}, error=None, metadata=_METADATA)
+"""The answer of a call that did not run, without the fields that differ between such answers."""
+
+_nothing_used = lru_cache(maxsize=8)(lambda currency: UsageReport(currency=currency))

@@ -1,0 +1,129 @@
+"""Budgets and rate limits as gates of the pipeline (`gate.py`).
+
+A call holds a place in its rate limits until it begins, and its expected cost in its budgets until
+its actual cost is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from fumehood.budgets.ledger import Budgets, Reservation, details_of, estimate_of, refusal, taken_by
+from fumehood.budgets.limiter import RateHold, RateLimits
+from fumehood.budgets.model import Amounts, Exceeded, Spender
+from fumehood.budgets.settings import Unit
+from fumehood.core.usage import TokenCounter
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
+from fumehood.pipeline.validate import ValidatedCall
+
+
+class RateGate(Gate):
+    """Lets calls start only as often as rate limits allow."""
+
+    name = "rate_limit"
+
+    def __init__(self, rates: RateLimits) -> None:
+        self._rates = rates
+
+    def excess(self, validated: ValidatedCall) -> Excess | None:
+        """Return the rate limit that would refuse a call now, or None."""
+        per_minute = validated.tool.definition.rate_limit
+        over = self._rates.exceeded(spender_of(validated), per_minute)
+        if over is None:
+            return None
+        shown = {**over.limit.details, "retry_after_ms": over.retry_after_ms}
+        return Excess(over.refusal(), shown)
+
+    async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
+        """Hold a place in each limit of the call. Raises RateLimited."""
+        per_minute = permitted.tool.definition.rate_limit
+        if per_minute is None and not self._rates.has_rules:
+            return None
+        held = await self._rates.hold(spender_of(permitted.validated), per_minute)
+        return _Place(held) if held is not None else None
+
+
+class _Place(Hold):
+    def __init__(self, held: RateHold) -> None:
+        self._held = held
+
+    def begin(self) -> None:
+        self._held.take()
+
+    def release(self) -> None:
+        self._held.release()
+
+
+class BudgetGate(Gate):
+    """Lets calls run only if their budgets have enough left."""
+
+    name = "budget"
+
+    def __init__(
+        self, budgets: Budgets, counter: TokenCounter, now: Callable[[], datetime]
+    ) -> None:
+        self._budgets = budgets
+        self._counter = counter
+        self._now = now
+
+    def excess(self, validated: ValidatedCall) -> Excess | None:
+        """Return the budget that has too little left for a call, or None."""
+        if self._budgets.is_empty:
+            return None
+        over = self._budgets.exceeded(spender_of(validated), self._estimate(validated))
+        if over is None:
+            return None
+        record = {**details_of(over), "needed": over.needed, "subject": over.subject.parts}
+        shown = {"exceeded": over.budget, "unit": over.unit.value, "left": over.left}
+        return Excess(refusal(over, self._now()), shown, record, _in_words(over))
+
+    async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
+        """Hold the expected cost. Raises QuotaExceeded, WriteFailed, ReadFailed."""
+        if self._budgets.is_empty:
+            return None
+        validated = permitted.validated
+        estimate = self._estimate(validated)
+        held = await self._budgets.reserve(spender_of(validated), estimate, force=is_let_pass)
+        return _Cost(held)
+
+    def _estimate(self, validated: ValidatedCall) -> Amounts:
+        return estimate_of(validated.tool.definition, validated.shown_arguments, self._counter)
+
+
+class _Cost(Hold):
+    def __init__(self, held: Reservation) -> None:
+        self._held = held
+
+    def take(self, *, requests: int, passed_bytes: int) -> bool:
+        return self._held.take(requests=requests, passed_bytes=passed_bytes)
+
+    def settle(self, ended: Ended) -> None:
+        self._held.settle(taken_by(ended.envelope.metadata.usage))
+
+    def release(self) -> None:
+        self._held.release()
+
+
+def _in_words(over: Exceeded) -> str:
+    parts = over.subject.parts
+    whose = ", ".join(f"{name} {value}" for name, value in parts.items()) or "everybody together"
+    what = "(money)" if over.unit is Unit.MONEY else over.unit.value
+    resets_at = details_of(over)["resets_at"]
+    when = "it does not reset" if resets_at is None else f"it resets at {resets_at}"
+    return (
+        f"Over budget: {over.budget} of {whose} had {over.left} of {over.limit} {what} "
+        f"left when this was asked, the call needs {over.needed}, and {when}."
+    )
+
+
+def spender_of(validated: ValidatedCall) -> Spender:
+    """Return whose budgets and rate limits a call counts against."""
+    request = validated.request
+    return Spender(
+        request.principal.id if request.principal is not None else "",
+        request.options.agent_id,
+        request.options.session_id,
+        validated.tool.definition.name,
+    )

@@ -1,0 +1,154 @@
+"""Gates can only make a call stricter, whatever they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood import Engine, tool
+from fumehood.core.errors import EngineError, InternalError, PermissionDenied, RateLimited
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.gate import Ended, Excess, Gate, Hold, KnownAnswer
+from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.model import Verdict
+from support.recording import bench
+
+FORGED = b'{"forged": true}'
+
+
+def refused(kind: str) -> EngineError:
+    return {
+        "limit": RateLimited("Too often.", retry_after_ms=1),
+        "denied": PermissionDenied("No."),
+    }[kind]
+
+
+class Hostile(Gate):
+    """Does one thing at each place, and notes the calls that it sees."""
+
+    name = "hostile"
+
+    def __init__(self, excess: str, answer: str, hold: str, end: str) -> None:
+        self._excess, self._answer, self._hold, self._end = excess, answer, hold, end
+        self.asked: list[Verdict] = []
+        self.ended: list[str] = []
+
+    def excess(self, validated: ValidatedCall) -> Excess | None:
+        if self._excess == "none":
+            return None
+        record = {"forged": True} if self._excess == "let-pass" else None
+        return Excess(refused("limit"), {"forged": True}, record, "Let it pass.")
+
+    async def answer(
+        self, permitted: PermittedCall, limit_s: Callable[[], float]
+    ) -> KnownAnswer | Hold | None:
+        self.asked.append(permitted.decision.verdict)
+        if self._answer == "forge":
+            return KnownAnswer(FORGED, (), {})
+        if self._answer == "change":
+            permitted.decision = None  # type: ignore[misc, assignment]
+        return Held(self) if self._answer == "hold" else None
+
+    async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
+        if self._hold in ("limit", "denied"):
+            raise refused(self._hold)
+        return Held(self) if self._hold == "hold" else None
+
+    def note(self, what: str) -> None:
+        self.ended.append(what)
+        if self._end == "raise":
+            raise RuntimeError("swallow it")
+
+
+class Held(Hold):
+    def __init__(self, gate: Hostile) -> None:
+        self._gate = gate
+
+    def settle(self, ended: Ended) -> None:
+        self._gate.note("settle")
+
+    def release(self) -> None:
+        self._gate.note("release")
+
+    def close(self) -> None:
+        self._gate.note("close")
+
+
+async def outcome(decision: str, gate: Hostile | None) -> tuple[str, int, dict[str, Any]]:
+    """The code of a call, how often its tool ran, and its data."""
+    ran = 0
+
+    @tool(sandboxed=False, description="Act.")
+    async def act() -> dict[str, bool]:
+        nonlocal ran
+        ran += 1
+        return {"ran": True}
+
+    with TemporaryDirectory() as home:
+        file = Path(home) / "policy.toml"
+        file.write_text(f'[[rules]]\nid = "r"\ndecision = "{decision}"\ntools = ["act"]\n')
+        async with bench(Path(home), [act], policy_file=file) as made:
+            engine: Engine = made.engine
+            if gate is not None:
+                services = engine._made.services
+                object.__setattr__(services, "gates", (gate, *services.gates))
+            envelope = await engine.call("act", {})
+    return envelope.error.code if envelope.error is not None else "OK", ran, dict(envelope.data)
+
+
+PLACES = st.tuples(
+    st.sampled_from(["none", "refuse", "let-pass"]),
+    st.sampled_from(["none", "forge", "hold", "change"]),
+    st.sampled_from(["none", "hold", "limit", "denied"]),
+    st.sampled_from(["none", "raise"]),
+)
+
+
+@pytest.mark.row("P2", "A1")
+@settings(deadline=None)
+@given(st.sampled_from(["ask", "deny"]), PLACES)
+def test_gate_cannot_open_or_answer_a_call_that_the_policy_does_not_allow(
+    decision: str, places: tuple[str, str, str, str]
+) -> None:
+    gate = Hostile(*places)
+    code, ran, data = anyio.run(outcome, decision, gate)
+    expected = {"deny": {"PERMISSION_DENIED"}, "ask": {"REQUIRES_HUMAN_APPROVAL", "RATE_LIMITED"}}
+    assert (code in expected[decision], ran, data) == (True, 0, {})
+    assert gate.asked == []
+
+
+@settings(deadline=None)
+@given(PLACES)
+def test_allowed_call_runs_at_most_once_and_what_is_held_ends(
+    places: tuple[str, str, str, str],
+) -> None:
+    gate = Hostile(*places)
+    _, answer, hold, _ = places
+    code, ran, data = anyio.run(outcome, "allow", gate)
+    refusals = {"limit": "RATE_LIMITED", "denied": "PERMISSION_DENIED"}
+    if answer == "change":  # what a gate gets cannot be changed
+        assert (code, ran, gate.ended) == (InternalError.code, 0, [])
+    elif answer == "forge":
+        assert (code, ran, data) == ("OK", 0, {"forged": True})
+    elif hold in refusals:
+        held = ["release", "close"] if answer == "hold" else []
+        assert (code, ran, gate.ended) == (refusals[hold], 0, held)
+    else:
+        holds = (answer, hold).count("hold")
+        ended = ["settle"] * holds + ["close"] * holds
+        assert (code, ran, gate.ended) == ("OK", 1, ended)
+
+
+@pytest.mark.parametrize(
+    ("decision", "code", "ran"),
+    [("allow", "OK", 1), ("ask", "REQUIRES_HUMAN_APPROVAL", 0), ("deny", "PERMISSION_DENIED", 0)],
+)
+def test_control_call_without_such_a_gate(decision: str, code: str, ran: int) -> None:
+    assert anyio.run(outcome, decision, None)[:2] == (code, ran)
