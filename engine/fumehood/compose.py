@@ -47,7 +47,6 @@ from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
-from fumehood.gateway.service import Gateway
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
@@ -60,6 +59,7 @@ from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.context import PipelineServices
+from fumehood.pipeline.part import CallParts
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.spending import BudgetGate, RateGate
@@ -278,9 +278,6 @@ def compose(
         budgets.load()
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
-    upstreams.gateway = Gateway(
-        config.gateway, policy.gate.decide_request, files, registry.secrets, audit.note, log
-    )
     with understood("approvals"):
         requests = ApprovalRequests(
             ApprovalTable(database, subscribers=subscribers, kept_days=config.approvals.kept_days),
@@ -334,6 +331,7 @@ def compose(
         circuits=Circuits(config.circuits, clock.monotonic, log),
         retries=Retries(clock),
         subscribers=subscribers,
+        parts=CallParts.of(own_parts),
     )
     return Composition(
         config=config,

@@ -67,7 +67,6 @@ from fumehood.core.names import did_you_mean
 from fumehood.core.part import PartError, imported
 from fumehood.core.usage import Prices
 from fumehood.core.value import MASKED_URL, Value
-from fumehood.gateway.settings import GatewaySettings
 from fumehood.identity.model import AllPrincipals
 from fumehood.parts import VARIABLE, parts, split_names
 from fumehood.protocol import engine_paths
@@ -162,7 +161,6 @@ class KernelConfig(BaseSettings):
     rest: RestSettings = RestSettings()
     secrets: AllSecrets = Field(default_factory=dict)
     web: WebToolSettings = WebToolSettings()
-    gateway: GatewaySettings = GatewaySettings()
     external_tools: AllExternalTools = Field(default_factory=dict)
 
     @field_validator("parts", "host_tools", "result_checkers", mode="before")

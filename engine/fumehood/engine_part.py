@@ -19,6 +19,7 @@ from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
+from fumehood.pipeline.part import CallPart
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Kernel:
         self.subscribers.committed()
 
 
-class EnginePart(Subscriber):
+class EnginePart(Subscriber, CallPart):
     """A part of one engine. It overrides what it needs.
 
     Raises:

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine, Envelope, InvalidDefinition
+from fumehood.executors import addresses
+from fumehood.executors.addresses import RESOLVED_AT_ONCE, CheckedBackend
 from fumehood.executors.upstreams import Upstreams
-from fumehood.gateway import addresses
-from fumehood.gateway.addresses import RESOLVED_AT_ONCE, CheckedBackend
 from fumehood.registry.index import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.registry.settings import WebToolSettings

@@ -20,7 +20,8 @@ from fumehood.attack.gateway import gateway_target
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
 from fumehood.attack.targets import Standing, find_image
-from fumehood.gateway import addresses, door, proxy, request
+from fumehood.executors import addresses
+from fumehood.gateway import door, proxy, request
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
 from fumehood.policy.model import Decision

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine, Envelope
-from fumehood.executors import upstreams
-from fumehood.gateway import addresses
+from fumehood.executors import addresses, upstreams
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.registry.settings import WebToolSettings
 from fumehood.testing import FakeWall

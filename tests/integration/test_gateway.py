@@ -29,6 +29,7 @@ from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.gateway.authority import Authority
+from fumehood.gateway.in_engine import gateway_of, part_of
 from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
@@ -113,9 +114,7 @@ async def engine(
         parameters={"properties": {"code": {"type": "string"}}}, network=(HOST,),
     )  # fmt: skip
     engine = Engine([reads], config=config)
-    engine._made.services.upstreams.gateway._tls = ssl.create_default_context(
-        cadata=their_authority.certificate
-    )
+    part_of(engine._made.parts).tls = ssl.create_default_context(cadata=their_authority.certificate)
     async with engine:
         await add_approvers(engine)
         yield engine
@@ -148,7 +147,7 @@ def used(answer: Envelope) -> Any:
 @contextmanager
 def _allowed(engine: Engine, host: str) -> Iterator[None]:
     """Let a host have an address that is not public."""
-    backend = engine._made.services.upstreams.gateway._backend
+    backend = gateway_of(engine._made.parts)._backend
     backend._allowed_hosts |= {host}
     yield
     backend._allowed_hosts -= {host}

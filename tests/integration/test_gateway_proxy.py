@@ -16,7 +16,7 @@ from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.gateway.addresses import CheckedBackend
+from fumehood.executors.addresses import CheckedBackend
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.door import Door, Send
 from fumehood.gateway.placeholders import Placeholders

@@ -13,6 +13,7 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.core.receipt import Receipt, differences
 from fumehood.gateway.authority import Authority
+from fumehood.gateway.in_engine import part_of
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
@@ -57,9 +58,7 @@ async def engine(
         container=ON_PYTHON,
     )
     engine = Engine(config=config)
-    engine._made.services.upstreams.gateway._tls = ssl.create_default_context(
-        cadata=their_authority.certificate
-    )
+    part_of(engine._made.parts).tls = ssl.create_default_context(cadata=their_authority.certificate)
     async with engine:
         yield engine
 

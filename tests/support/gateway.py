@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.gateway import addresses
+from fumehood.executors import addresses
 
 FETCH = """
 import json, os, sys, urllib.error, urllib.request

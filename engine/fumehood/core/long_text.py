@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
+
+from fumehood.core.json_types import JsonObject
 
 INLINE_BYTES = 10 * 1024
 """Bytes of UTF-8 of the longest text that stays whole."""
@@ -63,3 +66,17 @@ def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
 
 def _left_out(missing: int) -> str:
     return f"\n… {missing} characters left out …\n"
+
+
+MAX_SHOWN_BYTES = 64 * 1024
+"""Longest body that an approver sees as text. A longer one is shown by its hash and size."""
+
+
+def shown_body(body: bytes) -> JsonObject:
+    """Return a body as an approver sees it: as text, or as its hash and size."""
+    if len(body) <= MAX_SHOWN_BYTES:
+        try:
+            return {"body": body.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"body_sha256": hashlib.sha256(body).hexdigest(), "body_bytes": len(body)}

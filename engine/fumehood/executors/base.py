@@ -23,6 +23,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.around import Around
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.upstreams import Upstreams
@@ -35,8 +36,6 @@ from fumehood.sandbox.wall import (
     CallPort,
     FileSink,
     Lease,
-    Network,
-    OnCall,
     OnEnding,
     OnOutput,
     OnProgress,
@@ -130,6 +129,8 @@ class ToolRun:
     """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
     calls: ProgramCalls | None = None
     """Set for a program that may call other tools, or has network."""
+    around: tuple[Around, ...] = ()
+    """What parts do around a run of a program, in their order."""
 
     @property
     def traceparent(self) -> str:
@@ -368,8 +369,6 @@ class CallHandle:
         files: FileSink | None = None,
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
-        call: OnCall | None = None,
-        network: Network | None = None,
     ) -> RunSinks:
         """Return the sinks for a run behind a wall: the executor's, and this call's progress."""
         return RunSinks(
@@ -377,8 +376,6 @@ class CallHandle:
             files=files,
             output=output,
             ending=ending,
-            call=call,
-            network=network,
             is_live=self.output is not None or self._on_progress is not None,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import Cassette
+from fumehood.executors.around import HeldBack
 from fumehood.executors.effects import Effect
-from fumehood.gateway.placeholders import HeldRequest
 from fumehood.sandbox.session_use import HeldFiles
 
 
@@ -31,15 +29,6 @@ class CutText:
     """Either `resource_url` and `expires_at`, or `not_kept` with the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What a receipt has besides the answer: exchanges, and the SHA-256 of files and pictures by
-    path."""
-
-    network: Cassette
-    digests: Mapping[tuple[str, str], str]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
     """A trial that has run, and the effect that it would have on its session and on others."""
@@ -47,8 +36,8 @@ class HeldTrial:
     files: HeldFiles
     effect: Effect
     outcome: Outcome
-    requests: list[HeldRequest] = field(default_factory=list)
-    """Requests of its program that were held back, in order."""
+    held_back: tuple[HeldBack, ...] = ()
+    """What parts have held back of it."""
 
 
 MAX_DATA_BYTES = 16 << 20
@@ -86,8 +75,8 @@ class Outcome:
     """What a program sent through the gateway, if it had network."""
     held: HeldTrial | None = None
     """The effect that a human decides on, of a trial that has run."""
-    recorded: Recorded | None = None
-    """What its receipt needs, if the call asked for one."""
+    kept: tuple[object, ...] = ()
+    """What parts keep of the run until the call is answered (`CallPart.answered`)."""
     network_ms: float = 0.0
     """Milliseconds spent on requests to other services."""
 

@@ -14,8 +14,7 @@ import asyncio
 import base64
 import hashlib
 import mimetypes
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -27,10 +26,7 @@ from fumehood.core.errors import (
     EngineError,
     ExecutionError,
     InvalidParams,
-    NetworkError,
-    PermissionDenied,
     SandboxUnavailable,
-    SandboxViolation,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
@@ -40,6 +36,7 @@ from fumehood.core.returned_file import FILE_CONTENT, PNG
 from fumehood.core.session import FileKind
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.core.workspace_path import path_fault
+from fumehood.executors.around import HeldBack, Ran, Share, Surroundings, surrounded
 from fumehood.executors.base import A_SESSION, Executor, HeldAction, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_claim, read_value
 from fumehood.executors.effects import Effect
@@ -53,18 +50,12 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, HeldTrial, Outcome, Recorded
-from fumehood.gateway.cassette import Recorder
-from fumehood.gateway.door import Door, NetworkUse, shown_request
-from fumehood.gateway.placeholders import HeldRequest
-from fumehood.gateway.request import Refusal
-from fumehood.gateway.service import ENVIRONMENT
+from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, HeldTrial, Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.observe.trace_context import VARIABLE
 from fumehood.protocol.canonical import digest_of
 from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.session_use import HeldFiles, SessionLease, SessionTrials
-from fumehood.sandbox.wall import Network, OnOutput, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, OnOutput, RunEnding, RunSinks
 from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 _PLACEMENT = Placement(
@@ -103,84 +94,114 @@ class ProgramExecutor(Executor):
         If the program fails, the error's `details` hold the fields that `data` would have, plus
         `exception`, and `limit` if a limit ended it.
         """
-        principal_id, session_id = run.domain.principal_id, run.domain.session_id
-        handle, calls, arguments = run.handle, run.calls, run.arguments
-        files = ProgramFiles(
+        results = _Results(run)
+        trial = _TrialLease(run) if run.request.options.preview else None
+        try:
+            async with surrounded(run) as around:
+                results.around = around
+                own = program_arguments(run.arguments, self.language)
+                arguments = around.arguments(own, run.traceparent)
+                sinks = results.sinks(with_digests=around.with_digests)
+                ending = await around.run(trial or run.lease, self.language, arguments, run, sinks)
+        except BaseException:
+            await results.discard()
+            raise
+        outcome, held_back = await results.of(ending)
+        return outcome if trial is None else await trial.outcome(outcome, held_back)
+
+
+class _Results:
+    """What one run leaves behind, from its first byte to its outcome."""
+
+    def __init__(self, run: ToolRun) -> None:
+        self._run = run
+        self.around = Surroundings()
+        self._cut: RunEnding | None = None
+        """The ending of a run that was cancelled."""
+        session_id = run.domain.session_id
+        self._files = ProgramFiles(
             run.blobs,
-            principal_id,
-            {file["path"]: _content(file) for file in arguments.get("files") or []},
+            run.domain.principal_id,
+            {file["path"]: _content(file) for file in run.arguments.get("files") or []},
             session_id,
-            with_files=arguments.get("return_files") is not False,
-            with_digests=run.request.options.receipt,
+            with_files=run.arguments.get("return_files") is not False,
         )
-        recorder = Recorder() if run.request.options.receipt else None
-        streams = KeptStreams(
+        self._streams = KeptStreams(
             run.blobs,
-            principal_id,
+            run.domain.principal_id,
             run.limits.output_bytes,
             run.redactor,
-            handle.hear,
+            run.handle.hear,
             session_id,
         )
-        cancelled: list[RunEnding] = []
-        ending: RunEnding | None = None
-        effect: HeldFiles | None = None
-        trial: list[HeldRequest] | None = [] if run.request.options.preview else None
-        sent = program_arguments(arguments, self.language)
-        has_tools = calls is not None and bool(calls.tools)
-        if calls is not None and has_tools:
-            sent["tools"] = calls.tools
-        use = NetworkUse()
-        try:
-            async with _network(run, recorder, trial) as (use, network, variables):
-                # The caller's own variable of a name wins.
-                own = {VARIABLE: run.traceparent, **variables}
-                named = [{"name": name, "value": value} for name, value in own.items()]
-                sent["env"] = [*named, *sent.get("env", [])]
-                sinks = handle.sinks(
-                    files=files, output=streams.hear, ending=cancelled.append, network=network,
-                    call=calls.on_call if calls is not None and has_tools else None,
-                )  # fmt: skip
-                try:
-                    with use.scope:
-                        ending, effect = await _run_or_try(run, self.language, sent, sinks)
-                    if ending is None:  # the gateway has ended it
-                        ending = replace(cancelled[0], ended_by=EndedBy.POLICY)
-                finally:
-                    if calls is not None:
-                        await calls.close()
-        except BaseException:
-            files.discard()
-            if cancelled and handle.is_cancelled:
-                # It may have ended by itself at the same moment, but its caller was already told
-                # that it was cancelled.
-                ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
-                with anyio.CancelScope(shield=True):
-                    kept = await streams.finish()
-                    outcome = _outcome(run, ending, kept, files, use)
-                    handle.partial = replace(outcome, redacted=streams.redacted)
-            else:
-                streams.discard()
-            raise
+
+    def sinks(self, *, with_digests: bool) -> RunSinks:
+        """Return the sinks of the run."""
+        self._files.with_digests = with_digests
+        return self._run.handle.sinks(
+            files=self._files, output=self._streams.hear, ending=self._on_cut
+        )
+
+    def _on_cut(self, ending: RunEnding) -> None:
+        self._cut = ending
+
+    async def discard(self) -> None:
+        """Discard what a run has left that has no answer. A cancelled one has a partial outcome."""
+        handle = self._run.handle
+        self._files.discard()
+        if self._cut is None or not handle.is_cancelled:
+            self._streams.discard()
+            return
+        # It may have ended by itself at the same moment, but its caller was already told that it
+        # was cancelled.
+        with anyio.CancelScope(shield=True):
+            handle.partial, _ = self._outcome(
+                replace(self._cut, ended_by=EndedBy.CANCELLED), await self._streams.finish()
+            )
+
+    async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
+        """Return the outcome of a run that has ended, and what parts hold back of it."""
         with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
-            await files.entries()
-            kept = await streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
-        outcome = _outcome(run, ending, kept, files, use)
-        if effect is not None and not trial and effect.is_empty:
-            await _trials(run).drop(effect)  # there is nothing to decide on
-        elif trial is not None:
-            outcome = _as_trial(outcome, effect, trial)
-        if recorder is not None:
-            outcome = replace(outcome, recorded=Recorded(recorder.cassette, files.digests))
-        return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
+            await self._files.entries()
+            kept = await self._streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
+        return self._outcome(ending, kept)
+
+    def _outcome(
+        self, ending: RunEnding, kept: Mapping[str, KeptText]
+    ) -> tuple[Outcome, list[HeldBack]]:
+        shares = self.around.shares(Ran(ending, self._files.digests))
+        outcome = _outcome(self._run, ending, kept, self._files, shares)
+        held_back = [one.held_back for one in shares if one.held_back is not None]
+        return replace(outcome, redacted=self._streams.redacted), held_back
 
 
-async def _run_or_try(
-    run: ToolRun, language: str, sent: JsonObject, sinks: RunSinks
-) -> tuple[RunEnding, HeldFiles | None]:
-    if not run.request.options.preview:
-        return await run.lease.run(language, sent, run.limits, sinks), None
-    return await _trials(run).run(language, sent, run.limits, sinks)
+class _TrialLease:
+    """Runs a program as a trial of its session, and keeps its effect."""
+
+    def __init__(self, run: ToolRun) -> None:
+        self._run = run
+        self._effect: HeldFiles | None = None
+
+    @property
+    def queue_ms(self) -> float:
+        """Milliseconds that the call waited for the session."""
+        return self._run.lease.queue_ms
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        """Run the program. Raises as `SessionTrials.run`."""
+        trials = _trials(self._run)
+        ending, self._effect = await trials.run(program, arguments, limits, sinks)
+        return ending
+
+    async def outcome(self, outcome: Outcome, held_back: list[HeldBack]) -> Outcome:
+        """Return the outcome of a trial with what a human decides on, if there is anything."""
+        effect = self._effect
+        if effect is not None and effect.is_empty and not any(one.shown for one in held_back):
+            await _trials(self._run).drop(effect)
+            return outcome
+        return _as_trial(outcome, effect, held_back)
 
 
 def _trials(run: ToolRun) -> SessionTrials:
@@ -190,9 +211,9 @@ def _trials(run: ToolRun) -> SessionTrials:
     return trials
 
 
-def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequest]) -> Outcome:
+def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: list[HeldBack]) -> Outcome:
     """Return the outcome of a trial with what a human decides on: what was printed, files, and
-    requests.
+    what parts hold back.
     """
     if files is None:
         if outcome.error is not None:
@@ -207,12 +228,12 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, requests: list[HeldRequ
     printed = "".join(outcome.data.get(name) or "" for name in ("stdout", "stderr"))
     if printed:
         shown["printed"] = printed if len(printed) <= SIDE_BYTES else head_and_tail(printed)
-    if requests:
-        shown["requests"] = [shown_request(one.request, one.body) for one in requests]
+    for one in held_back:
+        shown |= {name: given for name, given in one.shown.items() if name not in shown}
     if files.has_variables:
         shown["variables"] = "as the program leaves them"
     effect = Effect(shown, base=files.token, effect=digest_of(shown))
-    return replace(outcome, held=HeldTrial(files, effect, outcome, requests))
+    return replace(outcome, held=HeldTrial(files, effect, outcome, tuple(held_back)))
 
 
 class TrialDecision(HeldAction):
@@ -231,66 +252,15 @@ class TrialDecision(HeldAction):
         self.effect = trial.effect
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Put files and variables in, then send the requests in order."""
+        """Put files and variables in, then do what parts have held back."""
         outcome = replace(self._trial.outcome, isolation="session")
         await _trials(run).put_in(self._trial.files)
-        requests = self._trial.requests
-        error = await _deliver(run, requests) if requests else None
-        if error is None:
-            return outcome
-        error.details = outcome.data
-        return replace(outcome, data=None, error=error)
-
-
-async def _deliver(run: ToolRun, requests: list[HeldRequest]) -> EngineError | None:
-    """Send the requests of a trial in order, and return why one was not sent."""
-    async with _opened(run, None, None) as (door, _):
-        assert door.deliver is not None
-        for number, one in enumerate(requests, 1):
-            try:
-                await door.deliver(one)
-            except Refusal as refusal:
-                return NetworkError(
-                    f"The session has the trial's files and variables, but of {len(requests)} "
-                    f"requests only {number - 1} were sent. {one.request.method} "
-                    f"{one.request.url[:200]}: {refusal.message}",
-                    retryable=False,
-                )
-    return None
-
-
-@asynccontextmanager
-async def _network(
-    run: ToolRun, recorder: Recorder | None, trial: list[HeldRequest] | None
-) -> AsyncIterator[tuple[NetworkUse, Network | None, Mapping[str, str]]]:
-    """Give the program the network that its call asks for, and the variables for it."""
-    if not run.network or run.calls is None:
-        yield NetworkUse(), None, {}
-        return
-    async with _opened(run, recorder, trial) as (door, network):
-        yield door.use, network, {**ENVIRONMENT, **door.placeholders.environment}
-
-
-@asynccontextmanager
-async def _opened(
-    run: ToolRun, recorder: Recorder | None, trial: list[HeldRequest] | None
-) -> AsyncIterator[tuple[Door, Network]]:
-    options, calls = run.request.options, run.calls
-    assert calls is not None
-    gateway = run.upstreams.gateway
-    if not gateway.is_open and options.replay is None:
-        raise PermissionDenied(
-            "This engine gives programs no network: the operator has set no gateway.hosts. Do not "
-            "retry."
-        )
-    async with gateway.door(
-        run.network, calls.ask, run.redactor, cancel=calls.cancel, spend=calls.spend,
-        recorder=recorder,
-        replay=options.replay, trial=trial, tool=run.tool.definition.name,
-        call_id=run.request.call_id, principal_id=run.domain.principal_id,
-        agent_id=options.agent_id, session_id=run.domain.session_id,
-    ) as opened:  # fmt: skip
-        yield opened
+        for one in self._trial.held_back:
+            error = await one.apply(run)
+            if error is not None:
+                error.details = outcome.data
+                return replace(outcome, data=None, error=error)
+        return outcome
 
 
 def _outcome(
@@ -298,7 +268,7 @@ def _outcome(
     ending: RunEnding,
     kept: Mapping[str, KeptText],
     left: ProgramFiles,
-    use: NetworkUse,
+    shares: Sequence[Share],
 ) -> Outcome:
     tool, limits = run.tool.definition, run.limits
     session_id = run.domain.session_id
@@ -312,17 +282,14 @@ def _outcome(
     fields = _fields(language, ending, value, left.files, left.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
-    if run.calls is not None and run.calls.tools:
-        fields["tool_calls"] = run.calls.report
+    for share in shares:
+        fields |= {name: given for name, given in share.fields.items() if name not in fields}
     error: EngineError | None = None
-    if use.ended_for is not None and ending.ended_by is EndedBy.POLICY:
-        error = SandboxViolation(
-            f"The program put the placeholder of the secret {use.ended_for!r} where it must not "
-            "be, so it was ended.",
-            details=fields,
-        )
-    elif ending.ended_by is not EndedBy.OK:
+    if ending.ended_by is not EndedBy.OK:
         error = _error(tool, ending, failure, limits, fields, subject)
+    fault = next((share.fault for share in shares if share.fault is not None), None)
+    if fault is not None and ending.ended_by is not EndedBy.CANCELLED:
+        error = fault(fields)
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
@@ -339,9 +306,10 @@ def _outcome(
             + (left_out_words(left_out) if left_out else ())
             + tuple(value.notes)
             + (state_words(ending) if session_id is not None else ())
-            + (use.warnings() if run.network else ())
+            + tuple(warning for share in shares for warning in share.warnings)
         ),
-        network=use.report() if run.network else None,
+        network=next((one.network for one in shares if one.network is not None), None),
+        kept=tuple(share.kept for share in shares if share.kept is not None),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )
@@ -627,7 +595,6 @@ class ProgramFiles:
         session_id: str | None = None,
         *,
         with_files: bool = True,
-        with_digests: bool = False,
     ) -> None:
         """Prepare to receive files. `sent` are the caller's own, path → content. Without
         `with_files`, only figures are kept.
@@ -636,9 +603,10 @@ class ProgramFiles:
         self._principal_id = principal_id
         self._session_id = session_id
         self._with_files = with_files
-        self._with_digests = with_digests
+        self.with_digests = False
+        """Whether all files are hashed."""
         self.digests: dict[tuple[str, str], str] = {}
-        """Kind and path → SHA-256, of all if asked for."""
+        """Kind and path → SHA-256; of all with `with_digests`."""
         self._sent = sent
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
@@ -661,7 +629,7 @@ class ProgramFiles:
         self._names.add((kind, path))
         self._coming = _Coming(path, size, kind)
         sent = self._sent.get(path) if kind == "file" else None
-        if self._with_digests or (sent is not None and len(sent) == size):
+        if self.with_digests or (sent is not None and len(sent) == size):
             self._coming.digest = hashlib.sha256()
 
     def write(self, data: bytes) -> None:

@@ -33,8 +33,8 @@ from fumehood.core.errors import (
     PermissionDenied,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.long_text import shown_body
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
-from fumehood.gateway.door import shown_body
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
@@ -43,8 +43,6 @@ from fumehood.registry.settings import WebToolSettings
 
 if TYPE_CHECKING:
     import httpcore2
-
-    from fumehood.gateway.service import Gateway
 
 READ_AT_ONCE = 32
 """Maximum number of threads that read secrets."""
@@ -171,8 +169,6 @@ class Upstreams:
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
         """Size limit of a relayed answer in bytes."""
-        self.gateway: Gateway
-        """The way of programs to the network; `compose` sets it."""
         self._allowed_hosts = settings.allowed_hosts
         self._setting = setting
         self._only_hosts = only_hosts
@@ -276,7 +272,7 @@ class Upstreams:
     ) -> UpstreamAnswer:
         import httpcore2  # not at the top: most engines have no REST tool and need no HTTP client
 
-        from fumehood.gateway.addresses import drop_what_follows
+        from fumehood.executors.addresses import drop_what_follows
 
         if self._only_hosts is not None and not Origin.of(request.url).is_in(self._only_hosts):
             raise PermissionDenied(
@@ -329,7 +325,7 @@ class Upstreams:
         if self._pool is None:
             import httpcore2
 
-            from fumehood.gateway.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
+            from fumehood.executors.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
 
             self._pool = httpcore2.AsyncConnectionPool(
                 ssl_context=self._tls or httpcore2.default_ssl_context(),

@@ -7,7 +7,6 @@ it was shown; what was counted is what was passed on.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +20,18 @@ from fumehood.core.errors import EngineError
 from fumehood.core.hosts import network_matches
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.long_text import shown_body
 from fumehood.core.names import MAX_NAMED
-from fumehood.core.receipt import Exchange
-from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.placeholders import HeldRequest, Placeholders
-from fumehood.gateway.request import TUNNEL, HostFailure, Place, ProgramRequest, Refusal
+from fumehood.gateway.request import (
+    TUNNEL,
+    HostFailure,
+    Place,
+    ProgramRequest,
+    Refusal,
+)
 from fumehood.gateway.settings import GatewaySettings, ListedPackages
+from fumehood.gateway.tape import Following, Headers, Tape, TapedAnswer
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.framing import MAX_OPEN_CALLS
 from fumehood.sandbox.wall import CallPort
@@ -67,9 +72,6 @@ OTHERS = "(others)"
 
 MAX_HELD_BACK = 20
 """Maximum number of requests of one trial that are held back."""
-
-MAX_SHOWN_BYTES = 64 * 1024
-"""Longest body that an approver sees as text. A longer one is shown by its hash and size."""
 
 
 @dataclass
@@ -130,18 +132,15 @@ class Door:
         ask: Ask,
         placeholders: Placeholders,
         record: Record,
-        recorder: Recorder | None = None,
-        player: Player | None = None,
+        tape: Tape | None = None,
         spend: Spend = free,
         trial: list[HeldRequest] | None = None,
         lists: Lists = (),
     ) -> None:
-        """`recorder` keeps what the program sends and gets; `player` answers it, and nothing is
-        sent. `trial` gets what would be sent after a human's yes. `lists` are of indexes that the
-        operator allows in part."""
+        """`tape` follows what the program sends and gets. `trial` gets what would be sent after a
+        human's yes. `lists` are of indexes that the operator allows in part."""
         self.placeholders = placeholders
-        self.recorder = recorder
-        self.player = player
+        self.tape = tape
         self.trial = trial
         self.deliver: Callable[[HeldRequest], Awaitable[int]] | None = None
         """Sends a request of a trial, and returns the status of its answer. Raises Refusal."""
@@ -165,11 +164,21 @@ class Door:
         self._tries = self._noted = 0
         return used
 
-    def play(self, player: Player, request: ProgramRequest, digest: str) -> Exchange:
-        """Count a request, and return its answer from a receipt. Raises Refusal."""
+    @property
+    def is_answered(self) -> bool:
+        """Whether the tape answers all requests, so that nothing is sent."""
+        return self.tape is not None and self.tape.answers
+
+    def follow(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
+        """Let the tape, if there is one, follow an answer."""
+        return self.tape.begin(request, status, headers) if self.tape is not None else None
+
+    def play(self, request: ProgramRequest, digest: str) -> TapedAnswer:
+        """Count a request, and return its answer from the tape. Raises Refusal."""
+        assert self.tape is not None
         self._count_host(request.place.host)
         try:
-            answer = player.take(request, digest)
+            answer = self.tape.take(request, digest)
         except Refusal as refusal:
             raise self.refused(refusal.status, refusal.code, refusal.message) from None
         self.use.replayed += 1
@@ -350,7 +359,7 @@ class Door:
                 "QUOTA_EXCEEDED",
                 f"This call may pass no more than {self._settings.max_mb} MB.",
             )
-        if self.player is None and not self._spend(network_bytes=count):
+        if not self.is_answered and not self._spend(network_bytes=count):
             raise self.refused(429, "QUOTA_EXCEEDED", "A budget has too few bytes left.")
 
 
@@ -366,13 +375,3 @@ def shown_request(request: ProgramRequest, body: bytes) -> JsonObject:
         values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
     headers = {name: ", ".join(texts) for name, texts in values.items()}
     return {**request.facts(), "headers": headers, **(shown_body(body) if body else {})}
-
-
-def shown_body(body: bytes) -> JsonObject:
-    """Return a body as an approver sees it: as text, or as its hash and size."""
-    if len(body) <= MAX_SHOWN_BYTES:
-        try:
-            return {"body": body.decode()}
-        except UnicodeDecodeError:
-            pass
-    return {"body_sha256": hashlib.sha256(body).hexdigest(), "body_bytes": len(body)}

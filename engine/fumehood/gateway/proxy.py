@@ -8,7 +8,6 @@ anything of it is sent; it is sent once; a refusal is an answer with its reason,
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import ssl
 from collections.abc import AsyncIterator
@@ -24,9 +23,8 @@ from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
-from fumehood.gateway.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
+from fumehood.executors.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
 from fumehood.gateway.authority import Authority, Hello
-from fumehood.gateway.cassette import Player, Recording
 from fumehood.gateway.door import SENT, Door
 from fumehood.gateway.placeholders import BodyWatch, HeldRequest
 from fumehood.gateway.request import (
@@ -115,7 +113,7 @@ class _Peer:
                     continue
             if pieces:
                 door.sent(len(pieces))
-                if door.recorder is not None or door.player is not None:
+                if door.tape is not None:
                     self.digest.update(pieces)
                 if (name := watch.add(bytes(pieces))) is not None:
                     raise door.misused(name, "it may only be in a header")
@@ -134,11 +132,12 @@ class _Peer:
         if self.http.their_state is not h11.DONE:  # its body is not read
             headers.append(("connection", "close"))
         self.has_answered = True
-        if door.recorder is not None and self.request is not None:
+        if self.request is not None:
             kept = [(name.encode(), value.encode()) for name, value in headers]
-            recording = door.recorder.begin(self.request, refusal.status, kept)
-            recording.add(body)
-            recording.finish(None)
+            following = door.follow(self.request, refusal.status, kept)
+            if following is not None:
+                following.add(body)
+                following.finish(None)
         response = h11.Response(status_code=refusal.status, headers=headers)
         await self.send(response, h11.Data(data=body), h11.EndOfMessage())
 
@@ -229,12 +228,12 @@ class Proxy:
         await peer.event()  # its end: CONNECT has no body
         established = h11.Response(status_code=200, headers=[], reason="Connection established")
         if self._door.is_tunnel(place):
-            if self._door.player is not None:
+            if self._door.is_answered:
                 raise self._door.refused(
                     502, "NETWORK_ERROR", "What passes unopened is in no receipt."
                 )
-            if self._door.recorder is not None:
-                self._door.recorder.left_out += 1
+            if self._door.tape is not None:
+                self._door.tape.skip()
             request = ProgramRequest(TUNNEL, place, "", (), 0, is_upgrade=False)
             await self._pass_unopened(peer, request, established)
             return
@@ -296,8 +295,8 @@ class Proxy:
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
         """Judge a request, send it, and pass the answer on."""
         door = self._door
-        if door.player is not None:
-            await self._play(peer, request, door.player)
+        if door.is_answered:
+            await self._play(peer, request)
             return
         is_sent = door.judge(request)
         if door.trial is not None and not (is_sent and request.is_read):
@@ -314,32 +313,22 @@ class Proxy:
         with door.holding():
             await self._hold(peer, request, await self._whole(peer, request))
 
-    async def _play(self, peer: _Peer, request: ProgramRequest, player: Player) -> None:
-        """Answer a request from a receipt."""
+    async def _play(self, peer: _Peer, request: ProgramRequest) -> None:
+        """Answer a request from the tape."""
         if request.length == 0:
             await peer.event()  # its end
         else:
             async for _ in peer.body(self._door):
                 pass
-        answer = self._door.play(player, request, peer.digest.hexdigest())
-        body = base64.b64decode(answer.body_base64)
-        headers = [
-            (name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers
-        ]
-        recording = self._recording(request, answer.status, headers)
+        answer = self._door.play(request, peer.digest.hexdigest())
+        following = self._door.follow(request, answer.status, answer.headers)
         peer.has_answered = True
-        await peer.send(h11.Response(status_code=answer.status, headers=headers))
-        self._door.received(len(body))
-        await peer.send(h11.Data(data=body), h11.EndOfMessage())
-        if recording is not None:
-            recording.add(body)
-            recording.finish(answer.body_sha256)
-
-    def _recording(
-        self, request: ProgramRequest, status: int, headers: list[tuple[bytes, bytes]]
-    ) -> Recording | None:
-        recorder = self._door.recorder
-        return recorder.begin(request, status, headers) if recorder is not None else None
+        await peer.send(h11.Response(status_code=answer.status, headers=list(answer.headers)))
+        self._door.received(len(answer.body))
+        await peer.send(h11.Data(data=answer.body), h11.EndOfMessage())
+        if following is not None:
+            following.add(answer.body)
+            following.finish(answer.digest)
 
     async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
         """Ask a human about a request, send it after a yes, and pass the answer on."""
@@ -463,7 +452,7 @@ class Proxy:
                 if name != b"content-length" and not values.finds_in_name(name.decode("latin-1"))
             ]
         peer.has_answered = True
-        recording = self._recording(request, answer.status, headers)
+        following = self._door.follow(request, answer.status, headers)
         if answer.status == 101:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
             await peer.send(h11.InformationalResponse(status_code=101, headers=headers))
@@ -480,13 +469,13 @@ class Proxy:
                 _require_large(count, total, self._door)
             if values.longest:
                 piece = stream.feed(piece.decode("latin-1")).encode("latin-1")
-            if recording is not None:
-                recording.add(piece)
+            if following is not None:
+                following.add(piece)
             await peer.send(h11.Data(data=piece))
         rest = stream.finish().encode("latin-1")
-        if recording is not None:
-            recording.add(rest)
-            recording.finish(peer.digest.hexdigest())
+        if following is not None:
+            following.add(rest)
+            following.finish(peer.digest.hexdigest())
         await peer.send(h11.Data(data=rest), h11.EndOfMessage())
 
     async def _relay(

@@ -21,11 +21,10 @@ import anyio.to_thread
 from fumehood.core.errors import PermissionDenied, StateUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import Cassette
-from fumehood.gateway.cassette import Player, Recorder
 from fumehood.gateway.door import Ask, Door, Lists, Spend, free
 from fumehood.gateway.placeholders import HeldRequest, Placeholders, secrets_for
 from fumehood.gateway.settings import GatewaySettings, ListedPackages, NetworkHosts
+from fumehood.gateway.tape import Tape
 from fumehood.observe.log import Logger, log_fault
 from fumehood.policy.model import CallFacts, Decision
 from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
@@ -38,7 +37,7 @@ from fumehood.sandbox.wall import CallPort, Dial, Network
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.gateway.addresses import CheckedBackend
+    from fumehood.executors.addresses import CheckedBackend
     from fumehood.gateway.authority import Authority
 
 AUTHORITY_FILE = "gateway.pem"
@@ -105,8 +104,7 @@ class Gateway:
         *,
         cancel: Callable[[asyncio.Task[None]], bool] = lambda task: False,
         spend: Spend = free,
-        recorder: Recorder | None = None,
-        replay: Cassette | None = None,
+        tape: Tape | None = None,
         trial: list[HeldRequest] | None = None,
         tool: str,
         call_id: str,
@@ -115,8 +113,8 @@ class Gateway:
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
         """Open the door of one call. `hosts` are those that it asks for; `cancel` cancels what a
-        task asks, and says whether it did. With `replay` nothing is sent, and the operator is asked
-        for nothing.
+        task asks, and says whether it did. If `tape` answers, nothing is sent, and the
+        operator is asked for nothing.
 
         Raises:
             PermissionDenied: they name a package index that the operator does not.
@@ -139,16 +137,15 @@ class Gateway:
             redactor.learn(value)
             return value
 
-        asked = [one for one in hosts if replay is None or not one.startswith("@")]
+        is_answered = tape is not None and tape.answers
+        asked = [one for one in hosts if not (is_answered and one.startswith("@"))]
         patterns, settings, lists = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
         # Who reads along on a node must get no secret.
         plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
         placeholders = Placeholders(bound, plain_hosts, read, self._secrets.settings)
-        player = Player(replay) if replay is not None else None
         door = Door(
-            patterns, settings, decide, ask, placeholders, record, recorder, player, spend, trial,
-            lists,
+            patterns, settings, decide, ask, placeholders, record, tape, spend, trial, lists,
         )  # fmt: skip
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)
@@ -228,7 +225,7 @@ class Gateway:
         """
         import httpcore2
 
-        from fumehood.gateway.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
+        from fumehood.executors.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
 
         if self._tls is None:
             self._tls = httpcore2.default_ssl_context()

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.hosts import network_pattern
+from fumehood.core.part import Setting
 from fumehood.registry.secrets import HostPattern
 
 NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_pattern)]
@@ -106,3 +107,6 @@ class GatewaySettings(BaseModel):
         if unknown := self.packages.keys() - self.indexes.keys():
             raise ValueError(f"packages: {min(unknown)} is no index (gateway.indexes)")
         return self
+
+
+SETTINGS = {"gateway": Setting(GatewaySettings, GatewaySettings())}

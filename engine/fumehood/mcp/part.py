@@ -6,6 +6,7 @@ from fumehood.core.part import Command, Part, ToolKind
 
 PART = Part(
     name="mcp",
+    after=("gateway",),
     settings="fumehood.mcp.client.settings:SETTINGS",
     commands={
         "mcp": Command(

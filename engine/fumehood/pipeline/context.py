@@ -30,6 +30,7 @@ from fumehood.observe.subscriber import Subscribers
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Claim, Keys
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
+from fumehood.pipeline.part import CallParts
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.retry import Attempts, Retries
@@ -241,6 +242,7 @@ class PipelineServices:
     circuits: Circuits
     retries: Retries
     subscribers: Subscribers
+    parts: CallParts
 
     def excesses(
         self, validated: ValidatedCall, but: Container[Gate] = ()

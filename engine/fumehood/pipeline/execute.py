@@ -147,6 +147,7 @@ async def execute(
         network=admitted.plan.network,
         expected=admitted.expected,
         calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
+        around=services.parts.around,
     )
     tool = permitted.tool.definition
     if tool.retry_count == 0 or not may_retry(tool, permitted.request.options):

@@ -12,10 +12,8 @@ A receipt keeps what a program's call depended on, and what came of it, as a blo
 
 from __future__ import annotations
 
-import base64
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -26,7 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.approvals.preview import edit_warning
-from fumehood.core.call import CallRequest, CheckedResult
+from fumehood.core.call import CallRequest, CheckedResult, replaced
 from fumehood.core.envelope import (
     Envelope,
     ErrorInfo,
@@ -34,7 +32,6 @@ from fumehood.core.envelope import (
     LimitsApplied,
     Metadata,
     Performance,
-    ReceiptLink,
     Resources,
     SandboxReport,
     UsageReport,
@@ -51,22 +48,16 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.long_text import INLINE_BYTES, ends_of, head_and_tail, is_long
-from fumehood.core.receipt import (
-    REPEATED_OPTIONS,
-    SESSION_WISHES,
-    Exchange,
-    Receipt,
-)
 from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import Prices, TextKind, TokenCounter, money
 from fumehood.executors.claims import unfit
 from fumehood.executors.function import HostFunctionFailed
-from fumehood.executors.outcome import CutText, Outcome, Recorded
+from fumehood.executors.outcome import CutText, Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.check_result import CheckedData, ResultCheckers
 from fumehood.pipeline.context import CallContext, FallbackAnswer, PipelineServices
-from fumehood.pipeline.plan import Plan, place_of
+from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import mask_fixed_arguments
 from fumehood.protocol import strict_json
@@ -511,15 +502,14 @@ async def build_envelope(
     """Build the envelope of a call from its outcome or the error that refused it."""
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
-    redacted, link = 0, None
+    redacted, added = 0, dict[str, Any]()
     if isinstance(ending, EngineError):
         redacted = redact_error(ending, services.redactor)
     else:
         if call.resolved is not None:
             max_bytes = call.plan.limits.output_bytes if call.plan is not None else MB
             shaped = await _shaped(ending, call.resolved.tool, max_bytes, services.redactor)
-            if shaped.outcome.recorded is not None:
-                link = await keep_receipt(call, shaped.outcome, shaped.data, services)
+            added = await services.parts.answered(call, shaped.outcome, shaped.data)
             shaped = await _shorten(shaped, call.request, call.resolved, services)
             error = shaped.outcome.error
         if isinstance(error, HostFunctionFailed):
@@ -531,7 +521,9 @@ async def build_envelope(
     checked = NOT_CHECKED
     if services.checkers is not None and shaped is not None and error is None:
         checked = await _check(call, shaped, services.checkers)
-    envelope = _envelope(call, shaped, error, services, redacted, checked, link)
+    envelope = _envelope(call, shaped, error, services, redacted, checked)
+    if added:
+        envelope = _with_added(envelope, added)
     return _with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
 
 
@@ -592,7 +584,6 @@ def _envelope(
     services: PipelineServices,
     redacted: int,
     checked: CheckedData,
-    receipt: ReceiptLink | None,
 ) -> Envelope:
     request = call.request
     outcome = shaped.outcome if shaped is not None else None
@@ -639,7 +630,6 @@ def _envelope(
             warnings=_warnings(call, outcome, services) + checked.warnings,
             redacted=redacted,
             metacognition=checked.metacognition,
-            receipt=receipt,
             **{name: value for _, hold in call.holds for name, value in hold.metadata.items()},
         ),
         debug_info=_debug_info(call, services),
@@ -752,6 +742,13 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
+def _with_added(envelope: Envelope, added: dict[str, Any]) -> Envelope:
+    """Return an envelope with the fields of its metadata that parts have filled in."""
+    metadata = envelope.metadata
+    free = {name: value for name, value in added.items() if name not in metadata.model_fields_set}
+    return replaced(envelope, metadata=metadata.model_copy(update=free))
+
+
 def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
     """Return the envelope of a failed call with the fallback's answer.
 
@@ -785,112 +782,3 @@ def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
     elif told is not None and answer.may_have_acted:
         changes["error"] = told.model_copy(update={"retryable": False, "retry_after_ms": None})
     return envelope.model_copy(update=changes)
-
-
-# -- receipts -------------------------------------------------------------------------------
-
-
-async def keep_receipt(
-    call: CallContext, outcome: Outcome, data: JsonObject, services: PipelineServices
-) -> ReceiptLink | None:
-    """Keep the receipt of a call that asked for one, or None. `data` is not shortened yet."""
-    recorded, plan, principal = outcome.recorded, call.plan, call.request.principal
-    if recorded is None or plan is None or principal is None or call.validated is None:
-        return None
-    place = None
-    with suppress(EngineError):  # its image may be gone by now
-        place = await place_of(plan, services.sessions)
-    now = timestamp(services.clock.now())
-
-    def make() -> bytes:
-        receipt = _receipt(call, plan, place, outcome, data, recorded, now, services.redactor)
-        return receipt.model_dump_json(indent=1).encode()
-
-    with anyio.CancelScope(shield=True):  # bounded by the disk; the program has already run
-        document = await anyio.to_thread.run_sync(make)
-        draft = services.blobs.draft(principal.id)
-        draft.feed(document)
-        try:
-            blob = await services.blobs.keep(draft, "receipt.json", "application/json")
-        except NotKept as reason:
-            return ReceiptLink(not_kept=f"{reason}, so it is lost")
-    return ReceiptLink(url=blob.url, expires_at=timestamp(blob.expires_at))
-
-
-def _receipt(
-    call: CallContext,
-    plan: Plan,
-    place: JsonObject | None,
-    outcome: Outcome,
-    data: JsonObject,
-    recorded: Recorded,
-    now: str,
-    redactor: Redactor,
-) -> Receipt:
-    assert call.validated is not None
-    tool, error = call.validated.tool.definition, outcome.error
-    fields = data if error is None else error.details or {}
-    options = call.request.options.model_dump(mode="json", include=set(REPEATED_OPTIONS))
-    return Receipt(
-        format="fumehood.receipt.1",
-        call_id=call.request.call_id,
-        timestamp=now,
-        tool=tool.name,
-        tool_version=tool.version,
-        arguments=call.validated.shown_arguments,
-        options={
-            **{name: value for name, value in options.items() if value is not None},
-            **({"network": list(plan.network)} if plan.network else {}),
-        },
-        session=plan.session.model_dump(mode="json", include={"id", *SESSION_WISHES})
-        if plan.session is not None
-        else None,
-        place=place,
-        network=recorded.network.model_copy(
-            update={"exchanges": [_redacted(one, redactor) for one in recorded.network.exchanges]}
-        ),
-        ended_by=outcome.ended_by.value,
-        error=code_of(error) if error is not None else None,
-        fields=_with_digests(fields, recorded, outcome.cuts),
-    )
-
-
-def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
-    """Return an exchange without secrets that its server sent unasked."""
-    shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
-    body = base64.b64decode(exchange.body_base64)
-    # Latin-1 keeps every byte, but a secret with other characters is found in UTF-8 only.
-    encoding = "utf-8" if _is_utf8(body) else "latin-1"
-    text, in_body = redactor.text(body.decode(encoding))
-    if not count and not in_body:
-        return exchange
-    packed = base64.b64encode(text.encode(encoding)).decode("ascii")
-    return exchange.model_copy(update={**shown, "body_base64": packed})
-
-
-def _is_utf8(body: bytes) -> bool:
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _with_digests(fields: JsonObject, recorded: Recorded, cuts: tuple[CutText, ...]) -> JsonObject:
-    """Return an answer's fields with the hashes of files in place of their content."""
-    return {
-        **fields,
-        **{cut.field: f"{cut.head}\n… {cut.length} characters …\n{cut.tail}" for cut in cuts},
-        **{
-            name: [
-                {
-                    "filename": file["filename"],
-                    "size": file["size"],
-                    "sha256": recorded.digests.get((kind, file["filename"])),
-                }
-                for file in fields[name]
-            ]
-            for name, kind in (("files", "file"), ("images", "image"))
-            if name in fields
-        },
-    }

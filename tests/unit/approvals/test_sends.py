@@ -134,9 +134,10 @@ def test_fetch_shows_the_address_and_other_tools_send_nothing_of_their_own() -> 
 
 def mcp_tool(**settings: Any) -> RegisteredTool:
     """The tool `files__read` of one configured server."""
+    unused: Any = None
     server = McpServer(
-        "files", McpServerSettings(**settings), Upstreams(), Redactor(), None,  # type: ignore[arg-type]
-        lambda *given: None, quiet_logger(),
+        "files", McpServerSettings(**settings), Upstreams(), Redactor(), unused,
+        lambda *given: None, quiet_logger(), unused,
     )  # fmt: skip
     server._own_names = {"files__read": "read file\u202e"}
     return replace(as_executor("mcp"), service=server)

@@ -32,7 +32,7 @@ from fumehood.core.names import named_apart
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
 from fumehood.executors.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.gateway.door import Door, NetworkUse, Send
-from fumehood.gateway.service import ENVIRONMENT
+from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.mcp.client.program import ContainerProgram, NetworkedProgram
 from fumehood.mcp.client.settings import SEPARATOR, McpServerSettings
 from fumehood.mcp.client.wire import (
@@ -113,13 +113,14 @@ class McpServers:
         redactor: Redactor,
         container: Wall,
         log: Logger,
+        gateway: Gateway,
     ) -> None:
         self._registry = registry
         self._registrations = registrations
         self._log = log
         self._tools: dict[str, list[RegisteredTool]] = {}
         self.servers = {
-            name: McpServer(name, each, upstreams, redactor, container, self._put, log)
+            name: McpServer(name, each, upstreams, redactor, container, self._put, log, gateway)
             for name, each in settings.items()
         }
 
@@ -176,6 +177,7 @@ class McpServer:
         container: Wall,
         put: Callable[[str, list[RegisteredTool], dict[str, str]], None],
         log: Logger,
+        gateway: Gateway,
     ) -> None:
         self.name = name
         self._settings = settings
@@ -184,6 +186,7 @@ class McpServer:
         self._container = container
         self._put = put
         self._log = log
+        self._gateway = gateway
         self._wire: Wire | None = None
         self._door: Door | None = None
         self._use = NetworkUse()
@@ -320,7 +323,7 @@ class McpServer:
 
         A program that misuses a secret is ended, if the secret says so.
         """
-        given, gateway = self._settings.network, self._upstreams.gateway
+        given, gateway = self._settings.network, self._gateway
         if not given:
             yield None, {}
             return

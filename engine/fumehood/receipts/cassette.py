@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from fumehood.core.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 from fumehood.gateway.request import ProgramRequest, Refusal
-
-Headers = list[tuple[bytes, bytes]]
+from fumehood.gateway.tape import Headers, Tape, TapedAnswer
 
 HEADER_BYTES = 32
 """What a header counts besides its name and value. *Source*: RFC 9113, 6.5.2."""
@@ -101,3 +100,31 @@ class Player:
         if self._left_out:
             why += f", and lacks {self._left_out} that could not be recorded"
         raise Refusal(502, "NETWORK_ERROR", f"Nothing is sent while a receipt is replayed: {why}.")
+
+
+class CassetteTape(Tape):
+    """Keeps or answers the requests of one run, or both."""
+
+    def __init__(self, recorder: Recorder | None, player: Player | None) -> None:
+        self._recorder = recorder
+        self._player = player
+        self.answers = player is not None
+
+    def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording | None:
+        if self._recorder is None:
+            return None
+        return self._recorder.begin(request, status, headers)
+
+    def skip(self) -> None:
+        if self._recorder is not None:
+            self._recorder.left_out += 1
+
+    def take(self, request: ProgramRequest, digest: str) -> TapedAnswer:
+        assert self._player is not None
+        found = self._player.take(request, digest)
+        return TapedAnswer(
+            found.status,
+            [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found.headers],
+            base64.b64decode(found.body_base64),
+            found.body_sha256,
+        )

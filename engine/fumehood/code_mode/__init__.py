@@ -1,0 +1,1 @@
+"""Code mode: programs in containers call other tools."""

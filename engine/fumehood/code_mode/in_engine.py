@@ -1,0 +1,38 @@
+"""Code mode in one engine: it gives a program the tools that its call names.
+
+Host side. The calls themselves pass the whole pipeline (`pipeline/child_calls.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fumehood.core.json_types import JsonObject
+from fumehood.engine_part import EnginePart
+from fumehood.executors.around import Given, Ran, Share
+from fumehood.executors.base import ToolRun
+
+
+class CodeMode(EnginePart):
+    """Passes the calls of programs on."""
+
+    @asynccontextmanager
+    async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
+        """Let a program call the tools that its call names."""
+        calls = run.calls
+        if calls is None or not calls.tools:
+            yield None
+            return
+
+        def share(ran: Ran) -> Share:
+            fields: JsonObject = {}
+            fields["tool_calls"] = calls.report
+            return Share(fields=fields)
+
+        yield Given(
+            needs=frozenset({"tools"}),
+            arguments={"tools": calls.tools},
+            call=calls.on_call,
+            share=share,
+        )

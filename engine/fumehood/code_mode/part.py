@@ -1,0 +1,7 @@
+"""Code mode as a part of the product."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Part
+
+PART = Part(name="code_mode", in_engine="fumehood.code_mode.in_engine:CodeMode")

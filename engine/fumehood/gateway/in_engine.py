@@ -1,0 +1,152 @@
+"""The gateway in one engine: it gives programs the network that their calls ask for.
+
+Host side. Invariants: a program gets no connection that its call did not ask for; when its run is
+over, all that its connections started has ended; a trial's requests are sent only after a human's
+yes, in their order, each at most once.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    NetworkError,
+    PermissionDenied,
+    SandboxViolation,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.engine_part import EnginePart
+from fumehood.executors.around import Given, Ran, Share
+from fumehood.executors.base import ToolRun
+from fumehood.gateway.door import Door, NetworkUse, shown_request
+from fumehood.gateway.placeholders import HeldRequest
+from fumehood.gateway.request import Refusal
+from fumehood.gateway.service import ENVIRONMENT, Gateway
+from fumehood.gateway.settings import GatewaySettings
+from fumehood.gateway.tape import Tape
+from fumehood.sandbox.wall import Network
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+class GatewayPart(EnginePart):
+    """It has its `gateway` while the engine runs."""
+
+    gateway: Gateway
+    tls: ssl.SSLContext | None = None
+    """Replaces the host's certificate authorities, if it is set before the engine runs."""
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Make the gateway."""
+        settings = made.config.of("gateway", GatewaySettings)
+        assert settings is not None
+        services = made.services
+        self.gateway = Gateway(
+            settings, services.policy.decide_request, made.database.directory,
+            services.registry.secrets, made.audit.note, services.log, self.tls,
+        )  # fmt: skip
+        yield
+
+    @asynccontextmanager
+    async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
+        """Open the door of a call that asks for hosts."""
+        if not run.network:
+            yield None
+            return
+        held: list[HeldRequest] | None = [] if run.request.options.preview else None
+        offered = [given.offer for given in before if isinstance(given.offer, Tape)]
+        tape = offered[0] if offered else None
+        async with self._opened(run, tape, held) as (door, network):
+            yield Given(
+                needs=frozenset({"network"}),
+                environment={**ENVIRONMENT, **door.placeholders.environment},
+                network=network,
+                scope=door.use.scope,
+                share=lambda ran: _share(ran, door.use, _Requests(self, held or [])),
+            )
+
+    def _opened(
+        self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
+    ) -> AbstractAsyncContextManager[tuple[Door, Network]]:
+        """Open the door of a run. Raises PermissionDenied if programs have no network here."""
+        calls, options = run.calls, run.request.options
+        assert calls is not None
+        if not self.gateway.is_open and not (tape is not None and tape.answers):
+            raise PermissionDenied(
+                "This engine gives programs no network: the operator has set no gateway.hosts. Do "
+                "not retry."
+            )
+        return self.gateway.door(
+            run.network, calls.ask, run.redactor, cancel=calls.cancel, spend=calls.spend,
+            tape=tape, trial=held, tool=run.tool.definition.name,
+            call_id=run.request.call_id, principal_id=run.domain.principal_id,
+            agent_id=options.agent_id, session_id=run.domain.session_id,
+        )  # fmt: skip
+
+    async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
+        """Send the requests of a trial in order, and return why one was not sent."""
+        async with self._opened(run, None, None) as (door, _):
+            assert door.deliver is not None
+            for number, one in enumerate(requests, 1):
+                try:
+                    await door.deliver(one)
+                except Refusal as refusal:
+                    return NetworkError(
+                        f"The session has the trial's files and variables, but of {len(requests)} "
+                        f"requests only {number - 1} were sent. {one.request.method} "
+                        f"{one.request.url[:200]}: {refusal.message}",
+                        retryable=False,
+                    )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """The requests of a trial that wait for a human."""
+
+    part: GatewayPart
+    requests: Sequence[HeldRequest]
+
+    @property
+    def shown(self) -> JsonObject:
+        if not self.requests:
+            return {}
+        return {"requests": [shown_request(one.request, one.body) for one in self.requests]}
+
+    async def apply(self, run: ToolRun) -> EngineError | None:
+        return await self.part.send(run, self.requests) if self.requests else None
+
+
+def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
+    def violation(fields: JsonObject) -> EngineError:
+        return SandboxViolation(
+            f"The program put the placeholder of the secret {use.ended_for!r} where it must not "
+            "be, so it was ended.",
+            details=fields,
+        )
+
+    is_misuse = use.ended_for is not None and ran.ending.ended_by is EndedBy.POLICY
+    return Share(
+        fault=violation if is_misuse else None,
+        warnings=use.warnings(),
+        network=use.report(),
+        held_back=requests,
+    )
+
+
+def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
+    """Return the gateway's part of an engine."""
+    return next(part for part in parts if isinstance(part, GatewayPart))
+
+
+def gateway_of(parts: Iterable[EnginePart]) -> Gateway:
+    """Return the gateway of an engine that runs."""
+    return part_of(parts).gateway

@@ -1,0 +1,12 @@
+"""The gateway as a part of the product."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Part
+
+PART = Part(
+    name="gateway",
+    after=("receipts",),  # which offers it a tape
+    settings="fumehood.gateway.settings:SETTINGS",
+    in_engine="fumehood.gateway.in_engine:GatewayPart",
+)

@@ -1,0 +1,67 @@
+"""What a part does in the pipeline: around a run, and before an answer.
+
+Host side. `EnginePart` has these methods, and `compose` gives the pipeline those that are
+overridden. Invariant: a part is only entered for a call that every gate has admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core.json_types import JsonObject
+from fumehood.executors.around import Around, Given
+from fumehood.executors.base import ToolRun
+from fumehood.executors.outcome import Outcome
+
+if TYPE_CHECKING:
+    from fumehood.pipeline.context import CallContext
+
+
+class CallPart:
+    """What a part does in calls. Each method may be overridden; none of these does anything."""
+
+    @asynccontextmanager
+    async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
+        """Surround a run of a program, and yield what the part gives to it.
+
+        `before` is what earlier parts give. Raises EngineError if the program must not run.
+        """
+        yield None
+
+    async def answered(
+        self, call: CallContext, outcome: Outcome, data: JsonObject
+    ) -> Mapping[str, Any]:
+        """Return fields of the answer's metadata that nobody else fills in.
+
+        `data` is not shortened yet. `outcome.kept` has what the part's `Share` kept.
+        """
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class CallParts:
+    """The parts of an engine that do something in calls, in their order."""
+
+    around: tuple[Around, ...] = ()
+    answering: tuple[CallPart, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Iterable[CallPart]) -> CallParts:
+        """Return those of some parts that override a method."""
+        found = tuple(parts)
+        return cls(
+            tuple(one.around for one in found if type(one).around is not CallPart.around),
+            tuple(one for one in found if type(one).answered is not CallPart.answered),
+        )
+
+    async def answered(
+        self, call: CallContext, outcome: Outcome, data: JsonObject
+    ) -> dict[str, Any]:
+        """Return the fields of the answer's metadata that parts fill in. The first one wins."""
+        added: dict[str, Any] = {}
+        for part in self.answering:
+            added = {**await part.answered(call, outcome, data), **added}
+        return added

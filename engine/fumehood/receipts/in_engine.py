@@ -1,0 +1,197 @@
+"""Receipts in one engine: what a program sent and got is kept, or is answered from a receipt.
+
+Host side. Invariants: a receipt has what the program saw and the caller was answered, so no value
+of a secret; while a receipt is replayed, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from fumehood.core.envelope import ReceiptLink
+from fumehood.core.errors import EngineError, code_of
+from fumehood.core.json_types import JsonObject
+from fumehood.core.receipt import REPEATED_OPTIONS, SESSION_WISHES, Cassette, Exchange, Receipt
+from fumehood.engine_part import EnginePart
+from fumehood.executors.around import Given, Ran, Share
+from fumehood.executors.base import ToolRun
+from fumehood.executors.outcome import CutText, Outcome
+from fumehood.observe.clock import timestamp
+from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.plan import Plan, place_of
+from fumehood.receipts.cassette import CassetteTape, Player, Recorder
+from fumehood.redaction.redactor import Redactor
+from fumehood.storage.blobs import NotKept
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a receipt has besides the answer: exchanges, and the SHA-256 of files and pictures by
+    path."""
+
+    network: Cassette
+    digests: Mapping[tuple[str, str], str]
+
+
+class Receipts(EnginePart):
+    """Records runs, answers them from a cassette, and keeps receipts as blobs."""
+
+    _services: PipelineServices
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Use the engine's services."""
+        self._services = made.services
+        yield
+
+    @asynccontextmanager
+    async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
+        """Offer a tape for the run, if the call asks for a receipt or repeats one."""
+        options = run.request.options
+        recorder = Recorder() if options.receipt else None
+        player = Player(options.replay) if options.replay is not None else None
+        if recorder is None and player is None:
+            yield None
+            return
+
+        def share(ran: Ran) -> Share:
+            if recorder is None:
+                return Share()
+            return Share(kept=Recorded(recorder.cassette, ran.digests))
+
+        yield Given(
+            needs=frozenset({"receipt"}),
+            with_digests=options.receipt,
+            offer=CassetteTape(recorder, player),
+            share=share,
+        )
+
+    async def answered(
+        self, call: CallContext, outcome: Outcome, data: JsonObject
+    ) -> Mapping[str, Any]:
+        """Keep the receipt of a call that asked for one, and return the link to it."""
+        for one in outcome.kept:
+            if isinstance(one, Recorded):
+                link = await _keep(call, outcome, data, one, self._services)
+                return {} if link is None else {"receipt": link}
+        return {}
+
+
+async def _keep(
+    call: CallContext,
+    outcome: Outcome,
+    data: JsonObject,
+    recorded: Recorded,
+    services: PipelineServices,
+) -> ReceiptLink | None:
+    """Keep a receipt. Return None if the call did not get as far as a plan."""
+    plan, principal = call.plan, call.request.principal
+    if plan is None or principal is None or call.validated is None:
+        return None
+    place = None
+    with suppress(EngineError):  # its image may be gone by now
+        place = await place_of(plan, services.sessions)
+    now = timestamp(services.clock.now())
+
+    def make() -> bytes:
+        receipt = _receipt(call, plan, place, outcome, data, recorded, now, services.redactor)
+        return receipt.model_dump_json(indent=1).encode()
+
+    with anyio.CancelScope(shield=True):  # bounded by the disk; the program has already run
+        document = await anyio.to_thread.run_sync(make)
+        draft = services.blobs.draft(principal.id)
+        draft.feed(document)
+        try:
+            blob = await services.blobs.keep(draft, "receipt.json", "application/json")
+        except NotKept as reason:
+            return ReceiptLink(not_kept=f"{reason}, so it is lost")
+    return ReceiptLink(url=blob.url, expires_at=timestamp(blob.expires_at))
+
+
+def _receipt(
+    call: CallContext,
+    plan: Plan,
+    place: JsonObject | None,
+    outcome: Outcome,
+    data: JsonObject,
+    recorded: Recorded,
+    now: str,
+    redactor: Redactor,
+) -> Receipt:
+    assert call.validated is not None
+    tool, error = call.validated.tool.definition, outcome.error
+    fields = data if error is None else error.details or {}
+    options = call.request.options.model_dump(mode="json", include=set(REPEATED_OPTIONS))
+    return Receipt(
+        format="fumehood.receipt.1",
+        call_id=call.request.call_id,
+        timestamp=now,
+        tool=tool.name,
+        tool_version=tool.version,
+        arguments=call.validated.shown_arguments,
+        options={
+            **{name: value for name, value in options.items() if value is not None},
+            **({"network": list(plan.network)} if plan.network else {}),
+        },
+        session=plan.session.model_dump(mode="json", include={"id", *SESSION_WISHES})
+        if plan.session is not None
+        else None,
+        place=place,
+        network=recorded.network.model_copy(
+            update={"exchanges": [_redacted(one, redactor) for one in recorded.network.exchanges]}
+        ),
+        ended_by=outcome.ended_by.value,
+        error=code_of(error) if error is not None else None,
+        fields=_with_digests(fields, recorded, outcome.cuts),
+    )
+
+
+def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
+    """Return an exchange without secrets that its server sent unasked."""
+    shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
+    body = base64.b64decode(exchange.body_base64)
+    # Latin-1 keeps every byte, but a secret with other characters is found in UTF-8 only.
+    encoding = "utf-8" if _is_utf8(body) else "latin-1"
+    text, in_body = redactor.text(body.decode(encoding))
+    if not count and not in_body:
+        return exchange
+    packed = base64.b64encode(text.encode(encoding)).decode("ascii")
+    return exchange.model_copy(update={**shown, "body_base64": packed})
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _with_digests(fields: JsonObject, recorded: Recorded, cuts: tuple[CutText, ...]) -> JsonObject:
+    """Return an answer's fields with the hashes of files in place of their content."""
+    return {
+        **fields,
+        **{cut.field: f"{cut.head}\n… {cut.length} characters …\n{cut.tail}" for cut in cuts},
+        **{
+            name: [
+                {
+                    "filename": file["filename"],
+                    "size": file["size"],
+                    "sha256": recorded.digests.get((kind, file["filename"])),
+                }
+                for file in fields[name]
+            ]
+            for name, kind in (("files", "file"), ("images", "image"))
+            if name in fields
+        },
+    }

@@ -1,0 +1,336 @@
+"""Around a run: parts add to what a program gets and to its outcome, and only make it stricter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, strategies
+
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.envelope import NetworkReport
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    ExecutionError,
+    InternalError,
+    PermissionDenied,
+    SandboxUnavailable,
+)
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.around import Around, Given, Ran, Share
+from fumehood.executors.base import CallHandle, ToolRun
+from fumehood.executors.outcome import Outcome
+from fumehood.pipeline.plan import executor_of
+from fumehood.redaction.redactor import Redactor
+from fumehood.registry.index import RegisteredTool, Source
+from fumehood.sandbox.wall import NO_SINKS, Network, RunEnding, RunSinks
+
+pytestmark = pytest.mark.anyio
+
+REPORT = NetworkReport(requests=1, denied=0, held=0, bytes_in=0, bytes_out=0, hosts={})
+LIMITS = Limits(30, 30, 256, 1 << 20)
+CODE: JsonObject = {"code": "1", "env": [{"name": "MINE", "value": "caller"}]}
+
+
+class Wall:
+    """A lease whose program ends as it is told, and which keeps what it received."""
+
+    queue_ms = 0.0
+
+    def __init__(self, ended_by: EndedBy = EndedBy.OK, *, waits: bool = False) -> None:
+        self.ending = RunEnding(ended_by, "call", stdout="out", exit_code=0)
+        self.waits = waits
+        self.runs: list[tuple[JsonObject, RunSinks]] = []
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        self.runs.append((arguments, sinks))
+        try:
+            await (anyio.sleep_forever() if self.waits else anyio.lowlevel.checkpoint())
+        except BaseException:
+            if sinks.ending is not None:
+                sinks.ending(self.ending)
+            raise
+        return self.ending
+
+
+def around(given: Given | None, left: list[str] | None = None, name: str = "") -> Around:
+    @asynccontextmanager
+    async def part(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
+        yield given
+        if left is not None:
+            left.append(name)
+
+    return part
+
+
+async def run(
+    wall: Wall, *parts: Around, handle: CallHandle | None = None, **fields: Any
+) -> Outcome:
+    tool = ToolDefinition(name="t", description="d", type="BUILTIN", executor="code:python")
+    unused: Any = None  # no file comes back
+    options = CallOptions(**fields.pop("options", {}))
+    arguments = {**CODE, **fields.pop("arguments", {})}
+    request = CallRequest("t", arguments, options, None, "call_1", "trace_1")
+    return await executor_of(tool).run(
+        ToolRun(
+            RegisteredTool(tool, Source.BUILTIN, unused, None), arguments, LIMITS, wall,
+            TrustDomain("ann", None, None), handle or CallHandle(), unused, unused, Redactor(),
+            unused, request, around=parts, **fields,
+        )
+    )  # fmt: skip
+
+
+def variables(arguments: JsonObject) -> dict[str, str]:
+    """The program's variables: of a name that is there twice, the last one counts."""
+    return {one["name"]: one["value"] for one in arguments["env"]}
+
+
+# -- what a part adds ---------------------------------------------------------------------------
+
+
+async def test_part_adds_variables_arguments_sinks_and_a_share_of_the_outcome() -> None:
+    wall, seen = Wall(), list[Ran]()
+    network = Network(lambda *_, **__: None, "certificates")  # type: ignore[arg-type, return-value]
+
+    def share(ran: Ran) -> Share:
+        seen.append(ran)
+        return Share(fields={"more": 1}, warnings=("told",), network=REPORT, kept="kept")
+
+    given = Given(
+        arguments={"tools": []}, environment={"OWN": "part"}, network=network, share=share
+    )
+    outcome = await run(wall, around(given))
+    ((arguments, sinks),) = wall.runs
+    assert variables(arguments).items() >= {"OWN": "part", "MINE": "caller"}.items()
+    assert (arguments["tools"], arguments["code"], sinks.network) == ([], "1", network)
+    assert [ran.ending for ran in seen] == [wall.ending]
+    assert outcome.data["more"] == 1
+    assert (outcome.warnings[-1], outcome.kept) == ("told", ("kept",))
+    assert outcome.network == REPORT
+
+
+async def test_parts_are_left_in_the_reverse_order_and_see_what_earlier_ones_give() -> None:
+    left, seen = list[str](), list[Any]()
+
+    @asynccontextmanager
+    async def last(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[None]:
+        seen.extend(one.offer for one in before)
+        yield None
+        left.append("last")
+
+    await run(Wall(), around(Given(offer=1), left, "a"), around(None, left, "b"), last)
+    assert seen == [1]
+    assert left == ["last", "b", "a"]
+
+
+async def test_calls_of_the_program_end_before_the_parts_are_left() -> None:
+    left = list[str]()
+
+    class Calls:
+        async def close(self) -> None:
+            left.append("calls")
+
+    await run(Wall(), around(None, left, "part"), calls=Calls())
+    assert left == ["calls", "part"]
+
+
+async def test_part_that_cancels_its_scope_ends_the_program_by_policy() -> None:
+    scope = anyio.CancelScope()
+    scope.cancel()
+    outcome = await run(Wall(waits=True), around(Given(scope=scope)))
+    assert (outcome.ended_by, outcome.data) == (EndedBy.POLICY, None)
+    assert outcome.error is not None
+
+
+async def test_partial_outcome_of_a_cancelled_run_has_the_share() -> None:
+    handle, wall = CallHandle(), Wall(waits=True)
+    share = Share(fields={"more": 1}, fault=lambda fields: ExecutionError("another"))
+    part = around(Given(share=lambda ran: share))
+    handle.is_cancelled = True
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await run(wall, part, handle=handle)
+    assert handle.partial is not None
+    assert handle.partial.error is not None
+    assert (handle.partial.ended_by, handle.partial.error.code) == (EndedBy.CANCELLED, "CANCELLED")
+    assert handle.partial.error.details is not None
+    assert handle.partial.error.details["more"] == 1
+
+
+# -- what a run needs ---------------------------------------------------------------------------
+
+ASKED: dict[str, dict[str, Any]] = {
+    "network": {"network": ("api.example.test",)},
+    "tools": {"arguments": {"tools": ["calculator"]}},
+    "receipt": {"options": {"receipt": True}},
+    "replay": {"options": {"replay": {"exchanges": []}}},
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_attack_run_without_the_part_that_it_needs_does_not_begin(name: str) -> None:
+    need = "receipt" if name == "replay" else name
+    others = frozenset({"network", "tools", "receipt"} - {need})
+    wall = Wall()
+    with pytest.raises(SandboxUnavailable, match=need) as refused:
+        await run(wall, around(Given(needs=others)), **ASKED[name])
+    assert (wall.runs, refused.value.may_retry) == ([], False)
+    twin = await run(wall, around(Given(needs=frozenset({need}))), **ASKED[name])
+    assert twin.error is None
+
+
+async def test_part_can_refuse_a_run() -> None:
+    @asynccontextmanager
+    async def refuses(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[None]:
+        raise PermissionDenied("no")
+        yield
+
+    wall, left = Wall(), list[str]()
+    with pytest.raises(PermissionDenied):
+        await run(wall, around(None, left, "earlier"), refuses)
+    assert wall.runs == []
+
+
+# -- a part can only make a run stricter ----------------------------------------------------------
+
+_names = strategies.sampled_from(["TRACEPARENT", "MINE", "OWN", "HTTP_PROXY"])
+_keys = strategies.sampled_from(["code", "stdin", "files", "tools", "more"])
+_fields = strategies.sampled_from(
+    ["ended_by", "exit_code", "stdout", "stderr", "value", "files", "more"]
+)
+_texts = strategies.sampled_from(["", "ok", "part"])
+
+
+def on_call(*_: Any) -> None:
+    pass
+
+
+_networks = Network(lambda *_, **__: None, "")  # type: ignore[arg-type, return-value]
+
+
+def failed(fields: JsonObject) -> EngineError:
+    return ExecutionError("part", details=fields)
+
+
+_shares = strategies.builds(
+    Share,
+    fields=strategies.dictionaries(_fields, _texts),
+    fault=strategies.sampled_from([None, None, None, failed]),
+    warnings=strategies.just(()) | strategies.just(("told",)),
+    kept=strategies.none() | strategies.just("kept"),
+)
+
+
+@strategies.composite
+def _parts(draw: Callable[..., Any]) -> Around:
+    """A random part: what it gives, what it adds afterwards, and where it fails."""
+    share, cuts = draw(_shares), draw(strategies.sampled_from([False, False, False, True]))
+    fails = draw(
+        strategies.sampled_from(["", "", "", "", "", "before", "after", "share", "suppresses"])
+    )
+
+    def shared(ran: Ran) -> Share:
+        if fails == "share":
+            raise ValueError("a bug of the part")
+        return share  # type: ignore[no-any-return]
+
+    given = Given(
+        needs=frozenset(draw(strategies.sets(strategies.sampled_from(["network", "tools"])))),
+        arguments=draw(strategies.dictionaries(_keys, _texts)),
+        environment=draw(strategies.dictionaries(_names, _texts)),
+        call=draw(strategies.sampled_from([None, on_call])),
+        network=draw(strategies.sampled_from([None, _networks])),
+        with_digests=draw(strategies.booleans()),
+        share=shared,
+    )
+
+    @asynccontextmanager
+    async def part(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
+        if fails == "before":
+            raise PermissionDenied("part")
+        scope = anyio.CancelScope()
+        if cuts:
+            scope.cancel()
+        try:
+            yield replace(given, scope=scope)
+        except BaseException:
+            if fails != "suppresses":
+                raise
+        if fails == "after":
+            raise InternalError("part")
+
+    return part
+
+
+async def tried(
+    ended_by: EndedBy, parts: Sequence[Callable[..., AbstractAsyncContextManager[Any]]]
+) -> tuple[Wall, Outcome | Exception]:
+    wall = Wall(ended_by)
+    try:
+        return wall, await run(wall, *parts)
+    except (EngineError, ValueError) as error:
+        return wall, error
+
+
+ENDINGS = [one for one in EndedBy if one is not EndedBy.CANCELLED]
+
+
+@given(
+    ended_by=strategies.just(EndedBy.OK) | strategies.sampled_from(ENDINGS),
+    parts=strategies.lists(_parts(), min_size=1, max_size=3),
+)
+def test_random_parts_never_make_a_run_more_permissive(
+    ended_by: EndedBy, parts: list[Around]
+) -> None:
+    async def compare() -> None:
+        bare, without = await tried(ended_by, ())
+        wall, outcome = await tried(ended_by, parts)
+        assert isinstance(without, Outcome)
+        if isinstance(outcome, Outcome):
+            if without.error is not None:
+                assert outcome.error is not None
+                assert outcome.data is None
+            if outcome.ended_by is not without.ended_by:  # a part has ended the program
+                assert outcome.ended_by is EndedBy.POLICY
+                assert outcome.error is not None
+            if outcome.error is None:
+                assert outcome.data.items() >= without.data.items()
+            assert set(without.warnings) <= set(outcome.warnings)
+        assert len(wall.runs) <= len(bare.runs) == 1
+        for arguments, sinks in wall.runs:
+            own_arguments, own_sinks = bare.runs[0]
+            assert arguments.items() >= {**own_arguments, "env": arguments["env"]}.items()
+            assert variables(arguments).items() >= variables(own_arguments).items()
+            for name in ("files", "output", "ending", "progress"):
+                assert type(getattr(sinks, name)) is type(getattr(own_sinks, name))
+            assert sinks.trial is own_sinks.trial
+
+    anyio.run(compare)
+
+
+async def test_attack_part_that_suppresses_an_error_has_its_run_fail_anyway() -> None:
+    @asynccontextmanager
+    async def suppresses(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[None]:
+        with contextlib.suppress(BaseException):
+            yield None
+
+    class Broken(Wall):
+        async def run(self, *given: Any, **more: Any) -> RunEnding:
+            raise SandboxUnavailable("the wall broke")
+
+    with pytest.raises(SandboxUnavailable, match="the wall broke"):
+        await run(Broken(), suppresses)
+    with pytest.raises(SandboxUnavailable, match="network"):
+        await run(Wall(), suppresses, network=("api.example.test",))
