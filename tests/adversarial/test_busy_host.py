@@ -29,7 +29,7 @@ SHARE = 0.1
 @pytest.fixture
 async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[OneContainer]:
     async with one_container(python_image, runtime=request.param) as box:
-        box.container.keep(1, 60)
+        box.container.keep(1, 600)
         yield box
 
 

@@ -176,7 +176,7 @@ async def test_without_the_look_at_ancestors_it_would_be_left(
 ) -> None:
     """The control: a guest that takes each process for one below a keeper."""
     async with one_container(python_image, command=weak_container(WITHOUT_ANCESTRY)) as box:
-        box.container.keep(1, 60)
+        box.container.keep(1, 600)
         await start(box, "own", "sleep 1234")
         await box.shell(f"python3 - <<'END'\n{attack.code}\nEND\nsleep 0.2")
         assert count_of(box, HIDDEN) == 1
@@ -233,7 +233,7 @@ async def test_fork_bomb_lets_calls_end_and_is_stopped(python_image: Image) -> N
         "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)\n"
     )
     async with one_container(python_image) as box:
-        box.container.keep(1, 60)
+        box.container.keep(1, 600)
         await ask(box, "start", "bomb", argv=["python3", "-c", bomb])
         await anyio.sleep(0.5)
         ended = await box.shell("echo on", wall_s=10)
@@ -253,7 +253,7 @@ async def test_call_that_gives_up_its_share_of_the_processor_ends_beside_busy_pr
 ) -> None:
     """A killed process needs a processor to end, and the host waits for that for a minute."""
     async with one_container(python_image) as box:
-        box.container.keep(1, 60)
+        box.container.keep(1, 600)
         await start(box, "hogs", HOGS)
         await until_printed(box, "hogs", "begun")
         assert value_of(await box.python("x = 2\nx")) == 2

@@ -139,7 +139,7 @@ async def test_root_inside_the_container_cannot_become_the_host(
     guest = weak_container(*weak, *() if is_checked else (ANY_PARENT,))
     image = ready_image("python-data")
     async with one_container(image, runtime=runtime, command=guest) as box:
-        box.container.keep(5, 60)
+        box.container.keep(5, 600)
         await plant(box, planting(FORGED))
         await box.python("# import pandas\nx = 1")
         if is_checked:
@@ -156,7 +156,7 @@ async def test_container_in_which_root_left_a_process_is_not_used_again(
     guest = weak_container(LATE_FAT_ZYGOTE, PATH_WITH_WORKSPACE, WITHOUT_REFUSAL)
     image = ready_image("python-data")
     async with one_container(image, runtime=runtime, command=guest) as box:
-        box.container.keep(5, 60)
+        box.container.keep(5, 600)
         await plant(box, planting(planted))
         assert (await box.python("# import pandas\n1")).result["value"] == 1
         assert (box.ended is None) is (planted == "")

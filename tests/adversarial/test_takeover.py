@@ -52,7 +52,7 @@ HEARS_NOTHING = {"", "ConnectionResetError", "PermissionError", "TimeoutError"}
 async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[OneContainer]:
     """A session's container, whose engine has epoch 5."""
     async with one_container(python_image, runtime=request.param) as box:
-        box.container.keep(5, 60)
+        box.container.keep(5, 600)
         await box.python("x = 'mine'")
         yield box
 

@@ -174,7 +174,7 @@ async def taken_over(box: OneContainer, epoch: int) -> AsyncIterator[OneContaine
     )
     listener = _Listener()
     container.listener = listener
-    container.keep(epoch, 60)
+    container.keep(epoch, 600)
     try:
         yield OneContainer(container, listener, box.memory_mb)
     finally:
