@@ -61,11 +61,13 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.pipeline.approve import approved_by_human, new_approval
 from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.conclude import cancelled_ending, hidden_fault
 from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.permit import permit
 from fumehood.pipeline.plan import Plan, make_plan, place_of, plan_now
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.result import build_envelope
-from fumehood.pipeline.run import cancelled_ending, hidden_fault, permit, run_approved
+from fumehood.pipeline.run import run_approved
 from fumehood.policy.model import Verdict
 from fumehood.storage.changes import stamp
 from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable

@@ -15,7 +15,7 @@ from fumehood import Envelope, ToolError, ToolResult, tool
 from fumehood.cache.in_engine import Cache
 from fumehood.core.call import CallBody
 from fumehood.core.identity import Principal
-from fumehood.pipeline import run as run_module
+from fumehood.pipeline import conclude
 from fumehood.registry.declare import FunctionTool
 from support.answers import code_of, error_of
 from support.definitions import expression_document
@@ -249,7 +249,7 @@ async def test_internal_error_releases_the_cache_claim(
 
     async with case(home) as c:
         with monkeypatch.context() as patch:
-            patch.setattr(run_module, "build_envelope", broken)
+            patch.setattr(conclude, "build_envelope", broken)
             with pytest.raises(RuntimeError):
                 await c.look()
         assert c.bench.engine.part(Cache).answers.status().running == 0

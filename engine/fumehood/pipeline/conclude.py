@@ -1,0 +1,64 @@
+"""Conclude: every call ends here, with the one envelope of its ending.
+
+A failure of the engine itself is logged, and its cause is hidden from the caller. A cancelled task
+records the call's end and is then cancelled.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import Cancelled, EngineError, InternalError
+from fumehood.executors.outcome import Outcome, cancelled
+from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.record import make_long_record, record_ending
+from fumehood.pipeline.result import build_envelope
+
+CONCLUDE_S = 5.0
+"""Seconds that a call has to store its ending after its task was cancelled."""
+
+
+async def conclude(
+    call: CallContext, ending: Outcome | EngineError, services: PipelineServices
+) -> Envelope:
+    """Build the envelope of one ending, release what the call holds, and record the ending.
+
+    Return the envelope. If the call has an idempotency key, this waits until the answer is on disk.
+    """
+    envelope = await call.settle(await build_envelope(call, ending, services))
+    try:
+        await make_long_record(call, envelope, services)
+    finally:
+        record_ending(call, envelope, services)
+    return envelope
+
+
+def cancelled_ending(call: CallContext) -> Outcome | EngineError:
+    """Return the ending of a call that its caller cancelled, with what is known about its run."""
+    outcome, plan = call.handle.partial, call.plan
+    if outcome is None and plan is not None:
+        isolation = call.request.options.isolation or "call"
+        outcome = Outcome.cancelled("none" if plan.placement.wall == "host" else isolation)
+    return cancelled() if outcome is None else call.trace.passed("execute", outcome)
+
+
+async def conclude_fault(
+    call: CallContext, fault: BaseException, services: PipelineServices
+) -> Envelope:
+    """Conclude a call that ended with an unexpected exception, or whose task was cancelled.
+
+    An exception becomes an `InternalError`. A cancellation is recorded and raised again.
+    """
+    if isinstance(fault, Exception):
+        return await conclude(call, hidden_fault(call, fault), services)
+    error = Cancelled("The call was cancelled before it ended.")
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CONCLUDE_S):
+        await conclude(call, error, services)
+    raise fault
+
+
+def hidden_fault(call: CallContext, fault: Exception) -> InternalError:
+    """Log an unexpected exception, and return the error that the caller gets instead."""
+    call.trace.fault("call.internal_error", fault)
+    return InternalError("The engine failed internally. The log has the cause under this trace id.")

@@ -1,0 +1,74 @@
+"""Permit: the first three stages of a call, which let it in or refuse it.
+
+A program's call may only name tools that are for programs. Rules in shadow mode are logged.
+"""
+
+from __future__ import annotations
+
+import anyio.to_thread
+
+from fumehood.core.long_text import is_long
+from fumehood.pipeline.authorize import PermittedCall, authorize
+from fumehood.pipeline.child_calls import require_for_program, tools_of
+from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.resolve import ResolvedCall, resolve
+from fumehood.pipeline.validate import ValidatedCall, validate
+
+
+def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
+    """Resolve, validate and authorize a call.
+
+    Raises:
+        EngineError: as these three stages.
+    """
+    return _authorized(call, validate(_resolved(call, services)), services)
+
+
+async def permit_apart(call: CallContext, services: PipelineServices) -> PermittedCall:
+    """As `permit`, with long arguments validated in a thread."""
+    resolved = _resolved(call, services)
+    if not is_long(call.request.arguments):
+        return _authorized(call, validate(resolved), services)
+    return _authorized(call, await anyio.to_thread.run_sync(validate, resolved), services)
+
+
+def _resolved(call: CallContext, services: PipelineServices) -> ResolvedCall:
+    call.resolved = resolved = call.trace.passed(
+        "resolve", resolve(call.request, services.registry, services.agents, services.clock.now)
+    )
+    if call.request.parent_id is not None and call.request.held is None:
+        require_for_program(resolved.tool.definition)
+    return resolved
+
+
+def _authorized(
+    call: CallContext, validated: ValidatedCall, services: PipelineServices
+) -> PermittedCall:
+    trace = call.trace
+    call.validated = trace.passed("validate", validated)
+
+    def is_over_budget() -> bool:
+        found = services.excesses(validated, but={gate for gate, _ in call.holds})
+        return any(excess.record is not None for _, excess in found)
+
+    permitted = trace.passed(
+        "authorize",
+        authorize(validated, services.policy, is_over_budget, services.sessions.own_env),
+    )
+    if "tools" in validated.arguments:
+        call.tools = tools_of(permitted, services)
+    return permitted
+
+
+def log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
+    """Count the rule that decided, and log the rules in shadow mode that would have decided."""
+    services.policy.count(permitted.decision)
+    if not permitted.decision.shadow:
+        return
+    services.log.info(
+        "policy.shadow",
+        tool=permitted.tool.definition.name,
+        call_id=permitted.request.call_id,
+        trace_id=permitted.request.trace_id,
+        rules=list(permitted.decision.shadow),
+    )
