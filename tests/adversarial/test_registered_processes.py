@@ -16,7 +16,15 @@ import pytest
 from fumehood.core.errors import EndedBy
 from fumehood.sandbox.images.catalog import Image
 from support.one_container import OneContainer, one_container, value_of
-from support.processes_beside import ask, count_of, in_container, start, state_of, until_printed
+from support.processes_beside import (
+    ask,
+    count_of,
+    in_container,
+    start,
+    state_of,
+    until_counted,
+    until_printed,
+)
 from support.weakened import WITHOUT_ANCESTRY, weak_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
@@ -125,6 +133,7 @@ async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
     """A session's container with a registered process that has a child. All others are over."""
     await start(shared, "own", "sleep 1234 & echo begun; wait")
     await until_printed(shared, "own", "begun")
+    await until_counted(shared, "sleep 1234", 1)
     yield shared
     assert shared.ended is None, shared.container.complaint
     for process in await ask(shared, "list"):
@@ -178,8 +187,8 @@ async def test_without_the_look_at_ancestors_it_would_be_left(
     async with one_container(python_image, command=weak_container(WITHOUT_ANCESTRY)) as box:
         box.container.keep(1, 600)
         await start(box, "own", "sleep 1234")
-        await box.shell(f"python3 - <<'END'\n{attack.code}\nEND\nsleep 0.2")
-        assert count_of(box, HIDDEN) == 1
+        await box.shell(f"python3 - <<'END'\n{attack.code}\nEND")
+        await until_counted(box, HIDDEN, 1)
 
 
 async def test_registered_process_that_wakes_the_variables_ends_only_them(

@@ -65,3 +65,12 @@ def count_of(box: OneContainer, command: str) -> int:
     process of root in it, because Docker itself does not see those of gVisor.
     """
     return sum(one.startswith(command) for one in in_container(box, LIST).splitlines())
+
+
+async def until_counted(box: OneContainer, command: str, number: int) -> None:
+    """Wait until so many processes have a command line that begins so: a fork has none of its own
+    before it has become its program.
+    """
+    with anyio.fail_after(WAIT_S):
+        while await anyio.to_thread.run_sync(count_of, box, command) != number:
+            await anyio.sleep(0.02)
