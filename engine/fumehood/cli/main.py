@@ -22,7 +22,6 @@ COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
-    "replay": "Run programs again as their receipts say, and show what differs.",
     "hook": "Gates before the tools of other agents.",
     "usage": "Show usage: tokens and cost, summed from the call log; and budgets.",
     "doctor": "Check this host.",
@@ -45,7 +44,7 @@ COMMANDS = {
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority",
-    "node": "nodes", "replay": "run", "state": "config",
+    "node": "nodes", "state": "config",
     "usage": "calls",
 }  # fmt: skip
 """Name → module in this package, if it has another name."""

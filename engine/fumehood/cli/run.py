@@ -1,4 +1,4 @@
-"""`fumehood run`: run a local program in a sandbox. `fumehood replay`: repeat it from its receipt.
+"""`fumehood run`: run a local program in a sandbox.
 
 Invariant: output and figures are untrusted. On a terminal, text is escaped. A figure is drawn only
 if it starts as a PNG of acceptable size, and only as our base64 between our control sequences.
@@ -24,7 +24,6 @@ from fumehood.cli.options import (
     Packages,
     SocketPath,
     directory,
-    json_object,
     local,
     read_bytes,
     read_text,
@@ -40,14 +39,13 @@ from fumehood.cli.show import (
     write_diff,
 )
 from fumehood.core.errors import ApprovalDenied
-from fumehood.core.escaping import json_document, visible
+from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
 
 if TYPE_CHECKING:
     from fumehood.client import Client
-    from fumehood.core.receipt import Receipt
 
 Download = Callable[[str, Callable[[bytes], object]], None]
 """Passes the bytes of a URL in an answer to a function, piece by piece."""
@@ -533,113 +531,3 @@ def _for_iterm(png: bytes) -> str:
     """Return the sequence for iTerm2. *Source*: its inline images protocol (also of WezTerm)."""
     text = base64.b64encode(png).decode("ascii")
     return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"
-
-
-# -- replay ---------------------------------------------------------------------------------
-
-
-def replay(
-    receipts: Annotated[
-        list[str], typer.Argument(metavar="RECEIPT…", help="The files, or - for stdin.")
-    ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The differences and the new receipts as JSON.")
-    ] = False,
-    socket: SocketPath = None,
-) -> None:
-    """Run programs again as their receipts say, and show what differs.
-
-    A program gets the arguments of then, and its requests get the answers of then: nothing is sent.
-    Programs of one session run in a new one like it, in the order of their receipts here.
-
-    Exit status: 0 nothing differs, 1 something does, 2 wrong usage, 3 waiting for approval,
-    4 engine or sandbox unavailable.
-    """
-    from fumehood.core.receipt import differences
-
-    before = [_read(json_object(read_bytes(one, "The receipt"), "The receipt")) for one in receipts]
-    shown: list[JsonObject] = []
-    with _sessions(socket, as_json=as_json) as session_of:
-        for one in before:
-            after = _repeated(one, session_of(one), socket, as_json=as_json)
-            found = differences(one, after)
-            shown.append({"differences": found, "receipt": after.model_dump(mode="json")})
-            if not as_json:
-                _say(one, after, found)
-    if as_json:
-        print(json_document({"replays": shown}))
-    has_changed = any(one["differences"] for one in shown)
-    raise typer.Exit(ExitCode.TOOL_FAILED if has_changed else ExitCode.SUCCESS)
-
-
-@contextmanager
-def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield what returns the option of a receipt's session. New ones are ended afterwards."""
-    from fumehood.core.receipt import SESSION_WISHES
-
-    made: dict[str, str] = {}
-
-    def session_of(receipt: Receipt) -> JsonObject:
-        if receipt.session is None:
-            return {}
-        own_id = str(receipt.session.get("id"))
-        if own_id not in made:
-            given = {name: receipt.session.get(name) or None for name in SESSION_WISHES}
-            given["agent_id"] = receipt.options.get("agent_id")
-            with calling(socket, as_json=as_json, is_payload=True) as client:
-                made[own_id] = client.create_session(**given).id
-        return {"session_id": made[own_id]}
-
-    try:
-        yield session_of
-    finally:
-        for session_id in made.values():
-            with calling(socket, as_json=as_json, is_payload=True) as client:
-                client.end_session(session_id)
-
-
-def _repeated(
-    before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
-) -> Receipt:
-    """Run a program again, and return its new receipt. Ends the command if there is none."""
-    from fumehood.core.receipt import REPEATED_OPTIONS
-
-    replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}
-    known = {*REPEATED_OPTIONS, "network"}  # the file may be anybody's
-    options = {name: one for name, one in before.options.items() if name in known}
-    options |= session | replayed
-    answer = call_once(before.tool, before.arguments, options, socket, as_json=as_json)
-    link = answer["metadata"].get("receipt") or {}
-    if "url" not in link:
-        show_envelope(answer, as_json=as_json)
-        if "not_kept" in link:
-            say(f"What differs is not known: {link['not_kept']}.", to_stderr=True)
-        raise typer.Exit(exit_code_of(answer) or ExitCode.TOOL_FAILED)
-    raw = bytearray()
-    with downloading(socket, as_json=as_json) as download:
-        download(link["url"], raw.extend)
-    return _read(json_object(bytes(raw), "The new receipt"))
-
-
-def _say(before: Receipt, after: Receipt, found: list[str]) -> None:
-    if not found:
-        count = len(after.network.exchanges)
-        requests = f", nor do its {count} requests" if count else ""
-        say(f"Nothing differs from {before.call_id}{requests}.")
-        return
-    say(f"What differs from {before.call_id}:")
-    for line in found:
-        say("  " + visible(line))
-
-
-def _read(document: JsonObject) -> Receipt:
-    from pydantic import ValidationError
-
-    from fumehood.core.receipt import Receipt
-
-    try:
-        return Receipt.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        fail(f"This is not a receipt: {where}: {first['msg']}.", ExitCode.USAGE)

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from fumehood.core.part import Part
+from fumehood.core.part import Command, Part
 
-PART = Part(name="receipts", in_engine="fumehood.receipts.in_engine:Receipts")
+PART = Part(
+    name="receipts",
+    commands={
+        "replay": Command(
+            "Run programs again as their receipts say, and show what differs.",
+            "fumehood.receipts.command:replay",
+            after="run",
+        )
+    },
+    in_engine="fumehood.receipts.in_engine:Receipts",
+)
