@@ -23,6 +23,8 @@ from typing import Any
 from pydantic import BaseModel
 
 import fumehood
+from fumehood.approvals.model import ApprovalState
+from fumehood.approvals.transitions import TRANSITIONS
 from fumehood.core.errors import (
     ENDING_ERRORS,
     ERROR_CODES,
@@ -43,6 +45,7 @@ from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+EXPLANATION = Path(__file__).resolve().parents[1] / "docs" / "explanation"
 ENGINE = REFERENCE.parents[1] / "engine" / "fumehood"
 WIDTH = 96
 
@@ -329,7 +332,34 @@ def _files() -> str:
     ).replace("### `./`", "### The package itself")
 
 
+def approval_page(page: str) -> str:
+    """Return the page of approvals with the diagram and the table of their transitions."""
+    rows = TRANSITIONS.values()
+    edges: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for state in ApprovalState:
+            if row.to is not None and state in row.leaves:
+                edges.setdefault((state, row.to), []).append(row.name)
+    drawn = [f"    {source} --> {to}: {', '.join(names)}" for (source, to), names in edges.items()]
+    diagram = "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> pending", *drawn, "```"])
+    table = _table(
+        ("change", "from", "to", "by", "when"),
+        [
+            (
+                row.name,
+                ", ".join(f"`{state}`" for state in ApprovalState if state in row.leaves),
+                f"`{row.to}`" if row.to is not None else "stays",
+                row.by,
+                row.when,
+            )
+            for row in rows
+        ],
+    )
+    return _between(page, "transitions", f"{diagram}\n\n{table}")
+
+
 PAGES: dict[Path, Callable[[str], str]] = {
+    EXPLANATION / "approval.md": approval_page,
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
     REFERENCE / "restricted-python.md": restricted_python_page,

@@ -45,6 +45,7 @@ from fumehood.approvals.model import (
     yes_votes,
 )
 from fumehood.approvals.remembered import add_rule
+from fumehood.approvals.transitions import ENDINGS, TRANSITIONS, Transition
 from fumehood.core.call import Need
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
@@ -59,6 +60,7 @@ from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
 
+WAITING = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED})
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 
@@ -66,12 +68,9 @@ STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 class Step:
     """One change of one approval. Absent fields stay unchanged."""
 
-    kind: str
-    """The change's name in the audit chain."""
+    transition: Transition
     by: str
     at: datetime
-    leaves: frozenset[ApprovalState]
-    to: ApprovalState | None = None
     version: int | None = None
     """If given, the approval must still have this version."""
     digest: str | None = None
@@ -97,10 +96,6 @@ class Step:
     """Whether the change is visible, so that it creates a new version."""
 
 
-PENDING = frozenset({ApprovalState.PENDING})
-WAITING = PENDING | {ApprovalState.APPROVED}
-AFTER_APPROVAL = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
-
 # Decisions of people.
 
 
@@ -118,7 +113,7 @@ def approved(
     if remember is not None:
         details["remembered"] = remember.id
     return Step(
-        "approval.approved", decision.approver, decision.at, PENDING, ApprovalState.APPROVED,
+        TRANSITIONS["approve"], decision.approver, decision.at,
         version=version, in_time=True,
         columns={"decided_at": stamp(decision.at), "expires_at": stamp(start_by)},
         becomes=edited, decision=decision, remember=remember, event="approval.decided",
@@ -130,7 +125,7 @@ def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -
     """An approver denied the call."""
     at = stamp(decision.at)
     return Step(
-        "approval.denied", decision.approver, decision.at, PENDING, ApprovalState.DENIED,
+        TRANSITIONS["deny"], decision.approver, decision.at,
         version=version, in_time=True,
         columns={"decided_at": at, "ended_at": at, "code": "APPROVAL_DENIED"},
         decision=decision, answer=answer, event="approval.decided", details=_details(decision),
@@ -140,7 +135,7 @@ def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -
 def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
     """The caller cancelled the call before it started."""
     return Step(
-        "approval.cancelled", by, now, WAITING, ApprovalState.CANCELLED,
+        TRANSITIONS["cancel"], by, now,
         columns={"ended_at": stamp(now), "code": "CANCELLED"},
         answer=answer, event="approval.ended",
     )  # fmt: skip
@@ -148,9 +143,8 @@ def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
 
 def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -> Step:
     """A human found out how an interrupted call ended."""
-    to = ApprovalState.DONE if resolution.outcome == "done" else ApprovalState.FAILED
     return Step(
-        "approval.resolved", by, now, frozenset({ApprovalState.INTERRUPTED}), to,
+        TRANSITIONS[f"resolve as {resolution.outcome}"], by, now,
         answer=answer, event="approval.ended",
         details={"outcome": resolution.outcome, "note": resolution.note},
     )  # fmt: skip
@@ -162,8 +156,7 @@ def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -
 def started(approval: Approval, now: datetime) -> Step:
     """The call starts: the approval is used up, for this action and no other."""
     return Step(
-        "approval.started", "engine", now, frozenset({ApprovalState.APPROVED}),
-        ApprovalState.STARTED, digest=approval.action_digest, in_time=True,
+        TRANSITIONS["start"], "engine", now, digest=approval.action_digest, in_time=True,
         columns={"started_at": stamp(now)},
     )  # fmt: skip
 
@@ -173,7 +166,7 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
     ones."""
     code = envelope.error.code if envelope.error is not None else "OK"
     return Step(
-        f"approval.{to.value}", "engine", now, AFTER_APPROVAL, to,
+        ENDINGS[to], "engine", now,
         columns={"ended_at": stamp(now), "code": code},
         changed=tuple(changed), answer=envelope, event="approval.ended", details={"code": code},
     )  # fmt: skip
@@ -185,22 +178,20 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 def expiring(now: datetime) -> Step:
     """The approval expires soon, and the webhook warns about it. Its version stays the same."""
     return Step(
-        "approval.expiring", "engine", now, PENDING,
+        TRANSITIONS["warn"], "engine", now,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
     )  # fmt: skip
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
     """The call would have another effect now. Earlier decisions do not count for this action."""
-    return Step(
-        "approval.previewed", "engine", now, PENDING, digest=before.action_digest, becomes=becomes
-    )
+    return Step(TRANSITIONS["update"], "engine", now, digest=before.action_digest, becomes=becomes)
 
 
 def expired(now: datetime, answer: Envelope) -> Step:
     """The call was not decided, or not started after its approval, in time."""
     return Step(
-        "approval.expired", "engine", now, WAITING, ApprovalState.EXPIRED,
+        TRANSITIONS["expire"], "engine", now,
         columns={"ended_at": stamp(now), "code": "APPROVAL_EXPIRED"},
         answer=answer, event="approval.ended",
     )  # fmt: skip
@@ -208,17 +199,16 @@ def expired(now: datetime, answer: Envelope) -> Step:
 
 def outlived(what: str, now: datetime, answer: Envelope) -> Step:
     """What the call needs ended before it started, as in `Approval.outlived`."""
-    leaves = PENDING if what == SESSION else WAITING
+    row = TRANSITIONS[f"end with its {'session' if what == SESSION else 'engine'}"]
     return replace(
-        expired(now, answer), leaves=leaves, changed=(what,), details={"changed": [what]}
+        expired(now, answer), transition=row, changed=(what,), details={"changed": [what]}
     )
 
 
 def interrupted(now: datetime, answer: Envelope) -> Step:
     """The engine ended while the call ran."""
     return Step(
-        "approval.interrupted", "engine", now, frozenset({ApprovalState.STARTED}),
-        ApprovalState.INTERRUPTED,
+        TRANSITIONS["interrupt"], "engine", now,
         columns={"ended_at": stamp(now), "code": "OUTCOME_UNKNOWN"},
         answer=answer, event="approval.ended",
     )  # fmt: skip
@@ -464,7 +454,7 @@ class ApprovalTable:
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
         values: dict[str, Any] = {"version": approval.version + step.is_seen, **step.columns}
-        if to is None and step.to is not None:
+        if to is None and step.transition.to is not None:
             values.pop("decided_at", None)  # the quorum is not complete
             values.pop("expires_at", None)
         elif to is not None:
@@ -488,7 +478,7 @@ class ApprovalTable:
             add_rule(connection, step.remember)
         after = _get(connection, approval_id)
         audited = {**_audited(after.approval, by=step.by), **step.details}
-        self._chain.append(connection, step.kind, at, audited)
+        self._chain.append(connection, step.transition.audited, at, audited)
         if step.event is not None:
             self._owe(connection, approval_id, step.event, step.at)
         return after
@@ -537,7 +527,7 @@ def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
 def _require(approval: Approval, step: Step) -> None:
     if step.version is not None and step.version != approval.version:
         raise refusals.conflict(approval)
-    if approval.state not in step.leaves:
+    if approval.state not in step.transition.leaves:
         too_late = step.in_time and approval.state is ApprovalState.EXPIRED
         raise refusals.too_late(approval) if too_late else refusals.conflict(approval)
     if step.digest is not None and step.digest != approval.action_digest:
@@ -554,14 +544,15 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
     """
     decision = step.decision
     if decision is None:
-        return step.to
+        return step.transition.to
     is_repeated = _is_repeated(approval, decision)
     if not is_repeated:
         connection.execute(insert(DECISIONS), _decision_row(approval.id, decision))
     voted = step.becomes.approval if step.becomes is not None else approval
     votes = _votes((*approval.decisions, decision), voted.action_digest, step)
-    if step.to is not ApprovalState.APPROVED or votes >= voted.quorum:
-        return step.to
+    to = step.transition.to
+    if to is not ApprovalState.APPROVED or votes >= voted.quorum:
+        return to
     if is_repeated:  # one approver has one vote
         raise refusals.conflict(approval)
     return None

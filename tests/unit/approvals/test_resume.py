@@ -60,7 +60,7 @@ async def test_call_whose_start_was_stored_without_an_answer_ends_as_interrupted
 
     async def lose_answer(table: ApprovalTable, steps: Sequence[tuple[str, Step]]) -> Any:
         after = await change(table, steps)
-        if steps[0][1].to is ApprovalState.STARTED:
+        if steps[0][1].transition.to is ApprovalState.STARTED:
             lost.append(True)
             raise WriteUnavailable("no answer")
         return after

@@ -9,6 +9,7 @@ import pytest
 
 from fumehood.approvals.model import ApprovalQuery, ApprovalSettings, ApprovalState
 from fumehood.approvals.store import Step
+from fumehood.approvals.transitions import Transition
 from fumehood.core.errors import (
     IdempotencyConflict,
 )
@@ -21,14 +22,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
 
 
 def _step(desk: Asking, leaves: ApprovalState, to: ApprovalState, **more: object) -> Step:
-    return Step(
-        "approval.test",
-        "test",
-        desk.engine.approvals.requests.now(),
-        frozenset({leaves}),
-        to,
-        **more,
-    )  # type: ignore[arg-type]
+    row = Transition("test", frozenset({leaves}), to, "a test", "whenever", kind="approval.test")
+    now = desk.engine.approvals.requests.now()
+    return Step(row, "test", now, **more)  # type: ignore[arg-type]
 
 
 async def test_ended_approvals_are_pruned_after_retention_and_pending_kept() -> None:
