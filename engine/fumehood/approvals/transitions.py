@@ -22,9 +22,9 @@ class Transition:
     to: ApprovalState | None
     """None if the approval stays in its state."""
     by: str
-    """Who makes it, for people."""
+    """The one who makes it, for people."""
     when: str
-    """In which case, for people."""
+    """The case in which it is made, for people."""
     kind: str = ""
     """Its name in the audit chain. By default `approval.` and the state to which it leads."""
 

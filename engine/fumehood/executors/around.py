@@ -2,9 +2,9 @@
 
 Host side, between `ProgramExecutor` and the parts. Each part that has something to do with a run
 is entered before it, in the parts' order, and left after it, in the reverse order. Invariants: a
-part can only make a run stricter. What it gives is added to what the kernel and earlier parts
-give, and replaces none of it. It can turn a success into a failure, and never the reverse. A run
-that needs what no part gives does not begin.
+part can only make a run stricter. It adds to the gifts of the kernel and of earlier parts, and
+replaces nothing. It can turn a success into a failure, and never the reverse. A run that needs what
+no part gives does not begin.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Share:
     warnings: tuple[str, ...] = ()
     network: NetworkReport | None = None
     kept: object | None = None
-    """What the part itself needs later, when the call is answered (`Outcome.kept`)."""
+    """A value for the part itself when the call is answered (`Outcome.kept`)."""
     held_back: HeldBack | None = None
 
 
@@ -72,7 +72,7 @@ class Given:
     """What one part gives to a run."""
 
     needs: frozenset[str] = frozenset()
-    """Those of `needs_of` that it meets."""
+    """The names in `needs_of` that it meets."""
     arguments: JsonObject = field(default_factory=dict)
     """Arguments of the guest. Those of the program stay."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -53,4 +53,4 @@ class Tape(ABC):
 
     @abstractmethod
     def take(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Return the answer to a request with this body. Raises Refusal if there is none."""
+        """Return the answer to a request with this body. Raises Refusal if it is missing."""

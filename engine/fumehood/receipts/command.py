@@ -84,7 +84,7 @@ def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Recei
 def _repeated(
     before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
 ) -> Receipt:
-    """Run a program again, and return its new receipt. Ends the command if there is none."""
+    """Run a program again, and return its new receipt. Ends the command without one."""
     from fumehood.core.receipt import REPEATED_OPTIONS
 
     replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a receipt has besides the answer: exchanges, and the SHA-256 of files and pictures by
-    path."""
+    """The contents of a receipt beyond the answer: exchanges, and the SHA-256 of files and pictures
+    by path.
+    """
 
     network: Cassette
     digests: Mapping[tuple[str, str], str]
