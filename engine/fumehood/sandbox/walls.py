@@ -112,15 +112,17 @@ class EngineWalls:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EngineWalls:
-        if self._own is not None:
-            await self._stack.enter_async_context(self._own)
-        if self.cluster is not None:
-            await self._stack.enter_async_context(self.cluster)
-        if isinstance(self._interpreter, InterpreterWall):
-            await self._stack.enter_async_context(self._interpreter)
-        if isinstance(self._jail, JailWall) and self._jailed_paths:
-            await self._stack.enter_async_context(self._jail)
-        self._stack.push_async_callback(self._host.stop)
+        async with AsyncExitStack() as started:  # which end if a later one does not start
+            if self._own is not None:
+                await started.enter_async_context(self._own)
+            if self.cluster is not None:
+                await started.enter_async_context(self.cluster)
+            if isinstance(self._interpreter, InterpreterWall):
+                await started.enter_async_context(self._interpreter)
+            if isinstance(self._jail, JailWall) and self._jailed_paths:
+                await started.enter_async_context(self._jail)
+            started.push_async_callback(self._host.stop)
+            self._stack = started.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

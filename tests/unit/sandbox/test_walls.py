@@ -1,0 +1,56 @@
+"""The walls of an engine start together, or not at all."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from fumehood.config import Config
+from fumehood.sandbox.walls import EngineWalls, WallSettings
+from fumehood.testing import FakeWall
+
+pytestmark = pytest.mark.anyio
+
+
+class Started:
+    """Notes its start and its end, and fails at the start if it is told to."""
+
+    def __init__(self, noted: list[str], name: str, *, fails: bool = False) -> None:
+        self._noted, self._name, self._fails = noted, name, fails
+
+    async def __aenter__(self) -> None:
+        if self._fails:
+            raise OSError("no room")
+        self._noted.append(f"{self._name} starts")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._noted.append(f"{self._name} ends")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_wall_that_has_started_ends_if_a_later_one_does_not_start(fails: bool) -> None:
+    config = Config()
+    settings = WallSettings(
+        interpreter=config.interpreter, jail=config.jail, container=config.container,
+        packages=config.packages, own_images=config.own_images, longest_session_s=60,
+        longest_with_disk_s=60, orphan_s=60,
+    )  # fmt: skip
+    walls: Any = EngineWalls(
+        settings, frozenset(), state=None, on_event=lambda event, values: None,
+        interpreter=FakeWall(), container=FakeWall(),
+    )  # fmt: skip
+    noted = list[str]()
+    walls._own, walls.cluster = Started(noted, "own"), Started(noted, "cluster", fails=fails)
+    if fails:
+        with pytest.raises(OSError, match="no room"):
+            await walls.__aenter__()
+        assert noted == ["own starts", "own ends"]
+    else:
+        async with walls:
+            assert noted == ["own starts", "cluster starts"]
+        assert noted[2:] == ["cluster ends", "own ends"]
