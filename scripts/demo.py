@@ -166,6 +166,27 @@ class Demo:
         seconds = time.monotonic() - started
         return Ran(self.typed(arguments), done.returncode, seconds, done.stdout, done.stderr)
 
+    def conversation(self, *arguments: str, line: str) -> Ran:
+        """Run one command that gets a line, and the end of its input after it has answered."""
+        started = time.monotonic()
+        process = subprocess.Popen(  # noqa: S603 - the demo's own commands
+            [FUMEHOOD, *arguments], env=self.environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        impatient = threading.Timer(COMMAND_DEADLINE_S, process.kill)
+        impatient.start()
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            rest, complaints = process.communicate()
+        finally:
+            impatient.cancel()
+        seconds = time.monotonic() - started
+        return Ran(self.typed(arguments), process.returncode, seconds, answer + rest, complaints)
+
     def typed(self, arguments: tuple[str, ...]) -> str:
         """The command line, with variables for identifiers."""
         words = (self.names.get(word) or shlex.quote(word) for word in arguments)
@@ -426,7 +447,7 @@ def call_over_mcp(demo: Demo) -> None:
     }
     call = {"name": "calculator", "arguments": {"expression": "6 * 7"}, "_meta": meta}
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
-    ran = demo.fumehood("mcp", stdin=json.dumps(request) + "\n")
+    ran = demo.conversation("mcp", line=json.dumps(request))
     result = (ran.answer or {}).get("result", {})
     came = json.dumps(result.get("structuredContent"))
     is_right = (ran.status, came) == (0, '{"value": 42, "text": "42"}')
