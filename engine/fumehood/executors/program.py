@@ -155,9 +155,9 @@ class _Results:
         # It may have ended by itself at the same moment, but its caller was already told that it
         # was cancelled.
         with anyio.CancelScope(shield=True):
-            handle.partial, _ = self._outcome(
-                replace(self._cut, ended_by=EndedBy.CANCELLED), await self._streams.finish()
-            )
+            ending = replace(self._cut, ended_by=EndedBy.CANCELLED)
+            outcome, _ = self._outcome(ending, await self._streams.finish())
+            handle.partial = replace(outcome, kept=())  # parts answer for whole runs only
 
     async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
         """Return the outcome of a run that has ended, and what parts hold back of it."""

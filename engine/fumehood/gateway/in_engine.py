@@ -21,6 +21,7 @@ from fumehood.core.errors import (
     SandboxViolation,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.part import PartError
 from fumehood.engine_part import EnginePart
 from fumehood.executors.around import Given, Ran, Share
 from fumehood.executors.base import ToolRun
@@ -143,8 +144,11 @@ def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
 
 
 def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
-    """Return the gateway's part of an engine."""
-    return next(part for part in parts if isinstance(part, GatewayPart))
+    """Return the gateway's part of an engine. Raises PartError if it has none."""
+    for part in parts:
+        if isinstance(part, GatewayPart):
+            return part
+    raise PartError("This needs the part 'gateway', which is not there.")
 
 
 def gateway_of(parts: Iterable[EnginePart]) -> Gateway:

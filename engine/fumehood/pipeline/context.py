@@ -99,9 +99,9 @@ class CallContext:
 
     def begin(self) -> None:
         """Note, also for the gates, that the call may have an effect from now on."""
-        self.has_begun = True
         for _, hold in self.holds:
             hold.begin()
+        self.has_begun = True
 
     def release(self) -> None:
         """Release what gates hold for the call, because it used nothing."""

@@ -60,8 +60,14 @@ class CallParts:
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> dict[str, Any]:
-        """Return the fields of the answer's metadata that parts fill in. The first one wins."""
+        """Return the fields of the answer's metadata that parts fill in. The first one wins.
+
+        The fault of a part is logged, and does not cost the call its answer.
+        """
         added: dict[str, Any] = {}
         for part in self.answering:
-            added = {**await part.answered(call, outcome, data), **added}
+            try:
+                added = {**await part.answered(call, outcome, data), **added}
+            except Exception as fault:
+                call.trace.fault("part.internal_error", fault)
         return added

@@ -39,6 +39,7 @@ async def answer_of_gates(
         found = await gate.answer(permitted, limit_s)
         if isinstance(found, KnownAnswer):
             call.handle.close()
+            call.release()
             return _envelope(found, permitted, call, services)
         if found is not None:
             call.holds.append((gate, found))

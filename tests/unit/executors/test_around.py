@@ -156,7 +156,7 @@ async def test_part_that_cancels_its_scope_ends_the_program_by_policy() -> None:
 
 async def test_partial_outcome_of_a_cancelled_run_has_the_share() -> None:
     handle, wall = CallHandle(), Wall(waits=True)
-    share = Share(fields={"more": 1}, fault=lambda fields: ExecutionError("another"))
+    share = Share(fields={"more": 1}, fault=lambda fields: ExecutionError("another"), kept="kept")
     part = around(Given(share=lambda ran: share))
     handle.is_cancelled = True
     with anyio.CancelScope() as scope:
@@ -167,6 +167,7 @@ async def test_partial_outcome_of_a_cancelled_run_has_the_share() -> None:
     assert (handle.partial.ended_by, handle.partial.error.code) == (EndedBy.CANCELLED, "CANCELLED")
     assert handle.partial.error.details is not None
     assert handle.partial.error.details["more"] == 1
+    assert handle.partial.kept == ()  # so that no part answers for it, such as with a receipt
 
 
 # -- what a run needs ---------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Hostile(Gate):
 
     def __init__(self, excess: str, answer: str, hold: str, end: str) -> None:
         self._excess, self._answer, self._hold, self._end = excess, answer, hold, end
+        self.refuses_at_begin = False
         self.asked: list[Verdict] = []
         self.ended: list[str] = []
 
@@ -71,6 +72,10 @@ class Held(Hold):
     def __init__(self, gate: Hostile) -> None:
         self._gate = gate
 
+    def begin(self) -> None:
+        if self._gate.refuses_at_begin:
+            raise refused("denied")
+
     def settle(self, ended: Ended) -> None:
         self._gate.note("settle")
 
@@ -81,7 +86,7 @@ class Held(Hold):
         self._gate.note("close")
 
 
-async def outcome(decision: str, gate: Hostile | None) -> tuple[str, int, dict[str, Any]]:
+async def outcome(decision: str, *gates: Hostile) -> tuple[str, int, dict[str, Any]]:
     """The code of a call, how often its tool ran, and its data."""
     ran = 0
 
@@ -96,9 +101,8 @@ async def outcome(decision: str, gate: Hostile | None) -> tuple[str, int, dict[s
         file.write_text(f'[[rules]]\nid = "r"\ndecision = "{decision}"\ntools = ["act"]\n')
         async with bench(Path(home), [act], policy_file=file) as made:
             engine: Engine = made.engine
-            if gate is not None:
-                services = engine._made.services
-                object.__setattr__(services, "gates", (gate, *services.gates))
+            services = engine._made.services
+            object.__setattr__(services, "gates", (*gates, *services.gates))
             envelope = await engine.call("act", {})
     return envelope.error.code if envelope.error is not None else "OK", ran, dict(envelope.data)
 
@@ -151,4 +155,20 @@ def test_allowed_call_runs_at_most_once_and_what_is_held_ends(
     [("allow", "OK", 1), ("ask", "REQUIRES_HUMAN_APPROVAL", 0), ("deny", "PERMISSION_DENIED", 0)],
 )
 def test_control_call_without_such_a_gate(decision: str, code: str, ran: int) -> None:
-    assert anyio.run(outcome, decision, None)[:2] == (code, ran)
+    assert anyio.run(outcome, decision)[:2] == (code, ran)
+
+
+def test_call_that_a_hold_ends_before_it_begins_uses_nothing() -> None:
+    gate, other = Hostile("none", "none", "hold", "none"), Hostile("none", "none", "hold", "none")
+    gate.refuses_at_begin = True
+    assert anyio.run(outcome, "allow", gate, other)[:2] == ("PERMISSION_DENIED", 0)
+    assert (gate.ended, other.ended) == (["release", "close"], ["release", "close"])
+
+
+def test_what_earlier_gates_hold_is_released_if_a_later_one_answers() -> None:
+    holds, answers = (
+        Hostile("none", "hold", "none", "none"),
+        Hostile("none", "forge", "none", "none"),
+    )
+    assert anyio.run(outcome, "allow", holds, answers) == ("OK", 0, {"forged": True})
+    assert holds.ended == ["release", "close"]
