@@ -255,7 +255,7 @@ def _fields(value: type[BaseModel]) -> str:
 
 
 def _lines(owner: type, prefix: str = "") -> Iterator[str]:
-    """Each public member of our own; those of a client's groups, too."""
+    """Each public member of our own, also those of a client's groups."""
     for name in dir(owner):
         home = next(each for each in reversed(owner.__mro__) if name in vars(each))
         if name.startswith("_") or not home.__module__.startswith("fumehood"):

@@ -5,9 +5,7 @@ Eighth stage; `build_envelope` fills the metadata from the call's context, and r
 an error. `shorten` cuts long texts in `data` and `error.details` to head and tail, and stores each
 whole text as a blob of the caller; contents of files do not count as texts.
 `account` computes tokens and cost from measurements, in decimal arithmetic; `budgets/ledger` adds
-them up.
-
-A receipt keeps what a program's call depended on, and what came of it, as a blob of its caller.
+them up. Parts may fill in further fields of the metadata (`part.py`).
 """
 
 from __future__ import annotations
