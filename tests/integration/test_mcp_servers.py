@@ -501,7 +501,8 @@ class ForgetfulServer(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", "application/json")
         if self.begun:
-            self.send_header("mcp-session-id", self.begun[-1])
+            begins = self.headers["mcp-session-id"] is None
+            self.send_header("mcp-session-id", self.begun[-1] if begins else "one-that-is-over")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

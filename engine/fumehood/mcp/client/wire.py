@@ -569,11 +569,10 @@ class HttpWire(Wire):
             request.max_bytes, request.attempt, values, relay,
         )  # fmt: skip
         reader.finish()
-        session = answer.headers.get("mcp-session-id")
-        if session and is_header_value(session):
-            self._session = session
-        elif request.method == "initialize" and answer.status < 300:
-            self._session = None
+        # Another answer names the session that its request was sent in, which may be over.
+        if request.method == "initialize" and answer.status < 300:
+            session = answer.headers.get("mcp-session-id")
+            self._session = session if session and is_header_value(session) else None
         return answer
 
 
