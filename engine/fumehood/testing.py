@@ -19,7 +19,7 @@ import anyio.abc
 from fumehood.core.errors import EndedBy, NetworkError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.limits import Limit, Limits, WallLimits
 from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
@@ -104,8 +104,8 @@ class FakeWall:
 
     answer: Callable[[SeenRun], RunEnding] = always_four
     limits: WallLimits = INTERPRETER_LIMITS
-    required: frozenset[Limit] = PROCESS_WALL_LIMITS
-    enforced: frozenset[Limit] = PROCESS_WALL_LIMITS
+    required: frozenset[Limit] = frozenset(Limit)
+    enforced: frozenset[Limit] = frozenset(Limit)
     remedy: str = "This is a fake."
     heals: bool = True
     runs: list[SeenRun] = field(default_factory=list)

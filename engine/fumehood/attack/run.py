@@ -101,7 +101,7 @@ async def _attack_wall(
     why = cure = ""
     try:
         async with target.open() as standing:
-            await _say_hello(standing)
+            await _say_hello(target.wall, standing)
             for attack in attacks:
                 trial = _Trial(attack, standing, bait)
                 if time.monotonic() >= ends_at:
@@ -126,7 +126,7 @@ class CannotTry(Exception):
     """The wall cannot be attacked on this host: `args` are the reason and the remedy."""
 
 
-async def _say_hello(standing: Standing) -> None:
+async def _say_hello(name: str, standing: Standing) -> None:
     """Run a harmless program first, because a wall that refuses everything would seem to hold.
 
     Raises:
@@ -135,9 +135,10 @@ async def _say_hello(standing: Standing) -> None:
     wall, language = standing.wall, standing.hello
     status = wall.status
     cure = status.remedy or "Run `fumehood doctor` to see what is missing."
-    if status.faults or status.lacking:
+    lacking = status.lacking(name)
+    if status.faults or lacking:
         why = "; ".join(status.faults)
-        why = why or f"It does not enforce {', '.join(sorted(status.lacking))} here."
+        why = why or f"It does not enforce {', '.join(sorted(lacking))} here."
         raise CannotTry(f"It serves no calls. {why}", cure)
     limits = Limits(HELLO_S, HELLO_S, standing.memory_mb, 4096)
     try:

@@ -74,6 +74,20 @@ PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Lim
 """The limits that a process wall enforces. Programs cannot write files there, so the other limits
 do not apply."""
 
+_LEAST = {
+    "interpreter": PROCESS_WALL_LIMITS,
+    "jail": PROCESS_WALL_LIMITS,
+    "host": frozenset({Limit.WALL_TIME, Limit.OUTPUT}),
+}
+
+
+def least_limits(wall: str) -> frozenset[Limit]:
+    """Return the limits without which nothing runs behind a wall, whatever it requires itself.
+
+    A wall that is not known here must enforce every limit.
+    """
+    return _LEAST.get(wall, frozenset(Limit))
+
 
 MIN_DISK_MB, MAX_DISK_MB = 16, 1_048_576
 """Smallest and largest size of a session's disk, in MB."""

@@ -13,7 +13,7 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, WallLimits, smallest
+from fumehood.core.limits import Limit, Limits, WallLimits, least_limits, smallest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.executors.base import Executor, HeldAction, Placement
@@ -250,14 +250,15 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
 
 
 def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
-    """Return the limits that the wall requires, after checking that it enforces them.
+    """Return the limits that the wall needs, after checking that it enforces them: those that it
+    requires, and at least those that the engine does.
 
     Raises:
         WallDown: it enforces none of them.
         SandboxUnavailable: it does not enforce all of them.
     """
     status = wall.status
-    missing = status.lacking
+    missing = status.lacking(placement.wall)
     if missing and not status.enforced:
         are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
         raise WallDown(
@@ -272,7 +273,7 @@ def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
             retryable=status.heals,
             retry_after_ms=RETRY_AFTER_MS if status.heals else None,
         )
-    return status.required
+    return status.required | least_limits(placement.wall)
 
 
 async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:

@@ -31,7 +31,7 @@ import psutil
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limit, Limits, WallLimits
+from fumehood.core.limits import MB, Limits, WallLimits, least_limits
 from fumehood.protocol import framing
 from fumehood.sandbox.wall import (
     CHUNK_BYTES,
@@ -52,7 +52,7 @@ HOST_LIMITS = WallLimits(
     min_memory_mb=0,
     output_bytes=MB,
 )
-ENFORCED = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
+ENFORCED = least_limits("host")
 """The limits that are enforced for functions on the host."""
 
 MAX_RUNNING = 64

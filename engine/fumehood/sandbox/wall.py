@@ -23,7 +23,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, WallLimits
+from fumehood.core.limits import Limit, Limits, WallLimits, least_limits
 from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
 from fumehood.protocol.framing import ConnectionFrame
 from fumehood.protocol.messages import GuestEnding
@@ -255,10 +255,9 @@ class WallStatus:
     """One sentence for each missing image."""
     guest_pid: int | None = None
 
-    @property
-    def lacking(self) -> frozenset[Limit]:
-        """The required limits that are not enforced."""
-        return self.required - self.enforced
+    def lacking(self, wall: str) -> frozenset[Limit]:
+        """Return the limits that a wall of this name needs, and that are not enforced."""
+        return (self.required | least_limits(wall)) - self.enforced
 
 
 class Wall(Protocol):

@@ -139,7 +139,7 @@ class EngineWalls:
             walls["jail"] = self._jail
         if self.container.status.is_in_use:
             walls["container"] = self.container
-        return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
+        return {name: _report(name, wall) for name, wall in walls.items()}
 
     def containers(self) -> dict[str, int]:
         """Return the number of containers by state, and of calls that wait for one."""
@@ -161,12 +161,12 @@ class EngineWalls:
         return is_held, shown
 
 
-def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
+def _report(name: str, wall: Wall) -> dict[str, Any]:
     status = wall.status
     return {
         "enforced": sorted(limit.value for limit in status.seen),
-        "ready": status.is_ready,
-        "essential": is_essential,
+        "ready": status.is_ready and not status.lacking(name),
+        "essential": name == "interpreter",
         "faults": list(status.faults),
         "missing": list(status.missing_images),
         "guest_pid": status.guest_pid,

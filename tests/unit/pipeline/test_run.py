@@ -14,11 +14,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood import Envelope, ToolResult, tool
+from fumehood import Config, Engine, Envelope, ToolResult, tool
 from fumehood.core.call import CallBody
 from fumehood.core.errors import ENDING_ERRORS, EndedBy, InvalidParams
 from fumehood.core.identity import Principal, Scope, TrustDomain
-from fumehood.core.limits import Limit
+from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit
 from fumehood.registry.declare import FunctionTool
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun, always_four
@@ -210,6 +210,53 @@ async def test_wall_that_cannot_enforce_a_limit_is_never_used(home: Path, missin
         assert _code(envelope) == "SANDBOX_UNAVAILABLE"
         assert wall.runs == []
         assert b.engine.walls["interpreter"]["ready"] is False
+
+
+LYING = frozenset[Limit]()
+"""What a wall requires that would run anything."""
+
+CALLS: dict[str, Any] = {"calculator": {"expression": "1"}, "run_python": {"code": "1"}}
+
+
+@pytest.mark.row("S4", "S1")
+@pytest.mark.parametrize(
+    ("tool", "missing"),
+    # No program in the interpreter can write files, so some limits do not apply there.
+    [("calculator", limit) for limit in sorted(PROCESS_WALL_LIMITS)]
+    + [("run_python", limit) for limit in Limit],
+)
+async def test_wall_that_requires_less_than_the_engine_is_never_used(
+    home: Path, tool: str, missing: Limit
+) -> None:
+    wall = FakeWall(required=LYING, enforced=frozenset(Limit) - {missing})
+    async with Engine(config=Config(home=home), interpreter=wall, container=wall) as engine:
+        envelope = await engine.call(tool, CALLS[tool])
+        assert _code(envelope) == "SANDBOX_UNAVAILABLE"
+        assert f"wall cannot enforce {missing} on this host" in error_of(envelope).message
+        assert engine.walls["container"]["ready"] is False
+    assert wall.runs == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "enforced"), [("calculator", PROCESS_WALL_LIMITS), ("run_python", frozenset(Limit))]
+)
+async def test_twin_wall_that_enforces_what_the_engine_requires_is_used(
+    home: Path, tool: str, enforced: frozenset[Limit]
+) -> None:
+    wall = FakeWall(required=LYING, enforced=enforced)
+    async with Engine(config=Config(home=home), interpreter=wall, container=wall) as engine:
+        assert _code(await engine.call(tool, CALLS[tool])) is None
+    assert len(wall.runs) == 1
+
+
+async def test_control_wall_is_used_if_the_engine_requires_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.sandbox.wall.least_limits", lambda wall: LYING)
+    wall = FakeWall(required=LYING, enforced=LYING)
+    async with Engine(config=Config(home=home), interpreter=wall, container=wall) as engine:
+        assert _code(await engine.call("run_python", CALLS["run_python"])) is None
+    assert len(wall.runs) == 1
 
 
 # -- host functions -----------------------------------------------------------------------
