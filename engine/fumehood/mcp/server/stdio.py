@@ -10,6 +10,7 @@ its connection is closed, which ends the call; only messages are written to stan
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 import time
@@ -59,8 +60,8 @@ project, and some more. All calls wait meanwhile."""
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
-LAST_ANSWERS_S = 1.0
-"""Seconds that requests have to finish after the client has closed its output."""
+LOOK_S = 0.01
+"""Seconds between two looks at the last requests, once the client has closed its output."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_BODY_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
@@ -160,13 +161,15 @@ class Bridge:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its output, then cancel the remaining requests."""
+        """Serve the client until it closes its output, then finish the requests that are running.
+
+        They are cancelled if the client closes its input also.
+        """
         self._lines = _lines(self.reading)
         self._add_follower()
         self._over.wait()
-        deadline = time.monotonic() + LAST_ANSWERS_S
-        while self._has_calls() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while self._has_calls() and not self._is_alone():
+            time.sleep(LOOK_S)
         with self._lock:
             for flight in list(self._flights.values()):
                 self._cancel(flight.id)
@@ -180,6 +183,12 @@ class Bridge:
     def _has_calls(self) -> bool:
         with self._lock:
             return any(f.method != "subscriptions/listen" for f in self._flights.values())
+
+    def _is_alone(self) -> bool:
+        """Whether nobody can read an answer any more. A file can always be read."""
+        poll = select.poll()
+        poll.register(self.writing, 0)  # the end of a pipe or socket is reported unasked
+        return bool(poll.poll(0))
 
     def _add_follower(self) -> None:
         self._followers += 1
