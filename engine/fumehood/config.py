@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
@@ -89,6 +89,9 @@ from fumehood.storage.settings import FileSettings, RecordSettings, StateSetting
 
 T = TypeVar("T")
 
+PREFIX, NESTED = "FUMEHOOD_", "__"
+"""Of variables of the environment: their beginning, and what joins a table and its key."""
+
 
 class TlsSettings(Value):
     """The certificate of the engine's address, with its chain, and its key, in PEM files."""
@@ -109,8 +112,8 @@ class KernelConfig(BaseSettings):
     """The settings of the kernel. `Config` also has those of the parts."""
 
     model_config = SettingsConfigDict(
-        env_prefix="FUMEHOOD_",
-        env_nested_delimiter="__",
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTED,
         env_ignore_empty=True,
         frozen=True,
         extra="forbid",
@@ -235,7 +238,8 @@ class KernelConfig(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         given = engine_paths.read_config_file(config_file()) if config_file().is_file() else {}
-        return (init_settings, env_settings, InitSettingsSource(settings_cls, given))
+        unknown = InitSettingsSource(settings_cls, dict(_unknown_tables(settings_cls)))
+        return (init_settings, env_settings, unknown, InitSettingsSource(settings_cls, given))
 
     def of(self, key: str, kind: type[T]) -> T | None:
         """Return the settings of a part under their key, or None if they are absent."""
@@ -273,6 +277,18 @@ class KernelConfig(BaseSettings):
         return EnginePaths(
             os.environ, self.mode, self.home, self.socket, self.service.run_directory
         )
+
+
+def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
+    """Yield what the environment sets in tables that do not exist, such as those of a part that is
+    not there. Validation refuses it.
+    """
+    for name, value in os.environ.items():
+        beginning, _, path = name.upper().partition(PREFIX)
+        key, separator, _ = path.lower().partition(NESTED)
+        is_table = bool(separator and value) or value.lstrip().startswith("{")
+        if path and not beginning and is_table and key not in settings.model_fields:
+            yield key, value
 
 
 def _with_parts() -> type[KernelConfig]:
@@ -341,14 +357,15 @@ def _fault_words(fault: ErrorDetails) -> str:
 
 def _place_of(path: Sequence[int | str]) -> str:
     variable = variable_of(path)
-    if any(name.upper() == variable for name in os.environ):
-        return f" (variable {variable})"
+    for name in map(str.upper, os.environ):
+        if name == variable or name.startswith(variable + NESTED):
+            return f" (variable {name})"
     return f" in {config_file()}" if config_file().is_file() else ""
 
 
 def variable_of(path: Sequence[int | str]) -> str:
     """Return the name of the environment variable that sets a key."""
-    return "FUMEHOOD_" + "__".join(map(str, path)).upper()
+    return PREFIX + NESTED.join(map(str, path)).upper()
 
 
 def _fields_at(path: Sequence[int | str]) -> list[str]:

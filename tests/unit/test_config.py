@@ -222,7 +222,28 @@ def test_misspelt_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         load_config()
 
 
-@pytest.mark.parametrize("name", ["LOG_LEVLE", "CONTAINER_MEMORY_MB", "CONTANER__MEMORY_MB"])
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("CONTANER__MEMORY_MB", "300", "contaner"),
+        ("contaner__images__python", "x", "contaner"),
+        ("CONTANER", ' {"memory_mb": 300}', "contaner"),
+        ("GONE__ADDRESS", "10.0.0.1:6379", "gone"),  # of a part that is not there
+    ],
+)
+def test_variable_of_a_table_that_does_not_exist_is_refused(
+    name: str, value: str, key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _write(tmp_path, "log_level = 'debug'")
+    monkeypatch.setenv(f"FUMEHOOD_{name}", value)
+    said = rf"{key}: there is no such key \(variable FUMEHOOD_{name.upper()}\)\."
+    with pytest.raises(ConfigError, match=said):
+        load_config()
+    monkeypatch.setenv(f"FUMEHOOD_{name}", "")  # which counts as absent
+    assert load_config().log_level == "debug"
+
+
+@pytest.mark.parametrize("name", ["LOG_LEVLE", "CONTAINER_MEMORY_MB"])
 def test_unrelated_variable_is_ignored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"FUMEHOOD_{name}", "300")
     assert load_config() == Config()
