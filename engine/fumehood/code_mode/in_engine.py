@@ -1,6 +1,6 @@
 """Code mode in one engine: it gives a program the tools that its call names.
 
-Host side. The calls themselves pass the whole pipeline (`pipeline/child_calls.py`).
+Host side. The program's calls pass the whole pipeline (`pipeline/child_calls.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fumehood.executors.base import ToolRun
 
 
 class CodeMode(EnginePart):
-    """Passes the calls of programs on."""
+    """Lets programs call tools."""
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Let a program call the tools that its call names."""
+        """Give the program the tools that its call names, and add the calls to the outcome."""
         calls = run.calls
         if calls is None or not calls.tools:
             yield None

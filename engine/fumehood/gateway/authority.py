@@ -1,7 +1,8 @@
-"""The gateway's certificate authority, and the certificates that it shows to programs.
+"""The gateway's certificate authority, and the host certificates that it issues for programs.
 
-Host side. It is made once for each state and stays there; its key never enters a sandbox, and its
-certificate is trusted in sandboxes only. Certificates for hosts are made when they are needed.
+Host side. The authority is made once for each state directory and stored there; its key never
+enters a sandbox, and only sandboxes trust its certificate. Certificates for hosts are issued when
+they are needed.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fumehood.storage.directory import write_private
 
 LIFETIME = timedelta(days=3650)
-"""Validity of the authority, and of each host's certificate until the authority ends."""
+"""Validity of the authority. The certificates of hosts expire together with the authority."""
 
 SKEW = timedelta(days=2)
-"""How far a sandbox's clock may be behind."""
+"""How far a sandbox's clock may be behind the engine's."""
 
 
 class Authority:
-    """Makes the certificates of one engine. The authority's own is `certificate`, in PEM."""
+    """Issues certificates for one engine. `certificate` is the authority's own, in PEM."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` keeps the authority for the next engine; without one it is made for this one.
+        """`file` keeps the authority for the next engine. Without `file`, a new one is made.
 
         Raises:
-            ValueError: the file has no authority.
-            OSError: it cannot be read or written.
+            ValueError: the file contains no authority.
+            OSError: the file cannot be read or written.
         """
         if file is not None and file.exists():
             pem = file.read_bytes()
@@ -59,8 +60,8 @@ class Authority:
         self.context_for = lru_cache(self._context)
 
     def _context(self, host: str) -> ssl.SSLContext:
-        """Return the settings of TLS for connections that are for this host, a name in its
-        canonical form or an address. A client that names another host in TLS is refused.
+        """Return the TLS server context for connections to `host`, a canonical name or an address.
+        It refuses a client that names another host in its handshake.
         """
         bare = host.removeprefix("[").removesuffix("]")
         try:
@@ -98,7 +99,7 @@ class Authority:
 
 
 class Hello:
-    """The beginning of a client's TLS handshake, read for the name in it."""
+    """Reads the server name from the beginning of a client's TLS handshake."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -108,7 +109,8 @@ class Hello:
         self._tls = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
 
     def feed(self, piece: bytes) -> str | None:
-        """Return the name; "" if it has none, or is no TLS; None if more is needed."""
+        """Add received bytes. Return the server name, "" if there is no name or the bytes are not
+        TLS, or None if more bytes are needed."""
         self._incoming.write(piece)
         try:
             self._tls.do_handshake()
@@ -153,7 +155,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a certificate with its key, which the library takes only from a file."""
+    """Load a certificate and its key from memory, though the library only reads files."""
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, pem)

@@ -1,8 +1,8 @@
-"""The door of one call: what its program may send, what it did send, and who is asked.
+"""The door of one call decides which requests the call's program may send, and counts them.
 
-Host side, in the event loop. Invariants: nothing is sent to a host that the call did not ask for or
-the operator does not allow; a request that a human must see is sent once, after the yes, exactly as
-it was shown; what was counted is what was passed on.
+Host side, in the event loop. Invariants: nothing is sent to a host that the call did not name or
+the operator does not allow; a request that needs approval is sent at most once, after the approval,
+exactly as the approver saw it; bytes are counted before they are passed on.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from fumehood.sandbox.wall import CallPort
 from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
-"""Sends a request that was held, and returns what went wrong."""
+"""Sends a held request. Returns what went wrong, or None."""
 
 Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
-"""Asks a human about a request, and sends it after a yes. Returns why it was not sent."""
+"""Requests a human's approval, then calls `Send`. Returns why the request was not sent, or None."""
 
 
 class Spend(Protocol):
-    """Takes what a program sends or gets from budgets; False if too little is left."""
+    """Charges a program's requests and bytes to budgets. Returns False if too little is left."""
 
     def __call__(self, *, requests: int = 0, network_bytes: int = 0) -> bool: ...
 
 
 def free(*, requests: int = 0, network_bytes: int = 0) -> bool:
-    """Take nothing: there are no budgets."""
+    """Return True: without budgets everything is free."""
     return True
 
 
@@ -59,24 +59,24 @@ Record = Callable[[str, JsonObject], Awaitable[None]]
 """Enters an event into the audit log."""
 
 Lists = tuple[tuple[tuple[str, ...], ListedPackages], ...]
-"""The hosts of each index that the operator allows in part, with its packages."""
+"""For each index with a package list: its hosts, and its listed packages."""
 
 REFUSED, SENT = "net.refused", "net.sent"
-"""The kinds of rows in the audit log."""
+"""The kinds of a door's audit events."""
 
 MAX_NOTED = 50
-"""Maximum number of refusals of one call in the audit log, and of hosts and reasons that are
-counted one by one. The call's own row has the number of refusals."""
+"""Maximum number of one call's refusals that get audit events of their own, and of the hosts and
+reasons with separate counts. The call's audit event has the total number of refusals."""
 
 OTHERS = "(others)"
 
 MAX_HELD_BACK = 20
-"""Maximum number of requests of one trial that are held back."""
+"""Maximum number of requests that one trial holds back."""
 
 
 @dataclass
 class NetworkUse:
-    """What one call's program did."""
+    """The network use of one call's program."""
 
     requests: int = 0
     denied: int = 0
@@ -88,16 +88,16 @@ class NetworkUse:
     bytes_out: int = 0
     hosts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
-    """Why requests were refused → how often."""
+    """Reason of a refusal → number of requests."""
     failures: Counter[str] = field(default_factory=Counter)
-    """How hosts failed → how often."""
+    """Failure of a host → number of requests."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Within it the program runs."""
+    """The scope in which the program runs. Cancelling it ends the program."""
     ended_for: str | None = None
-    """The secret for whose misuse the program was ended."""
+    """Name of the secret whose misuse ended the program, or None."""
 
     def report(self) -> NetworkReport:
-        """Return the part of the envelope."""
+        """Return the counts in the form that the envelope contains."""
         return NetworkReport(
             requests=self.requests,
             denied=self.denied,
@@ -111,7 +111,7 @@ class NetworkUse:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each kind of refusal, and each kind of failure."""
+        """Return a sentence for each common reason of refusals and failures."""
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
             for why, count in self.refusals.most_common(MAX_NAMED)
@@ -137,13 +137,14 @@ class Door:
         trial: list[HeldRequest] | None = None,
         lists: Lists = (),
     ) -> None:
-        """`tape` follows what the program sends and gets. `trial` gets what would be sent after a
-        human's yes. `lists` are of indexes that the operator allows in part."""
+        """`hosts` are the patterns that the call requests. `tape` records the requests, or answers
+        them. `trial` collects the requests of a trial that are held back, or is None outside a
+        trial. `lists` are the package lists of indexes."""
         self.placeholders = placeholders
         self.tape = tape
         self.trial = trial
         self.deliver: Callable[[HeldRequest], Awaitable[int]] | None = None
-        """Sends a request of a trial, and returns the status of its answer. Raises Refusal."""
+        """Sends a held request of a trial, and returns the answer's status. Raises Refusal."""
         self._record = record
         self._hosts = hosts
         self._settings = settings
@@ -157,8 +158,8 @@ class Door:
         self._noted = 0
 
     def take_use(self) -> NetworkUse:
-        """Return what was done since the last time, and count anew, for a program that serves many
-        calls."""
+        """Return the use since the previous `take_use`, and reset all counts. For programs that
+        serve several calls."""
         used = self.use
         self.use = NetworkUse(scope=used.scope, ended_for=used.ended_for)
         self._tries = self._noted = 0
@@ -166,15 +167,19 @@ class Door:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the tape answers all requests, so that nothing is sent."""
+        """Whether a tape answers all requests, so that nothing is sent to hosts."""
         return self.tape is not None and self.tape.answers
 
     def follow(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
-        """Let the tape, if there is one, follow an answer."""
+        """Return the tape's recorder for an answer, or None if the answer is not recorded."""
         return self.tape.begin(request, status, headers) if self.tape is not None else None
 
     def play(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Count a request, and return its answer from the tape. Raises Refusal."""
+        """Count a request, and return its answer from the tape.
+
+        Raises:
+            Refusal: the tape has no answer, or the call may make no more requests.
+        """
         assert self.tape is not None
         self._count_host(request.place.host)
         try:
@@ -192,15 +197,15 @@ class Door:
         use.hosts[host if len(use.hosts) < MAX_NOTED or host in use.hosts else OTHERS] += 1
 
     def require_short(self, length: int) -> None:
-        """Raise Refusal if a body is too long for a request that is held."""
+        """Raise Refusal if a body of `length` bytes is too long to be shown to an approver."""
         if length > self._settings.max_held_kb * 1024:
             raise self.refused(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
 
     def judge(self, request: ProgramRequest) -> bool:
-        """Count a request, and return whether it may be sent at once, or must be held.
+        """Count a request. Return True if it may be sent now, or False if it needs approval.
 
         Raises:
-            Refusal: it may not be sent.
+            Refusal: the request may not be sent.
         """
         place = request.place
         self._count_host(place.host)
@@ -224,7 +229,7 @@ class Door:
         decision = self._decide(request.facts())
         is_default = decision.rule.startswith("default:")
         verdict = decision.verdict
-        if is_default:  # the operator has named what passes unopened
+        if is_default:  # tunnels are allowed: the operator has named their hosts
             is_known = request.is_read or request.method == TUNNEL
             verdict = Verdict.ALLOW if is_known else Verdict(self._settings.writes)
         if verdict is Verdict.DENY:
@@ -237,7 +242,7 @@ class Door:
         return verdict is Verdict.ALLOW
 
     def _require_listed(self, request: ProgramRequest) -> None:
-        """Raise Refusal unless a request is for a package that the operator lists."""
+        """Raise Refusal unless a package list of the request's host has the requested package."""
         place = request.place
         lists = [of for hosts, of in self._lists if network_matches(place.host, place.port, hosts)]
         if not any(one.has(request.target) for one in lists):
@@ -247,11 +252,11 @@ class Door:
             )
 
     def is_tunnel(self, place: Place) -> bool:
-        """Whether connections to a place pass unopened."""
+        """Whether TLS connections to a place are passed through without decryption."""
         return network_matches(place.host, place.port, self._settings.tunnels)
 
     def count(self) -> None:
-        """Count a request, a tunnel, or what is neither. Raises Refusal if there may be no more."""
+        """Count a request, also an invalid one, or a tunnel. Raises Refusal above the maximum."""
         self._tries += 1
         if self._tries > 2 * self._settings.max_requests:
             raise self._no_more()
@@ -261,7 +266,7 @@ class Door:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Have room for the body of a request that is held. Raises Refusal if there is none."""
+        """Reserve memory for the body of a held request. Raises Refusal if too many are held."""
         if self._held_now >= MAX_OPEN_CALLS:
             raise self.refused(
                 429, "RATE_LIMITED", f"{MAX_OPEN_CALLS} requests of the program wait already."
@@ -275,14 +280,15 @@ class Door:
     async def ask(
         self, request: ProgramRequest, body: bytes, send: Send, port: CallPort
     ) -> EngineError | None:
-        """Ask a human about a request, and send it after a yes. `port` pauses the program's clock.
-        Return why it was not sent, or what went wrong then.
+        """Request a human's approval of a request, then send it. `port` pauses the program's clock.
+        Return why the request was not sent or failed, or None.
         """
         self.use.held += 1
         return await self._ask(shown_request(request, body), send, port)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
-        """Hold a request of a trial back, and return what its program is told."""
+        """Add a request to those that the trial holds back, and return the program's answer. The
+        answer is also a refusal if the request cannot be held back."""
         assert self.trial is not None
         if request.is_upgrade or request.method == TUNNEL:
             return self.refused(
@@ -297,8 +303,8 @@ class Door:
         return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
 
     def misused(self, name: str, why: str) -> Refusal:
-        """Count a request with a placeholder where it must not be, and return its refusal. It may
-        end the program.
+        """Count a request that misuses the placeholder of the secret `name`, and return its refusal
+        with the reason `why`. End the program if the secret's settings require it.
         """
         self.use.misused += 1
         if self.placeholders.ends_program(name):
@@ -310,7 +316,8 @@ class Door:
         )  # fmt: skip
 
     async def note_refusal(self, request: ProgramRequest, refusal: Refusal) -> None:
-        """Enter a refusal of the gateway's own into the audit log. Raises as `note`."""
+        """Enter a refusal into the audit log, unless it only reports a host's failure or the call
+        has too many refusals. Raises as `note`."""
         if isinstance(refusal, HostFailure):
             return
         self._noted += 1
@@ -321,7 +328,7 @@ class Door:
         """Enter a request into the audit log.
 
         Raises:
-            Refusal: that failed, so it must not be sent.
+            Refusal: the audit log could not be written, so the request must not be sent.
         """
         place = request.place.authority
         try:
@@ -332,23 +339,23 @@ class Door:
             ) from None
 
     def refused(self, status: int, code: str, message: str) -> Refusal:
-        """Count a refusal, and return it."""
+        """Count a refusal, and return it to be raised."""
         self.use.denied += 1
         _count(self.use.refusals, message)
         return Refusal(status, code, message)
 
     def failed(self, message: str) -> HostFailure:
-        """Count the failure of a host, and return it."""
+        """Count a host's failure, and return the error to be raised."""
         _count(self.use.failures, message)
         return HostFailure(502, "NETWORK_ERROR", message)
 
     def sent(self, count: int) -> None:
-        """Count bytes on their way out. Raises Refusal if there may be no more."""
+        """Count bytes that the program sends. Raises Refusal if they exceed a limit or a budget."""
         self._require_room(count)
         self.use.bytes_out += count
 
     def received(self, count: int) -> None:
-        """Count bytes on their way in. Raises Refusal if there may be no more."""
+        """Count bytes for the program. Raises Refusal if they exceed a limit or a budget."""
         self._require_room(count)
         self.use.bytes_in += count
 
@@ -369,9 +376,9 @@ def _count(messages: Counter[str], message: str) -> None:
 
 
 def shown_request(request: ProgramRequest, body: bytes) -> JsonObject:
-    """Return a request as an approver sees it."""
+    """Return a request in the form that an approver sees."""
     values: dict[str, list[str]] = {}
-    for name, value in request.headers:  # a repeated one with all its values
+    for name, value in request.headers:  # a repeated header is shown with all its values
         values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
     headers = {name: ", ".join(texts) for name, texts in values.items()}
     return {**request.facts(), "headers": headers, **(shown_body(body) if body else {})}

@@ -1,8 +1,8 @@
-"""The gateway in one engine: it gives programs the network that their calls ask for.
+"""The gateway in one engine: it gives programs the network access that their calls request.
 
-Host side. Invariants: a program gets no connection that its call did not ask for; when its run is
-over, all that its connections started has ended; a trial's requests are sent only after a human's
-yes, in their order, each at most once.
+Host side. Invariants: a program gets no connection that its call did not request; when its run
+ends, all tasks of its connections have ended; a trial's requests are sent only after a human's
+approval, in their order, each at most once.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class GatewayPart(EnginePart):
-    """It has its `gateway` while the engine runs."""
+    """The engine's gateway part. `gateway` is set once the engine runs."""
 
     gateway: Gateway
     tls: ssl.SSLContext | None = None
-    """Replaces the host's certificate authorities, if it is set before the engine runs."""
+    """TLS settings for connections to hosts, instead of the default. Set before the engine runs."""
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Make the gateway."""
+        """Create the gateway."""
         settings = made.config.of("gateway", GatewaySettings)
         assert settings is not None
         services = made.services
@@ -58,7 +58,7 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Open the door of a call that asks for hosts."""
+        """Open the door of a call that requests hosts, and give the network to its program."""
         if not run.network:
             yield None
             return
@@ -77,7 +77,7 @@ class GatewayPart(EnginePart):
     def _opened(
         self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
     ) -> AbstractAsyncContextManager[tuple[Door, Network]]:
-        """Open the door of a run. Raises PermissionDenied if programs have no network here."""
+        """Open the door of a run. Raises PermissionDenied if this engine allows no network."""
         calls, options = run.calls, run.request.options
         assert calls is not None
         if not self.gateway.is_open and not (tape is not None and tape.answers):
@@ -93,7 +93,7 @@ class GatewayPart(EnginePart):
         )  # fmt: skip
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests of a trial in order, and return why one was not sent."""
+        """Send the requests of a trial in order until one fails. Return its error, or None."""
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None
             for number, one in enumerate(requests, 1):
@@ -111,7 +111,7 @@ class GatewayPart(EnginePart):
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """The requests of a trial that wait for a human."""
+    """The held requests of a trial, which are sent after a human's approval."""
 
     part: GatewayPart
     requests: Sequence[HeldRequest]
@@ -144,7 +144,7 @@ def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
 
 
 def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
-    """Return the gateway's part of an engine. Raises PartError if it has none."""
+    """Return the gateway part among an engine's parts. Raises PartError if it is missing."""
     for part in parts:
         if isinstance(part, GatewayPart):
             return part
@@ -152,5 +152,5 @@ def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
 
 
 def gateway_of(parts: Iterable[EnginePart]) -> Gateway:
-    """Return the gateway of an engine that runs."""
+    """Return the gateway of a running engine. Raises PartError if it has no gateway part."""
     return part_of(parts).gateway

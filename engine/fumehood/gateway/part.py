@@ -6,7 +6,7 @@ from fumehood.core.part import Part
 
 PART = Part(
     name="gateway",
-    after=("receipts",),  # which offers it a tape
+    after=("receipts",),  # receipts offers the gateway a tape
     settings="fumehood.gateway.settings:SETTINGS",
     in_engine="fumehood.gateway.in_engine:GatewayPart",
 )

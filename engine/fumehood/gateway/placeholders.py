@@ -1,9 +1,9 @@
-"""Secrets of programs: inside is a placeholder, and the gateway puts the value in on the way out.
+"""Secrets of programs: the program has a placeholder, and the gateway sends the value instead.
 
-Host side. Each call has placeholders of its own, which nobody can guess. Invariants: a value goes
-only into the headers that the operator names, of a request to a host that the operator has bound it
-to, over TLS or to a host that is allowed not to be public; it never enters a sandbox, also not in
-an answer that echoes it, to this request or to any later one: a host can store what it received.
+Host side. Each call has its own placeholders, which cannot be guessed. Invariants: a secret's value
+is sent only in the headers that the operator names for it, only to the hosts that the operator has
+bound it to, and only over TLS or to a host in `gateway.allowed_hosts`. The value never enters a
+sandbox, even if the host echoes it in this answer or stores it and returns it in a later one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PLACEHOLDER_CHARACTERS = len(PREFIX) + 2 * PLACEHOLDER_BYTES
 _BASIC = b"basic "
 
 _RANGES = frozenset({b"range", b"ranges"})
-"""Parts of the names of headers that ask for a part of an answer: `Range`, `Request-Range`,
-`x-ms-range` and their like, also with underscores."""
+"""Words in the names of headers that request a part of a resource, such as `Range`,
+`Request-Range` and `x-ms-range`, also with underscores."""
 
 
 class Placeholders:
@@ -43,9 +43,10 @@ class Placeholders:
         read: Callable[[str], Awaitable[str]],
         known: Mapping[str, SecretSettings] = MappingProxyType({}),
     ) -> None:
-        """`bound` are its secrets by name, and `plain_hosts` those that may get one without TLS.
-        `read` returns the value of a secret. Raises ExecutionError if it has none. `known` are all
-        secrets of the engine: a host's answers are searched for all of them that it may have got.
+        """`bound` are the program's secrets by name. `plain_hosts` are the hosts that may receive
+        secrets without TLS. `read` returns the value of a secret, or raises ExecutionError if the
+        secret has none. `known` are all secrets of the engine: a host's answers are searched for
+        all secrets that the host may have received.
         """
         self._plain_hosts = tuple(plain_hosts)
         self._read = read
@@ -57,7 +58,7 @@ class Placeholders:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variable of the program → placeholder."""
+        """Name of the program's environment variable → placeholder."""
         return {
             settings.inside: placeholder.decode()
             for placeholder, (_, settings) in self._bound.items()
@@ -71,7 +72,8 @@ class Placeholders:
         )
 
     def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
-        """Return the name of a secret whose placeholder is where it must not be, and the reason."""
+        """Return the name of a secret whose placeholder the request misuses, and the reason as a
+        clause; or None."""
         names = b"\n".join(name for name, _ in request.headers)
         in_text = self.within(request.url.encode() + b"\n" + names)
         if in_text is not None:
@@ -85,7 +87,7 @@ class Placeholders:
         return None
 
     def require_searchable(self, request: ProgramRequest) -> None:
-        """Raise Refusal if the answer could not be searched for the secrets of its host."""
+        """Raise Refusal if the answer could not be searched for secrets bound to the host."""
         if not self._of_host(request):
             return
         host = request.place.authority
@@ -102,17 +104,19 @@ class Placeholders:
                 )  # fmt: skip
 
     def within(self, data: bytes) -> str | None:
-        """Return the name of a secret whose placeholder is in these bytes, or None."""
+        """Return the name of a secret whose placeholder is in the bytes and whose misuse is not
+        ignored, or None."""
         for placeholder, (name, settings) in self._bound.items():
             if settings.misuse != "pass" and placeholder in data:
                 return name
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
-        """Return the headers with the values, and all that the answer must be searched for.
+        """Return the headers with secret values for placeholders, and the values that the answer
+        must be searched for.
 
         Raises:
-            Refusal: a secret of the host has no usable value.
+            Refusal: a secret that is bound to the host has no usable value.
         """
         values = {name: await self._value(name) for name in self._of_host(request)}
         if not values:
@@ -129,7 +133,7 @@ class Placeholders:
         return (*rows, (b"accept-encoding", b"identity")), SecretValues(values.values())
 
     def _of_host(self, request: ProgramRequest) -> list[str]:
-        """Return the names of all secrets that a host may have got, by whichever port."""
+        """Return the names of all secrets that the host may have received, on any port."""
         known = {**self._known, **dict(self._bound.values())}
         return [name for name, one in known.items() if one.is_of_host(request.place.host)]
 
@@ -144,7 +148,7 @@ class Placeholders:
         return [placeholder for placeholder in self._bound if placeholder in plain]
 
     def _fault(self, request: ProgramRequest, header: bytes, placeholder: bytes) -> str | None:
-        """Return why a secret cannot go into a header of a request, or None if it can."""
+        """Return why a secret may not be sent in a header of a request, as a clause, or None."""
         name, settings = self._bound[placeholder]
         place = request.place
         origin = Origin(place.scheme, place.host.strip("[]"), place.port)
@@ -163,7 +167,7 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request of a trial, which is sent after a human's yes with the secrets of its program."""
+    """A request of a trial. It is sent after a human's approval, with its program's secrets."""
 
     request: ProgramRequest
     body: bytes
@@ -171,14 +175,15 @@ class HeldRequest:
 
 
 class BodyWatch:
-    """Looks for placeholders in a body that comes in pieces."""
+    """Searches a body that arrives in pieces for placeholders."""
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
         self._tail = b""
 
     def add(self, piece: bytes) -> str | None:
-        """Return the name of a secret whose placeholder ends in this piece, or None."""
+        """Search the next piece, and return the name of a secret whose placeholder ends in it, or
+        None."""
         text = self._tail + piece
         self._tail = text[-PLACEHOLDER_CHARACTERS + 1 :]
         return self._placeholders.within(text)
@@ -187,7 +192,7 @@ class BodyWatch:
 def secrets_for(
     settings: Mapping[str, SecretSettings], tool: str, hosts: Iterable[str]
 ) -> dict[str, SecretSettings]:
-    """Return the secrets that programs of a tool get if their call asks for these hosts."""
+    """Return the secrets that a tool's program gets if its call requests these hosts."""
     patterns = tuple(hosts)
     return {
         name: one
@@ -204,7 +209,7 @@ def _is_asked_for(host: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(value: bytes) -> bytes:
-    """Return a header's value, with credentials of the scheme Basic decoded, as git sends them."""
+    """Return a header's value. The base64 of Basic credentials, which git sends, is decoded."""
     if value[: len(_BASIC)].lower() == _BASIC:
         try:
             return base64.b64decode(value[len(_BASIC) :].strip(), validate=True)

@@ -1,9 +1,10 @@
-"""The HTTP proxy that programs talk to: HTTP, HTTPS and WebSocket, one connection at a time.
+"""The HTTP proxy for programs: HTTP, HTTPS and WebSocket.
 
-Host side, in the event loop. Everything that a program says is hostile. TLS ends here, so each
-request is judged by itself; its answer comes from a connection of the engine's own, whose address
-was checked and whose certificate is checked as usual. Invariants: a request is judged before
-anything of it is sent; it is sent once; a refusal is an answer with its reason, never a silent end.
+Host side, in the event loop. Everything that a program sends is hostile. The program's TLS ends
+here, so each request is judged separately. The engine sends it over its own connection, to a
+checked address and with the usual certificate check. Invariants: a request is judged before any
+part of it is sent; it is sent at most once; a refusal is an answer with its reason, never a
+connection that just closes.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ TLS_RECORD = b"\x16"
 """The first byte of a client's TLS handshake. *Source*: RFC 8446, section 5.1."""
 
 TURN_EVENTS = 64
-"""Chunks of a body after which others have their turn."""
+"""Number of a body's chunks after which other tasks of the event loop run."""
 
 SMALL_CHUNKS = 10_000
-"""Chunks of one body after which they must have `LEAST_BYTES` on average: each costs as much."""
+"""Number of one body's chunks above which chunks must have at least `LEAST_BYTES` on average,
+because each chunk costs the engine about the same time."""
 
 LEAST_BYTES = 256
 
 CONNECT_S = 30.0
-"""Seconds to connect to a host. Everything after it is bounded by the program's own time."""
+"""Seconds to connect to a host. After that, only the program's own time limit applies."""
 
 BROKEN = (
     anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, ssl.SSLError, OSError
 )  # fmt: skip
-"""How a program's connection ends early."""
+"""The errors with which a program's connection ends early."""
 
 
 class _Peer:
@@ -74,14 +76,18 @@ class _Peer:
         self.port = port
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.has_answered = False
-        """Whether the answer to the present request has begun."""
+        """Whether the answer to the current request has begun."""
         self.request: ProgramRequest | None = None
-        """The present request, if it was understood."""
+        """The current request, or None if it could not be parsed."""
         self.digest = hashlib.sha256()
-        """Of its body, as far as that was read, for receipts."""
+        """The hash of the current request's body as far as it was read. Only kept for a tape."""
 
     async def event(self) -> Any:
-        """Return the next event of the program. Raises h11.RemoteProtocolError."""
+        """Return the next HTTP event from the program.
+
+        Raises:
+            h11.RemoteProtocolError: the program does not send valid HTTP.
+        """
         while (event := self.http.next_event()) is h11.NEED_DATA:
             if self.http.they_are_waiting_for_100_continue:
                 await self.send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -93,13 +99,17 @@ class _Peer:
         return event
 
     async def send(self, *events: Any) -> None:
-        """Send events, in one piece."""
+        """Send events to the program in one write."""
         data = b"".join(self.http.send(event) or b"" for event in events)
         if data:
             await self.stream.send(data)
 
     async def body(self, door: Door) -> AsyncIterator[bytes]:
-        """Yield the body of the present request, in pieces as they came."""
+        """Yield the body of the current request in pieces, and count its bytes as sent.
+
+        Raises:
+            Refusal: the body contains a placeholder, has too many small chunks, or exceeds a limit.
+        """
         watch, pieces, count, total = BodyWatch(door.placeholders), bytearray(), 0, 0
         while True:
             event = self.http.next_event() if pieces else await self.event()
@@ -107,7 +117,7 @@ class _Peer:
                 pieces += event.data
                 count, total = count + 1, total + len(event.data)
                 if count % TURN_EVENTS == 0:
-                    await anyio.lowlevel.checkpoint()  # others have their turn
+                    await anyio.lowlevel.checkpoint()  # lets other tasks run
                     _require_large(count, total, door)
                 if len(pieces) < PIECE_BYTES:
                     continue
@@ -123,13 +133,13 @@ class _Peer:
                 return
 
     async def refuse(self, refusal: Refusal, door: Door) -> None:
-        """Answer with a refusal."""
+        """Send a refusal to the program as the answer to its current request."""
         error = {"code": refusal.code, "message": refusal.message}
         body = strict_json.dumps({"error": error})
         headers = [
             ("content-type", "application/json"), ("content-length", str(len(body))),
         ]  # fmt: skip
-        if self.http.their_state is not h11.DONE:  # its body is not read
+        if self.http.their_state is not h11.DONE:  # the rest of the request's body is not read
             headers.append(("connection", "close"))
         self.has_answered = True
         if self.request is not None:
@@ -148,7 +158,7 @@ def _require_large(count: int, total: int, door: Door) -> None:
 
 
 def _unsearchable(status: int, headers: list[tuple[bytes, bytes]]) -> str | None:
-    """Return why a value could not be found in an answer, or None."""
+    """Return why an answer cannot be searched for secrets, as a clause, or None if it can."""
     if status == HTTPStatus.PARTIAL_CONTENT or any(name == b"content-range" for name, _ in headers):
         return "it sent a part of its answer"
     if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers):
@@ -161,7 +171,7 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 
 class Proxy:
-    """Serves the connections of one call's program."""
+    """Serves the connections of one call's program as an HTTP proxy."""
 
     def __init__(
         self,
@@ -176,7 +186,7 @@ class Proxy:
         self._backend = backend
 
     async def serve(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
-        """Serve one connection until it ends. `port` pauses the program's clock."""
+        """Serve one connection until it ends. `port` can pause the program's clock."""
         try:
             with suppress(*BROKEN, h11.LocalProtocolError, Refusal):
                 await self._serve(_Peer(stream, port), None)
@@ -185,7 +195,8 @@ class Proxy:
                 await stream.aclose()
 
     async def _serve(self, peer: _Peer, inside: Place | None) -> None:
-        """Serve requests; `inside` is the place that a tunnel is for."""
+        """Serve the requests of a connection until it ends. `inside` is the place that a tunnel
+        leads to, or None outside a tunnel."""
         while True:
             peer.has_answered, peer.request, peer.digest = False, None, hashlib.sha256()
             try:
@@ -220,12 +231,16 @@ class Proxy:
             peer.http.start_next_cycle()
 
     async def _tunnel(self, peer: _Peer, event: h11.Request) -> None:
-        """Serve what comes through a tunnel, as if it had arrived."""
+        """Accept a CONNECT request, and serve the requests that arrive through its tunnel.
+
+        Raises:
+            Refusal: the target is invalid, or the connection may not be passed through.
+        """
         authority = event.target.decode("ascii", "replace")
         if ":" not in authority.rpartition("]")[2]:
             raise malformed("CONNECT needs a host and a port")
         place = Place.of("https", authority)
-        await peer.event()  # its end: CONNECT has no body
+        await peer.event()  # the end of the request: CONNECT has no body
         established = h11.Response(status_code=200, headers=[], reason="Connection established")
         if self._door.is_tunnel(place):
             if self._door.is_answered:
@@ -254,7 +269,8 @@ class Proxy:
     async def _pass_unopened(
         self, peer: _Peer, request: ProgramRequest, established: h11.Response
     ) -> None:
-        """Judge a connection by the name in its TLS, and pass its bytes on."""
+        """Judge a connection by its host, and relay its TLS without decryption if the server name
+        in the handshake is this host. Raises Refusal."""
         door, place = self._door, request.place
         try:
             if not door.judge(request) or door.trial is not None:
@@ -293,7 +309,7 @@ class Proxy:
             raise
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Judge a request, send it, and pass the answer on."""
+        """Judge a request, send it, and pass the answer on. Raises Refusal."""
         door = self._door
         if door.is_answered:
             await self._play(peer, request)
@@ -314,9 +330,9 @@ class Proxy:
             await self._hold(peer, request, await self._whole(peer, request))
 
     async def _play(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Answer a request from the tape."""
+        """Answer a request from the tape. Raises Refusal."""
         if request.length == 0:
-            await peer.event()  # its end
+            await peer.event()  # the end of the request
         else:
             async for _ in peer.body(self._door):
                 pass
@@ -331,7 +347,7 @@ class Proxy:
             following.finish(answer.digest)
 
     async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
-        """Ask a human about a request, send it after a yes, and pass the answer on."""
+        """Request a human's approval, send the request and pass the answer on. Raises Refusal."""
         door = self._door
 
         async def send() -> EngineError | None:
@@ -350,7 +366,7 @@ class Proxy:
             raise door.refused(403, error.code, error.message)
 
     async def _whole(self, peer: _Peer, request: ProgramRequest) -> bytes:
-        """Return the body of a request that is held. Raises Refusal if it is too long."""
+        """Read the whole body of a request that is held. Raises Refusal if it is too long."""
         door, body = self._door, b""
         door.require_short(request.length or 0)
         async for piece in peer.body(door):
@@ -369,9 +385,9 @@ class Proxy:
             await self._answer(peer, request, answer, values)
 
     async def deliver(self, held: HeldRequest) -> int:
-        """Send a request of a trial, drop the answer, and return its status. Raises Refusal."""
+        """Send a held request of a trial, and return the status of its answer. Raises Refusal."""
         request, door = held.request, self._door
-        door.placeholders = held.placeholders  # those that its program got
+        door.placeholders = held.placeholders  # those of the trial's program
         door.count()
         door.judge(request)
         await door.note(SENT, request)
@@ -386,7 +402,11 @@ class Proxy:
     async def _answered(
         self, request: ProgramRequest, content: AsyncIterator[bytes] | None, length: int | None
     ) -> AsyncIterator[tuple[httpcore2.Response, SecretValues]]:
-        """Send a request, and yield its answer. Raises Refusal."""
+        """Send a request. Yield the answer, and the secrets that it must be searched for.
+
+        Raises:
+            Refusal: a secret has no usable value, the address is not allowed, or the host failed.
+        """
         import httpcore2
 
         length = request.length if length is None else length
@@ -399,7 +419,7 @@ class Proxy:
         if request.is_upgrade:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
         if content is not None:
-            # A server that takes the body for another request must not answer that one.
+            # If a server reads the body as another request, it must not answer that request.
             headers.append((b"connection", b"close"))
         if content is not None and length is None:
             headers.append((b"transfer-encoding", b"chunked"))
@@ -437,7 +457,11 @@ class Proxy:
         answer: httpcore2.Response,
         values: SecretValues,
     ) -> None:
-        """Pass an answer on, without the values of secrets that its host may have got."""
+        """Pass an answer on, without the values of secrets that its host may have received.
+
+        Raises:
+            Refusal: the answer cannot be searched for these secrets.
+        """
         headers = passed_on(answer.headers)
         self._door.received(sum(len(name) + len(value) for name, value in headers))
         if values.longest and (fault := _unsearchable(answer.status, headers)) is not None:
@@ -481,7 +505,8 @@ class Proxy:
     async def _relay(
         self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream, data: bytes
     ) -> None:
-        """Pass bytes on, both ways, until either side ends it. `data` are the program's first."""
+        """Pass bytes in both directions until either side closes the connection. `data` are the
+        first bytes from the program."""
         upstream.get_extra_info(CHECKED_CONNECTION).relay()
 
         import httpcore2

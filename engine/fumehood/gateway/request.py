@@ -1,7 +1,7 @@
-"""One request of a program, as the gateway judges it: parsed so that nobody can disagree about it.
+"""One request of a program, parsed so strictly that no server can read it differently.
 
-Values only. Invariants: host and port are those that the gateway connects to; the `Host` header
-names the same; headers that belong to one connection are never passed on.
+Values only. Invariants: the host and the port are those that the gateway connects to; the `Host`
+header names the same host and port; headers that concern one connection are never passed on.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """The methods that change nothing. *Source*: RFC 9110, section 9.2.1."""
 
 WEBSOCKET = "WEBSOCKET"
-"""How rules and approvers see a request to open a WebSocket."""
+"""The method that rules and approvers see for a request to open a WebSocket."""
 
 TUNNEL = "TUNNEL"
-"""How rules see a connection that is passed on unopened."""
+"""The method that rules see for a TLS connection that is passed through without decryption."""
 
 _OVERRIDES = frozenset({
     b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url",
     b"x-rewrite-url",
 })  # fmt: skip
-"""Headers by which some servers take a request for another one."""
+"""Headers with which some servers replace the method or the URL of a request."""
 
 METHODS = READS | {"POST", "PUT", "PATCH", "DELETE"}
 
@@ -37,14 +37,14 @@ _OF_A_CONNECTION = frozenset({
     b"proxy-authentication-info", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
     b"upgrade", b"expect", b"alt-svc",
 })  # fmt: skip
-"""Headers that are about one connection, or lead around the gateway.
+"""Headers that concern one connection only, or that would make a client bypass the gateway.
 *Source*: RFC 9110, section 7.6.1."""
 
 _USUAL_PORTS = {"https": 443, "http": 80}
 
 
 class Refusal(Exception):
-    """The gateway answers a request itself. `code` and the message are for the program."""
+    """Makes the gateway answer a request itself. The program gets `code` and the message."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class Refusal(Exception):
 
 
 class HostFailure(Refusal):
-    """The gateway answers for a host that failed. It refused nothing itself."""
+    """Makes the gateway report a host's failure. The gateway itself refused nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Place:
 
     @classmethod
     def of(cls, scheme: str, authority: str) -> Place:
-        """Return the place of `HOST` or `HOST:PORT`. Raises Refusal."""
+        """Parse `HOST` or `HOST:PORT`. Raises Refusal if it is ambiguous or has no valid port."""
         if not authority or set("/?#@") & set(authority):
             raise malformed("it names no host that all clients read alike")
         host = host_of(f"{scheme}://{authority}/")
@@ -78,7 +78,7 @@ class Place:
 
     @property
     def authority(self) -> str:
-        """As in a `Host` header."""
+        """The value of the `Host` header: the host, with the port unless it is the default."""
         usual = _USUAL_PORTS.get(self.scheme)
         return self.host if self.port == usual else f"{self.host}:{self.port}"
 
@@ -92,11 +92,11 @@ class ProgramRequest:
     target: str
     """Path and query."""
     headers: Headers
-    """Without those of the connection, and without `Host`."""
+    """All headers except `Host`, `Content-Length` and those that concern one connection only."""
     length: int | None
-    """Bytes of the body, or None if it is sent in chunks."""
+    """Size of the body in bytes, or None if it is sent in chunks."""
     is_upgrade: bool
-    """Whether it asks for a WebSocket."""
+    """Whether the request opens a WebSocket."""
 
     @property
     def url(self) -> str:
@@ -104,12 +104,12 @@ class ProgramRequest:
 
     @property
     def head_bytes(self) -> int:
-        """The size of what carries data out, besides the body."""
+        """Number of characters of the URL and bytes of the headers, which also carry data out."""
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     @property
     def is_read(self) -> bool:
-        """Whether it changes nothing, as far as servers keep to the methods' meaning."""
+        """Whether the request only reads, provided that the server follows HTTP semantics."""
         names = {_as_servers_read(name) for name, _ in self.headers}
         return (
             self.method in READS and self.length == 0 and not self.is_upgrade
@@ -117,7 +117,7 @@ class ProgramRequest:
         )  # fmt: skip
 
     def facts(self) -> JsonObject:
-        """Return what the policy's rules test."""
+        """Return the fields that the policy's rules test."""
         path, _, query = self.target.partition("?")
         return {
             "method": WEBSOCKET if self.is_upgrade else self.method,
@@ -132,10 +132,10 @@ class ProgramRequest:
 def read_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], inside: Place | None
 ) -> ProgramRequest:
-    """Read a request. `inside` is the place that its connection is for, or None for a proxy's.
+    """Parse a request. `inside` is the place that the tunnel leads to, or None outside a tunnel.
 
     Raises:
-        Refusal: it is ambiguous, or is none that the gateway passes on.
+        Refusal: the request is ambiguous, or the gateway does not pass such requests on.
     """
     rows = tuple((name.lower(), value) for name, value in headers)
     name, where = method.decode("ascii"), target.decode("ascii", "replace")
@@ -175,7 +175,7 @@ def read_request(
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer that a program gets."""
+    """Return the headers of an answer without those that concern one connection only."""
     rows = [(name.lower(), value) for name, value in headers]
     named = {
         one.strip().lower() for name, value in rows if name == b"connection"
@@ -196,13 +196,13 @@ def _absolute(target: str) -> tuple[Place, str]:
 
 
 def _as_servers_read(name: bytes) -> bytes:
-    """Return a header's name as servers see it that do not tell `-` from `_` and other characters,
-    because they hand headers over as variables. *Source*: RFC 3875, section 4.1.18."""
+    """Return a header's name with `-` for each character that some servers treat as equal to `-`,
+    since they pass headers on as variables. *Source*: RFC 3875, section 4.1.18."""
     return re.sub(rb"[^a-z0-9]", b"-", name)
 
 
 def _climbs(target: str) -> bool:
-    """Whether a path has `.` or `..` segments, in any form in which servers see them."""
+    """Whether a path has `.` or `..` segments, in any form that some server decodes to them."""
     path = target.partition("?")[0].lower()
     for escaped, plain in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/")):
         path = path.replace(escaped, plain)
@@ -210,5 +210,5 @@ def _climbs(target: str) -> bool:
 
 
 def malformed(why: str) -> Refusal:
-    """Return the refusal of a request that is not clear."""
+    """Return the refusal of a request that is invalid or ambiguous. `why` is a clause."""
     return Refusal(400, "INVALID_REQUEST", f"The gateway does not pass this request on: {why}.")

@@ -1,7 +1,7 @@
 """The gateway of an engine: it opens a door for each program that may have network.
 
 Host side. Invariants: a program without network costs nothing here; when a program's call ends, all
-that its connections started has ended.
+tasks of its connections have ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AUTHORITY_FILE = "gateway.pem"
 _PROXY = f"http://127.0.0.1:{GATEWAY_PORT}"
 
 NODE_PROXY = "/opt/fumehood/fumehood/guest/languages/proxy.js"
-"""In images: by it Node 18 finds the gateway."""
+"""A file in images with which Node 18 uses the gateway as its proxy."""
 
 ENVIRONMENT = {
     **dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), _PROXY),
@@ -61,12 +61,12 @@ ENVIRONMENT = {
     "NODE_OPTIONS": f"--require {NODE_PROXY}",
     **dict.fromkeys(("npm_config_audit", "npm_config_fund"), "false"),  # a POST with each install
 }  # fmt: skip
-"""Variables by which clients find the gateway and trust its certificates. No single one reaches all
-clients: each library, and each program, reads its own."""
+"""Variables that make clients use the gateway and trust its certificates. No single variable works
+for all clients: each library and each program reads its own."""
 
 
 class Gateway:
-    """What programs may reach, and the connections of the engine to it."""
+    """Opens the doors of calls, and makes the engine's connections to their hosts."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Gateway:
         log: Logger,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`record` enters events into the audit log. `tls` replaces the host's certificate
-        authorities, for the connections to hosts."""
+        """`record` enters events into the audit log. `tls` replaces the engine's default TLS
+        settings for connections to hosts."""
         self._settings = settings
         self._decide = decide
         self._state = state
@@ -92,7 +92,7 @@ class Gateway:
 
     @property
     def is_open(self) -> bool:
-        """Whether programs can have network at all."""
+        """Whether the operator has allowed any host or package index."""
         return bool(self._settings.hosts or self._settings.indexes)
 
     @asynccontextmanager
@@ -112,13 +112,13 @@ class Gateway:
         agent_id: str | None,
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
-        """Open the door of one call. `hosts` are those that it asks for; `cancel` cancels what a
-        task asks, and says whether it did. If `tape` answers, nothing is sent, and the
-        operator is asked for nothing.
+        """Open the door of one call. `hosts` are those that the call requests. `cancel` cancels the
+        approval request of a task, and returns whether there was one. If `tape` answers, nothing is
+        sent to hosts, and package indexes need not be configured.
 
         Raises:
-            PermissionDenied: they name a package index that the operator does not.
-            StateUnavailable: the gateway's authority cannot be read or stored.
+            PermissionDenied: `hosts` names a package index that the operator has not configured.
+            StateUnavailable: the gateway's certificate authority cannot be read or stored.
         """
         from fumehood.gateway.proxy import Proxy  # not at the top: most engines need no TLS
 
@@ -141,7 +141,7 @@ class Gateway:
         asked = [one for one in hosts if not (is_answered and one.startswith("@"))]
         patterns, settings, lists = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
-        # Who reads along on a node must get no secret.
+        # Without TLS, a node could read the secrets that pass through it.
         plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
         placeholders = Placeholders(bound, plain_hosts, read, self._secrets.settings)
         door = Door(
@@ -155,11 +155,11 @@ class Gateway:
         async def serve(connection: Connection, port: CallPort) -> None:
             try:
                 await proxy.serve(connection, port)
-            except Exception as fault:  # its connection is closed, and nothing more is sent
+            except Exception as fault:  # `serve` has closed the connection
                 log_fault(self._log, "gateway.failed", fault)
 
         def on_connection(connection: Connection, port: CallPort) -> None:
-            # A task group would need a task around it, and this is called by the event loop.
+            # The event loop calls this, so there is no task that could hold a task group.
             task = asyncio.ensure_future(serve(connection, port))
             served.add(task)
             connection.on_gone = lambda: cancel(task) or task.cancel()
@@ -181,8 +181,11 @@ class Gateway:
                 await pool.aclose()
 
     def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings, Lists]:
-        """Return the patterns that a call asks for, the settings with the hosts of its indexes
-        among those that are allowed, and the lists of those that have one. Raises PermissionDenied.
+        """Return the host patterns that a call requests, the settings with the hosts of indexes
+        without a package list added to `hosts`, and the package lists of the other indexes.
+
+        Raises:
+            PermissionDenied: the operator has not configured a requested index.
         """
         patterns, of_indexes, lists = (
             list[str](),
@@ -220,8 +223,8 @@ class Gateway:
         return self._authority
 
     def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, CheckedBackend]:
-        """Return the connections of one call, and what makes them: no answer on them can be for
-        another one.
+        """Return a connection pool and its backend for one call. Calls never share connections, so
+        no call can get an answer that was meant for another.
         """
         import httpcore2
 
@@ -231,11 +234,11 @@ class Gateway:
             self._tls = httpcore2.default_ssl_context()
         if self._backend is None:
             self._backend = CheckedBackend(self._settings.allowed_hosts, "gateway.allowed_hosts")
-        backend = copy.copy(self._backend)  # with the same threads, and a `dial` of its own
+        backend = copy.copy(self._backend)  # shares the threads, but has its own `dial`
         pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls,
             max_connections=None,  # each program has a bounded number
-            # Whether something unexpected has come from a node, is not known before it is used.
+            # Unexpected data from a node is only noticed when the connection is used again.
             max_keepalive_connections=MAX_IDLE_CONNECTIONS * (self._settings.leave == "engine"),
             keepalive_expiry=IDLE_S,
             network_backend=backend,

@@ -1,6 +1,6 @@
-"""The operator's settings of the gateway, with the packages of an index that programs may get.
+"""The operator's gateway settings, with the index packages that programs may download.
 
-Values only. Invariant: a path that cannot be read as one package's is none's, and refused.
+Values only. Invariant: a path that names no single package matches no listed package.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from fumehood.core.part import Setting
 from fumehood.registry.secrets import HostPattern
 
 NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_pattern)]
-"""A host (`api.example.org`), or all below one (`*.example.org`), with or without a port."""
+"""A host (`api.example.org`) or its subdomains (`*.example.org`), with or without a port."""
 
 NetworkHosts = Annotated[tuple[NetworkHost, ...], Field(min_length=1)]
 
 
 _PAGES = ("simple", "pypi")
-"""First parts of paths whose second part is a name. *Source*: PEP 503; the Python index's API."""
+"""First path segments that are followed by a package name. *Source*: PEP 503; the API of PyPI."""
 
 _WHEEL = re.compile(r"([^-/]+)-[^/]*\.whl(\.metadata)?")
 _SOURCE = re.compile(r"([^/]+)-[^-/]+\.(tar\.gz|tar\.bz2|zip)(\.metadata)?")
-"""Names of files. *Source*: PEP 427, 625 and 658."""
+"""With `_WHEEL`, the file names of packages. *Source*: PEP 427, 625 and 658."""
 
 
 class ListedPackages(BaseModel):
-    """Packages of an index, which is one of these kinds: they differ in what a path means."""
+    """The packages that an index may serve, as names of either Python or npm packages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,7 +44,7 @@ class ListedPackages(BaseModel):
         return self
 
     def has(self, target: str) -> bool:
-        """Whether a request's path is that of a listed package."""
+        """Whether a request's target belongs to a listed package."""
         path = target.partition("?")[0].removeprefix("/")
         parts = [unquote(part) for part in path.split("/")]
         if self.npm:
@@ -60,47 +60,47 @@ def _of_python(parts: list[str]) -> str:
 
 
 def _of_npm(parts: list[str]) -> str:
-    """The name of a package, or of a scope and a package. *Source*: npm, "package metadata"."""
+    """Return a package's name, with its scope if any. *Source*: npm, "package metadata"."""
     first, *rest = parts
     return "/".join([first, *rest[:1]]) if first.startswith("@") and "/" not in first else first
 
 
 def _plain(name: str) -> str:
-    """A name as indexes compare it. *Source*: PEP 503."""
+    """Return a name in the form in which indexes compare names. *Source*: PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class GatewaySettings(BaseModel):
-    """What programs may reach. Without hosts they have no network."""
+    """The network access of programs. Without hosts and indexes, programs have no network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     hosts: tuple[NetworkHost, ...] = ()
-    """The most that a program gets. Each call names those that it needs."""
+    """All hosts that programs may reach. Each call names those that its program needs."""
     tunnels: tuple[NetworkHost, ...] = ()
-    """Those of them whose TLS passes through unopened, for clients that pin certificates: only the
-    host's name is judged, and no secret is put in."""
+    """Hosts whose TLS is passed through without decryption, for clients that pin certificates: only
+    the host name is checked, and no secret is inserted."""
     indexes: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")], NetworkHosts] = Field(
         default_factory=dict
     )
-    """Package indexes by name, with their hosts: `pypi` is what programs ask for as `@pypi`. They
-    need not be in `hosts`."""
+    """Name of each package index → its hosts. Calls request the index `pypi` as `@pypi`. These
+    hosts need not be in `hosts`."""
     packages: dict[str, ListedPackages] = Field(default_factory=dict)
-    """Those packages of an index that programs may get, by the index's name; default: all."""
+    """Name of an index → the packages that programs may download from it; default: all."""
     allowed_hosts: tuple[HostPattern, ...] = ()
-    """Those of them that may have addresses that are not public."""
+    """Hosts whose addresses need not be public."""
     leave: Literal["engine", "node"] = "engine"
-    """From which machine requests of programs on a cluster's nodes leave. TLS with the host is the
-    engine's in both cases, so a node sees no secret and no content of HTTPS."""
+    """The machine that connects to the hosts for programs on a cluster's nodes. The engine holds
+    the TLS session with the host in both cases, so a node sees no secret and no HTTPS content."""
     writes: Literal["ask", "deny", "allow"] = "ask"
     """What happens to a request that is not GET, HEAD or OPTIONS, if no rule of the policy
     decides."""
     max_requests: int = Field(default=1000, ge=1, le=1_000_000)
     """Maximum number of requests of one call."""
     max_mb: int = Field(default=1024, ge=1, le=1_000_000)
-    """Maximum number of MB that one call may send and receive, together."""
+    """Maximum number of MB that one call may send and receive in total."""
     max_held_kb: int = Field(default=1024, ge=1, le=16 * 1024)
-    """Longest body of a request that waits for approval, in KiB."""
+    """Maximum body size of a request that waits for approval, in KiB."""
 
     @model_validator(mode="after")
     def _lists_are_of_indexes(self) -> Self:

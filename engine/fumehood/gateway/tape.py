@@ -1,7 +1,8 @@
-"""Tapes: what may follow the requests of one program, or answer them in place of their hosts.
+"""Tapes record one program's requests and answers, or answer the requests instead of the hosts.
 
 Host side, in the event loop. Another part offers a tape for a run (`Given.offer`). Invariants: a
-tape sees what the program sees, so no value of a secret; while a tape answers, nothing is sent.
+tape sees only what the program sees, so it never sees the value of a secret; if a tape answers the
+requests, nothing is sent to hosts.
 """
 
 from __future__ import annotations
@@ -18,39 +19,46 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class TapedAnswer:
-    """An answer that a tape gives in place of a host."""
+    """An answer that a tape gives instead of the host."""
 
     status: int
     headers: Headers
     body: bytes
     digest: str | None
-    """SHA-256 of the request's body, or None if it was not read."""
+    """SHA-256 of the request's body, or None if that body was not read."""
 
 
 class Following(Protocol):
-    """Follows one answer."""
+    """Receives one answer as the program receives it."""
 
     def add(self, piece: bytes) -> None:
         """Take the next bytes of the body."""
 
     def finish(self, digest: str | None) -> None:
-        """End it. `digest` is the SHA-256 of the request's body, or None if it was not read."""
+        """Mark the answer as complete. `digest` is the SHA-256 of the request's body, or None if
+        that body was not read."""
 
 
 class Tape(ABC):
-    """What follows the requests of one program."""
+    """Records the requests of one program, or answers them."""
 
     answers: bool = False
-    """Whether it answers all requests, so that nothing is sent."""
+    """Whether the tape answers all requests, so that nothing is sent to hosts."""
 
     @abstractmethod
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
-        """Begin to follow an answer. It counts as broken off unless it is finished."""
+        """Return the object that receives this answer, or None if the tape does not record it.
+
+        An answer counts as broken off unless `finish` is called."""
 
     @abstractmethod
     def skip(self) -> None:
-        """Note a connection that passes unopened."""
+        """Note a TLS connection that is passed through without decryption."""
 
     @abstractmethod
     def take(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Return the answer to a request with this body. Raises Refusal if it is missing."""
+        """Return the taped answer to a request whose body has the SHA-256 `digest`.
+
+        Raises:
+            Refusal: the tape has no answer to it.
+        """
